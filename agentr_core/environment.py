@@ -1,5 +1,5 @@
-"""Worlds: the one base class of them, what it checks of their answers, and how an episode of them
-becomes a conversation.
+"""The base class of all worlds, the checks of what their methods return, and the interface by which
+their episodes become conversations.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _WORD = re.compile(r"\w+")
 
 
 MOST_ELSEWHERE = 0.01
-"""The share of pairs of equal state and action that may lead elsewhere; a world may leave out of
-its state what rarely matters.
+"""The largest share of repeated pairs of state and action that may lead to another result: a world
+may leave out of its state what rarely matters.
 """
 
 
@@ -85,16 +85,16 @@ def repeats(text: str, recorded: str, repeatability: Repeatability) -> bool:
 
 
 class Transcript(Protocol):
-    """The way the steps of an episode become a conversation. Pure, and the same for all episodes of
-    a world.
+    """How the steps of an episode become a conversation. The methods are pure, and the same for all
+    episodes of a world.
 
-    The prompt of each reply, rendered as token ids, must be a prefix of the sample: token for token
-    the model is trained on what it read.
+    The prompt of each reply, rendered as token ids, must be a prefix of the sample, so that the
+    model is trained on exactly the tokens that it was prompted with.
     """
 
     def prompt(self, env: Environment, first_observation: str, steps: Sequence[Step]) -> tuple[Message, ...]:
-        """Return the conversation that the reply after the given steps continues; no part of it
-        carries loss.
+        """Return the conversation that the next reply continues, given the steps so far; no part of
+        it carries loss.
         """
         ...
 
@@ -107,17 +107,16 @@ class Transcript(Protocol):
         ...
 
     def sampling(self, sampling: Sampling) -> Sampling:
-        """Return the settings for drawing a reply: those given, with the transcript's stop
-        strings.
-        """
+        """Return the given settings with the transcript's stop strings added."""
         ...
 
 
 class Part(NamedTuple):
-    """A conversation of an episode: the positions of the steps whose replies are its own, and its
-    turns, in which other replies may stand untrained.
+    """One conversation of an episode: its messages, and the positions of the steps whose replies
+    belong to it. Its messages may also contain replies of other conversations, which are not
+    trained here.
 
-    A `side` conversation is not about the agent's task, such as one that finds a title.
+    A `side` conversation is not about the agent's task: one that asks for a title, for example.
     """
 
     positions: tuple[int, ...]
@@ -137,8 +136,8 @@ class Dividing(Protocol):
     """
 
     def parts(self, first_observation: str, steps: Sequence[Step]) -> tuple[Part, ...]:
-        """Return the conversations in the order of their first replies. Each step is a position of
-        one of them, where its reply is trained, unless that is left out on purpose.
+        """Return the conversations, ordered by their first replies. Each step's position is in
+        exactly one of them, and its reply is trained there, unless it is left out on purpose.
         """
         ...
 
@@ -146,18 +145,18 @@ class Dividing(Protocol):
 # The base class.
 
 Fact = str | int | float | bool
-"""What a world tells of an instance under one name."""
+"""The value of one fact about an instance; see `Environment.facts`."""
 MOST_FACTS = 8
-"""More would be more columns than a list has room for."""
+"""The largest number of facts of an instance; lists of episodes show each as a column."""
 _FACT_NAME = re.compile(r"[a-z][a-z0-9_]{0,29}")
 _FACT_CHARS = 200
 
 
 class Undelivered(EnvironmentUnavailable):
-    """A reply did not reach the agent outside that had asked for it, so it was no step.
+    """A reply did not reach the outside agent that had asked for it, so it is not a step.
 
-    `instead` is where the step before it led to, given what the agent did next. `stop` is why the
-    episode is over if the agent can do nothing more in it.
+    `instead` is the transition to what the agent did next; it replaces that of the step before.
+    `stop` is why the episode is over if the agent can do nothing more in it, else None.
     """
 
     def __init__(self, message: str, instead: Transition, stop: StopReason | None = None) -> None:
@@ -173,10 +172,10 @@ class Environment(ABC):
     """A world in which an agent acts by text: the base class of every world. One object holds one
     episode at a time.
 
-    The words are Gymnasium's. A world needs `instruction`, `splits`, `instances`, `reset` and
-    `step`; all else has a default, and `has` tells whether a class has its own version of a method.
-    What a world returns is checked whenever one of its methods is called, also by itself: a wrong
-    type raises `IllTypedAnswer`. `agentr_core.environments.contract.check` tests any world.
+    The terms are those of Gymnasium. A world needs `instruction`, `splits`, `instances`, `reset`
+    and `step`; everything else has a default, and `has` tells whether a class overrides a method.
+    Whatever a method returns is checked, also when the world calls the method itself: a wrong type
+    raises `IllTypedAnswer`. `agentr_core.environments.contract.check` tests any world.
     """
 
     name: str = ""
@@ -184,7 +183,9 @@ class Environment(ABC):
     instruction: str
     """The first user turn: what the world is, which actions there are, how to reply."""
     acknowledgement: str = "Ok."
-    """The assistant's turn after the instruction; never trained. A growing turn has none."""
+    """The assistant's message after the instruction; never trained on. Unused where the assistant's
+    whole episode is one growing message (`Continuation`).
+    """
     step_limit: int = 20
     """The number of steps after which an episode is usually cut; a recipe may say otherwise."""
     can_snapshot: bool = False
@@ -192,52 +193,53 @@ class Environment(ABC):
     says otherwise. Without them a state is restored by exact replay.
     """
     blocking: bool = False
-    """Whether calls wait for something outside the process, and so belong in a thread."""
+    """Whether its methods wait for something outside the process, and so must run in a thread."""
     # An attribute of the world, not a field of the recipe: what is too long differs between a
     # browser and a simulator, and whoever writes the world knows it.
     time_limit: float | None = None
-    """The seconds that one call of a world that blocks, such as a reset or a step, may take.
+    """The seconds that one call of a blocking world, such as a reset or a step, may take.
 
-    A call that takes longer is given up. The episode is tried again with another environment, and
-    this one is closed while the call may still be at work.
+    A call that takes longer is abandoned. The episode is tried again with another environment, and
+    this one is closed, possibly while the call is still running.
     """
     repeatability: Repeatability = Repeatability.EXACT
     """How exactly equal instances and actions give equal texts."""
     labels: Labels | None = "lenient"
-    """How the label of an action is read, which a recipe may set; None if actions have none, which
-    is the default of a class with its own `parse`.
+    """How the label of an action is read, which a recipe may set. None if actions have no label,
+    which is the default for a class with its own `parse`.
     """
     first_action: str = ""
-    """The regular expression at whose first match a reply ends that a recipe ends at its first
-    action; needed where actions are no lines after a label.
+    """A regular expression: a reply ends at its first match if the recipe ends replies at their
+    first action. Needed if actions are not lines after a label.
     """
     stops: Sequence[str] = (OBSERVATION,)
-    """The texts that end such a reply, too."""
+    """Stop strings that also end such a reply."""
     grader: Grader | None = None
     """The source of rewards that replace those of the steps once an episode has ended.
 
-    The class itself has the attribute, which may be a property: a grader's questions determine
-    which runs share their work.
+    Set it on the class, as a value or a property: it is looked up there before a world is made.
     """
     asks_in_steps: bool = True
-    """Whether a world with an own `answer` asks models as its options stand."""
+    """Whether the steps of a world with its own `answer` ask models under its present options."""
     transcript: Transcript | None = None
     """How steps become a conversation; None for alternating turns."""
     until: Any = None
-    """Where a recipe ends replies; see `episodes.transcript.Until`."""
+    """Where replies end, if the recipe ends them early; see `episodes.transcript.Until`."""
     opening: Any = None
-    """What comes before the first observation; see `episodes.transcript.Opening`."""
+    """The recipe's changes to what comes before the first observation; see
+    `episodes.transcript.Opening`.
+    """
     summary_prompt: str = ""
-    """What a recipe asks a summary with (`context: summary`)."""
+    """The recipe's prompt for a summary of the history (`context: summary`)."""
     licence: ClassVar[str] = ""
-    """The licence of its texts in a few words, which the card of an export repeats; empty: none is
-    named.
+    """The licence of its texts in a few words, which the dataset card of an export repeats; empty
+    if none is named.
     """
     variables: ClassVar[Mapping[str, str]] = {}
-    """The environment variables that stand in for options, by option."""
+    """The environment variable that supplies an option left out of the recipe, keyed by option."""
 
     _role = ""
-    """The role of the model that the last step asked."""
+    """The role of the model that the last step asked, for error messages."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -256,7 +258,7 @@ class Environment(ABC):
 
     @classmethod
     def has(cls, method: Callable[..., Any]) -> bool:
-        """Return whether a class has its own version of a method of this one, as in
+        """Return whether the class overrides a method of `Environment`, as in
         `world.has(Environment.oracle)`.
         """
         attribute: Any = getattr(cls, method.__name__)
@@ -264,20 +266,20 @@ class Environment(ABC):
 
     @staticmethod
     def version_of(options: Mapping[str, Any]) -> int:
-        """Return the version of the texts for some options, which is part of a run's id: it grows
-        when stored episodes would no longer replay.
+        """Return the version of the world's texts under some options. It is part of a run's id;
+        raise it when stored episodes would no longer replay.
         """
         return 1
 
     @classmethod
     def variables_of(cls, options: Mapping[str, Any]) -> Mapping[str, str]:
-        """Return the environment variables that stand in for options, given some of them."""
+        """Return the environment variable of each option, given the options that are set."""
         return cls.variables
 
     @staticmethod
     def files_of(options: Mapping[str, Any]) -> Sequence[str]:
-        """Return the files and folders that are read with some options: their contents are part of
-        a run's id. A class with its own version names all of them.
+        """Return the files and folders that a world with these options reads; their contents are
+        part of a run's id. A class that overrides this must name all of them.
         """
         return ()
 
@@ -287,8 +289,8 @@ class Environment(ABC):
 
     @abstractmethod
     def instances(self, split: str) -> Sequence[Instance]:
-        """Return all instances of a split, in a fixed order. A `LookupError` for an unknown split
-        becomes a `ConfigError` that names those that there are.
+        """Return all instances of a split, in a fixed order. Raise a `LookupError` for an unknown
+        split: the caller gets a `ConfigError` that names the existing ones.
         """
 
     @abstractmethod
@@ -299,19 +301,22 @@ class Environment(ABC):
 
     @abstractmethod
     def step(self, action: str) -> Transition:
-        """Return what one action leads to. An invalid action is an observation that says so, never
-        an error.
+        """Carry out one action and return the transition. An invalid action is answered with an
+        observation that says so, never with an error.
 
-        A step that asks a model of another role returns a transition with a `Question` as
-        "question" in its info; nothing else in that transition counts, and `answer` goes on.
+        A step that needs the reply of a model in another role returns a transition whose info has a
+        `Question` as "question". The rest of that transition is ignored, and `answer` continues the
+        step.
         """
 
     # Two calls, so that a world holds neither a thread nor a client of a model while one is asked,
     # and the questions of hundreds of episodes share batches.
     def answer(self, reply: str) -> Transition:
-        """Return how the step goes on, given the reply to its last question without its thoughts;
-        empty if it was cut within them. The step is done once this returns a transition without a
-        question. A replay is given the recorded answers.
+        """Continue a step with the reply to its last question, and return the next transition; the
+        step is done once that has no question.
+
+        The reply comes without its thoughts, and is empty if it was cut off within them. A replay
+        passes the recorded replies.
         """
         where = f"{self.name}: the step that asked a model of role {self._role}"
         raise IllTypedAnswer(f"{where} cannot go on; an environment that asks needs a method answer")
@@ -321,28 +326,30 @@ class Environment(ABC):
         return line_after_label(reply, self.labels or "lenient")
 
     def reply_with(self, answer: str) -> str:
-        """Return a reply that ends an episode with an answer, such as a gold one; by default, the
-        answer as a labelled action.
+        """Return a reply that gives an answer, such as a gold one, and so ends the episode; by
+        default the answer as a labelled action.
         """
         return f"Action: {answer}"
 
     def hear(self, reply: str) -> None:
-        """Take note of the whole reply that the action of the next step is found in."""
+        """Receive the whole reply that the next action was parsed from; called after `parse` and
+        before `step`. Does nothing by default.
+        """
 
     def called(self, reply: str) -> str:
-        """Return a reply with a labelled action as this world's actions are written: by default as
-        it is, else as a tool call.
+        """Return a reply with a labelled action in the form that this world reads: unchanged by
+        default, as a tool call if its actions are tool calls.
         """
         return reply
 
     def state(self) -> str:
-        """Return a text that two moments of episodes of one instance share only if every action has
-        the same result in both: the same observation, up to the order of what it lists, the same
-        reward and success, and again the same state.
+        """Return a text that identifies the present state. Two moments in episodes of one instance
+        may have the same text only if every action has the same result in both: the same
+        observation, up to the order of what it lists, the same reward and success, and again the
+        same state.
 
-        A count of steps, which no two moments of an episode share, is left out, and with it when an
-        episode is cut. A world says what else it leaves out. A class without its own cannot tell
-        that an episode is back in a state.
+        The number of steps is left out, since it always differs, and with it when an episode is cut
+        off. A world documents what else it leaves out. By default raises `EnvironmentFault`.
         """
         raise EnvironmentFault(f"{self.name} does not tell its state")
 
@@ -355,26 +362,27 @@ class Environment(ABC):
         raise EnvironmentFault(f"{type(self).__name__} has no snapshots; a state is restored by replay")
 
     def resume(self, instance: Instance, steps: Sequence[Step]) -> str:
-        """Return the first observation, with the episode in the state after recorded steps; no step
-        is taken again. A class without its own replays them.
+        """Put the episode into the state after recorded steps without taking them again, and return
+        the first observation. If a class does not override this, callers replay the steps.
         """
         raise EnvironmentFault(f"{self.name} goes on from recorded steps by replay alone")
 
     def recall(self, instance: Instance, text: str, reward: float | None = None) -> Trajectory:
-        """Return the episode, played elsewhere, with the steps of the whole text of its turn,
-        without calling tools. Its reward is the one given or, without it, that of the rule.
+        """Return the trajectory of an episode that another program generated, read from the whole
+        text of its assistant message; no tool is called. The reward is the given one, else by rule.
         """
         raise EnvironmentFault(f"{self.name} reads no episodes from texts")
 
     def depth(self, instance: Instance) -> int | None:
-        """Return the difficulty class of an instance for the report's breakdown, or None if there
-        is none.
+        """Return the difficulty class of an instance, by which reports break results down, or None
+        if it has none.
         """
         return None
 
     def facts(self, instance: Instance) -> Mapping[str, Fact]:
-        """Return what tells an instance from others, by name: a few short texts and numbers, such
-        as its task, which lists of episodes have as columns and filters. No id depends on them.
+        """Return facts that tell instances apart, keyed by name: at most `MOST_FACTS` short texts,
+        numbers or flags, such as the task. Lists of episodes use them as columns and filters. No id
+        depends on them.
         """
         return {}
 
@@ -385,8 +393,8 @@ class Environment(ABC):
         return None
 
     def oracle(self, instance: Instance, actions: Sequence[str]) -> Sequence[Verdict]:
-        """Return the true verdict on each action of an episode, played from its start; never
-        unparsable. Judges are measured against it.
+        """Return the true verdict on each action of an episode played from its start, in order;
+        never `Verdict.UNPARSABLE`. Judges are measured against these verdicts.
         """
         raise EnvironmentFault(f"{self.name} has no true verdicts")
 
@@ -403,24 +411,24 @@ class Environment(ABC):
         return instance
 
     def keep_answers(self, kept: AnswerStore) -> None:
-        """Look the answers of tools up in `kept` from now on, and keep new ones there, for later
-        calls, also of other runs.
+        """From now on, look up results of tool calls in `kept` and store new ones there, for later
+        calls, also those of other runs. Does nothing by default.
         """
 
     def sandbox(self) -> str:
-        """Return how far code of the model is confined on this machine, for a person, once that has
-        been tested; the empty string if none is run. Raises `SandboxError` where it does not hold.
+        """Test the sandbox for the model's code on this machine, and return for a person how it
+        confines the code; empty if the world runs none. Raises `SandboxError` if it does not hold.
         """
         return ""
 
     def reach(self) -> None:
-        """Return once the server answers that the world runs on. Raises `UserError` when it does
+        """Wait until the server that the world runs on answers. Raises a `UserError` if it does
         not.
         """
 
     def flaws(self) -> Sequence[tuple[str, str]]:
-        """Return what of the server that the world runs on cannot be trained on, as the options
-        stand, each as the name of a rule and a sentence with the option for it.
+        """Return what makes the world's server unsuitable for training, as the options stand: pairs
+        of a rule's name and a sentence that names the option to change.
         """
         return ()
 
@@ -430,39 +438,39 @@ class Environment(ABC):
         """
         return ""
 
-    # An outside agent that waits for replies, and whose own messages make the conversation: its
-    # world has its own `relay`, and calls wait for the agent, however long it takes.
+    # For worlds that are played by an outside agent, which waits for replies and whose own messages
+    # are the conversation. Such a world overrides `relay`, and its calls wait for the agent.
 
     def relay(self, generation: Generation) -> None:
-        """Take note of how the reply of the next step was drawn."""
+        """Record how the reply of the next step was generated, for the outside agent."""
 
     def listener(self) -> Callable[[str], None] | None:
-        """Return what takes the text of the next reply while it is written, from any thread and
-        without delay; None if nobody reads it before it is whole.
+        """Return a function that takes the text of the next reply so far while it is generated,
+        from any thread and without delay; None if nobody reads partial replies.
         """
         return None
 
     def refuse(self, why: str) -> None:
-        """Take note of why the last request of an agent outside gets no reply; the episode ends
-        with that.
+        """Record why the outside agent's last request gets no reply; the episode ends after
+        this.
         """
 
     def decline(self, fault: AgentrError) -> NoReturn:
-        """Tell an agent outside why its request gets no reply, though the episode goes on. Raises
-        `Undelivered` with what the agent does next, as a step does whose reply did not reach it.
+        """Tell the outside agent why its request gets no reply, though the episode goes on. Always
+        raises: `Undelivered` with the transition to what the agent does next.
         """
         raise EnvironmentFault(f"{self.name} is played by no agent outside, so a request cannot be declined: {fault}")
 
     def release(self, why: str = "") -> None:
-        """Let go of the episode: an agent outside that still plays it is told that it is over, and
-        why. Calling it twice is harmless.
+        """End the episode: an outside agent that still plays it is told that it is over, and why.
+        Calling it twice is harmless.
         """
 
     def close(self) -> None:
         """Release what the episode holds. Calling it twice is harmless."""
 
 
-# The instances of a split, made when they are asked for: a split may hold billions.
+# The instances of a split, made on access: a split may hold billions.
 
 
 class Instances(Sequence[Instance]):
@@ -492,12 +500,12 @@ class Instances(Sequence[Instance]):
 # What worlds return, checked in one place.
 #
 # Worlds are other people's code. A wrong type that gets in here shows up much later, and elsewhere:
-# the text "False" is true, a NaN is below no threshold, half of a surrogate pair cannot be stored.
+# the text "False" is truthy, a NaN is below no threshold, a lone surrogate cannot be stored.
 
 _SCALE = "it must be a finite number, and an environment scales its rewards to [0, 1]"
 
 Check = Callable[..., Any]
-"""Calls a method of a world with its arguments, and returns its result once that is checked."""
+"""Calls a method of a world with its arguments, checks the result, and returns it."""
 
 
 # The methods of the class are replaced, so that no caller can forget the check.
@@ -521,8 +529,8 @@ class _Checked:
 
 
 def _check_answers(kind: type[Any]) -> None:
-    """Let what a class of worlds returns be checked, whether a method is its own, or one of a mixin
-    that is no world itself.
+    """Wrap the methods of a world's class that `_CHECKS` names, so that what they return is
+    checked; methods that come from a mixin, which is no world itself, are wrapped, too.
     """
     for name, check in _CHECKS.items():
         method = next(vars(base)[name] for base in kind.__mro__ if name in vars(base))
@@ -531,8 +539,8 @@ def _check_answers(kind: type[Any]) -> None:
 
 
 def _instances(env: Environment, method: Check, split: str) -> Sequence[Instance]:
-    """Raises `ConfigError` when the environment has no such split or the split is empty, and
-    `IllTypedAnswer` when its instances are no sequence of `Instance`.
+    """Return the instances of a split. Raises `ConfigError` if there is no such split or it is
+    empty, and `IllTypedAnswer` if its instances are not a sequence of `Instance`.
     """
     with _own_code(env, f"its instances of split {split}"):
         try:
@@ -569,7 +577,7 @@ def _answer(env: Environment, method: Check, reply: str) -> Transition:
 
 
 def _record_role(env: Environment, transition: Transition) -> Transition:
-    """Return a transition; the role that it asks is kept for what is said about its answer."""
+    """Return the transition; keep the role of its question, if it has one, for error messages."""
     if (question := transition.info.get("question")) is not None:
         env._role = question.role
     return transition
@@ -656,10 +664,11 @@ _check_answers(Environment)
 
 
 def checked_transition(value: Any, where: str) -> Transition:
-    """Return the answer to a step with plain Python numbers and flags; `where` begins an error
-    message.
+    """Return the result of a step as a `Transition` with plain Python numbers and flags; `where`
+    begins error messages.
 
-    Raises `IllTypedAnswer` when a part has a wrong type, or the reward is not finite or above 1.
+    Raises `IllTypedAnswer` if a part is missing or mistyped, or the reward is not finite or above
+    1.
     """
     if not isinstance(value, tuple | list) or len(value) != 5:
         raise IllTypedAnswer(
@@ -708,8 +717,8 @@ def checked_transition(value: Any, where: str) -> Transition:
 
 @contextmanager
 def _own_code(env: Environment, task: str) -> Iterator[None]:
-    """Turn an exception of an environment's own code into an `EnvironmentFault` that says where it
-    was raised. Calls of an episode are not treated so: their exceptions become events.
+    """Turn an exception of an environment's own code into the error that `own_fault` returns. Not
+    used for calls of an episode, such as a step: their exceptions become events.
     """
     try:
         yield
@@ -721,8 +730,8 @@ def _own_code(env: Environment, task: str) -> Iterator[None]:
 
 
 def own_fault(name: str, error: BaseException, sentence: str) -> AgentrError:
-    """Return the error for an exception of an environment's own code: a `MissingPart` that says
-    what is not on this machine, if it is that, else an `EnvironmentFault` with the given sentence.
+    """Return the error for an exception of an environment's own code: a `MissingPart` if something
+    is missing on this machine, else an `EnvironmentFault` with the given sentence.
     """
     if missing := missing_part(error):
         return MissingPart(f"environment {name} needs {missing}")
@@ -730,8 +739,8 @@ def own_fault(name: str, error: BaseException, sentence: str) -> AgentrError:
 
 
 def missing_part(error: BaseException) -> str:
-    """Return what an exception of somebody else's code says is not on this machine, such as a
-    package, and how it is brought there; empty if it says nothing of the kind.
+    """Return what is missing on this machine according to an exception of third-party code, such as
+    a package, with how to get it; empty if the exception says nothing of the kind.
     """
     explicit: BaseException | None = error
     while explicit is not None:
@@ -744,8 +753,8 @@ def missing_part(error: BaseException) -> str:
                 return f"the program {path}, which is not found: install it, or put its folder on PATH"
             return f"{path}, which is not there: fetch or make it as the environment's page says"
         explicit = explicit.__cause__
-    # Clients of HTTP raise errors of their own while they handle this one. Of the others, such a
-    # context tells nothing: code that does without a file may fail at something else.
+    # HTTP clients raise their own errors while they handle this one, so `__context__` counts here.
+    # Above it does not: code that copes with a missing file may fail later for another reason.
     at: BaseException | None = error
     while at is not None:
         if isinstance(at, ConnectionRefusedError):
@@ -755,8 +764,8 @@ def missing_part(error: BaseException) -> str:
 
 
 def checked_text(value: Any, name: str) -> str:
-    """Return a text that can be stored. Raises `IllTypedAnswer` for any other type and for half a
-    surrogate pair.
+    """Return a text that can be stored. Raises `IllTypedAnswer` for any other type, and for a text
+    with a lone surrogate.
     """
     if not isinstance(value, str):
         raise IllTypedAnswer(f"{name} is {abbreviate(value)}; it must be a text")
@@ -766,7 +775,9 @@ def checked_text(value: Any, name: str) -> str:
 
 
 def checked_number(value: Any, name: str, *, requirement: str = "it must be a finite number") -> float:
-    """Return a finite number. Raises `IllTypedAnswer` for any other type, NaN and infinity."""
+    """Return a finite number as a float. Raises `IllTypedAnswer` for any other type, flags
+    included, NaN and infinity.
+    """
     if not isinstance(value, bool) and isinstance(value, numbers.Real):
         try:
             if math.isfinite(plain := float(value)):
@@ -777,8 +788,8 @@ def checked_number(value: Any, name: str, *, requirement: str = "it must be a fi
 
 
 def checked_flag(value: Any, name: str) -> bool:
-    """Return a flag, which may be NumPy's. Raises `IllTypedAnswer` for anything else, numbers and
-    texts included.
+    """Return a flag, which may be NumPy's, as a bool. Raises `IllTypedAnswer` for anything else,
+    numbers and texts included.
     """
     kind = type(value)
     # Gymnasium's worlds return NumPy's bool, whose name depends on the version.

@@ -11,8 +11,8 @@
     │   ├── StoreError                a workspace that cannot be opened
     │   │   ├── CorruptStore          the database file is damaged
     │   │   └── StoreBusy (Transient) another process holds the workspace
-    │   ├── SandboxError              the Python tool cannot be shut in as far as was asked
-    │   ├── RunBusy                   another process is at this run
+    │   ├── SandboxError              the Python tool cannot be confined as strictly as asked
+    │   ├── RunBusy                   another process is working on this run
     │   ├── DiskError                 a file that cannot be written: a full disk, a missing folder
     │   └── DataFileError             a data file that is missing or malformed
     ├── EnvironmentFault              the environment broke (never: an agent's invalid action)
@@ -32,15 +32,15 @@
     ├── TrainingFault                 a trainer ended without a usable checkpoint
     │   ├── NonFiniteLoss
     │   └── OutOfMemory
-    ├── AlarmRaised                   the recipe ends a run at an alarm, and one was raised
-    ├── ServerLost                    the server of the flows answers no longer
-    ├── ArmsFailed                    a comparison lacks the arms that could not be made
-    ├── WorkerLost (Transient)        worker after worker was lost at one shard, or all at once
+    ├── AlarmRaised                   an alarm at which the recipe ends a run
+    ├── ServerLost                    the server of the flows no longer answers
+    ├── ArmsFailed                    a comparison lacks some arms, which could not be made
+    ├── WorkerLost (Transient)        one worker after another was lost at a shard, or all at once
     └── ErrorBudgetSpent              a stage met more episode errors than its recipe allows
 
-`Transient` marks what may heal by itself: Prefect tasks retry these and nothing else. To add a
-class: inherit the right branch (and the matching builtin), keep it picklable by one message
-argument, and list it above.
+`Transient` marks errors that may pass by themselves: Prefect tasks retry these and no others. To
+add a class: inherit from the right branch (and the matching builtin), keep it picklable with a
+message as its only argument, and list it above.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from typing import Self
 
 
 class Transient(Exception):
-    """Marks an error that may heal by itself; it is retried with back-off."""
+    """Marks an error that may pass by itself; what failed is tried again with back-off."""
 
 
 class AgentrError(Exception):
@@ -163,8 +163,8 @@ class MalformedReply(ModelFault, Transient):
 
 
 class RequestTooLong(ModelFault):
-    """A server refuses a conversation and a reply of a given length together: a shorter reply may
-    fit.
+    """A server refuses a request, because conversation and reply limit together are too long; a
+    shorter reply may fit.
     """
 
 
@@ -204,7 +204,7 @@ class OutOfMemory(TrainingFault):
 
 
 class AlarmRaised(AgentrError):
-    """An alarm was raised at which the recipe ends a run."""
+    """An alarm fired at which the recipe ends a run."""
 
 
 class WorkerLost(AgentrError, Transient):
@@ -212,7 +212,7 @@ class WorkerLost(AgentrError, Transient):
 
 
 class ServerLost(AgentrError):
-    """The server that keeps the state of flows answers no longer."""
+    """The server that keeps the state of flows no longer answers."""
 
 
 class ArmsFailed(AgentrError):

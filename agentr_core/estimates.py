@@ -1,5 +1,5 @@
-"""The needs of a recipe, estimated before anything runs: GPU memory for sampling and training, and
-an upper bound on tokens.
+"""Estimate the needs of a recipe before anything runs: memory for sampling and training, and an
+upper bound on tokens.
 
 Weights, adapters and optimizer states are counted on the model's real layers, built without
 allocating memory; activations follow from their widths. `tests/core/test_estimates.py` compares
@@ -32,13 +32,15 @@ from agentr_core.types import Instance
 GIB = 1 << 30
 _NUMBER_BYTES = {"bfloat16": 2, "float32": 4}
 _WORKSPACE = GIB
-"""Memory for kernels, buffers and the scores of a chunk of tokens on a GPU."""
+"""Bytes for kernels, buffers and the logits of a chunk of tokens on a GPU."""
 _SAMPLER = 460 << 20
-"""Python, PyTorch and Transformers in a process that samples on a CPU, with its passes' buffers."""
+"""Bytes of Python, PyTorch, Transformers and buffers in a process that samples on a CPU."""
 _TRAINER = 620 << 20
-"""The same in a process that trains, with TRL and the scores of the trained tokens."""
+"""The same in a process that trains, with TRL and the logits of the trained tokens."""
 _LOOKED_AT = 32
-"""Episodes of the expert that are looked at, spread evenly over the instances."""
+"""Episodes of the expert that are measured, spread evenly over the instances; rounding makes it up
+to twice as many.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,8 @@ class Shape:
     """The size of a model; a stored weight has `stored` bytes.
 
     `normalized` and `inputs` are the total input widths of a layer's norms and of its linear
-    modules.
+    modules. `cached_layers` counts the layers with full attention, whose keys and values are cached
+    for every token. `where` is the directory of the `config.json`.
     """
 
     parameters: int
@@ -79,8 +82,9 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Bytes on the GPU of each process for weights, gradients, AdamW's states and activations;
-    `host` counts those in main memory.
+    """Bytes on the GPU of each process: for `weights`, for `states` (gradients and AdamW's two
+    moments) and for `activations`. `host` is the main memory, of all processes together, that takes
+    what is offloaded.
 
     `trained` is the number of parameters that change.
     """
@@ -99,8 +103,8 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """The main memory of a process that computes on a CPU, in bytes: that of Python and its
-    libraries is `fixed`, and `parts` are named.
+    """The main memory, in bytes, of a process that computes on a CPU: for the weights, for other
+    `parts` by name, and `fixed` for Python and its libraries.
     """
 
     weights: int
@@ -115,8 +119,8 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """The most tokens, and the most replies, that a stage samples in an iteration, from the model
-    of a role; and the tokens that it is likely to sample.
+    """The maximum number of replies and of tokens that a stage samples in an iteration from the
+    model of a role. `likely` is the number of tokens to expect, 0 if that is not known.
     """
 
     stage: str
@@ -128,10 +132,12 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """The mean replies of an episode and tokens of a reply in a world, and where they are from.
+    """The mean number of replies of an episode and of tokens of a reply in a world; `source` says
+    what they were measured on.
 
-    `longest` is the number of tokens of the longest of these episodes, 0 if it is not known.
-    `of_trees` and `of_verdicts` are what is stored of searches.
+    `longest` is the number of tokens of the longest of the expert's episodes, 0 for episodes of a
+    model. `of_trees` and `of_verdicts` are the stored counts for search trees and for verdicts,
+    None if there are none.
     """
 
     replies: float
@@ -207,13 +213,13 @@ def sampling(shape: Shape, model: ModelConfig) -> Sampling:
 def training(shape: Shape, config: TrainingConfig, max_length: int) -> Training:
     """Return the memory that supervised fine-tuning needs on the GPU of each process.
 
-    A trained parameter takes 16 bytes: weight, gradient and AdamW's two moments in 32 bits, or the
-    same number split into 16 and 32 bits by DeepSpeed. ZeRO-2 spreads all but the weights over the
-    processes, ZeRO-3 and FSDP everything; offloading moves all of it to main memory. Source:
-    Rajbhandari et al. 2020, section 3.1.
+    A trained parameter takes 16 bytes: weight, gradient and AdamW's two moments in 32 bits each, or
+    as many bytes in DeepSpeed's mix of 16 and 32 bits. ZeRO-2 spreads all but the weights over the
+    processes, ZeRO-3 and FSDP everything; offloading moves all of it to main memory. Source: ZeRO,
+    Rajbhandari et al. 2020 (arXiv 1910.02054), section 3.1.
 
     Args:
-        max_length: tokens of the longest row.
+        max_length: tokens of the longest training row.
     """
     num_trained = shape.parameters
     if config.lora_r:
@@ -259,14 +265,14 @@ def training(shape: Shape, config: TrainingConfig, max_length: int) -> Training:
 
 
 def group_training(shape: Shape, recipe: Recipe, row: int) -> Training:
-    """Return the memory that group RL needs on the GPU of each process: as `training`, with passes
-    of `row` tokens, and with the reference of `grpo.beta`.
+    """Return the memory that group RL needs on the GPU of each process: as `training`, with forward
+    passes of `row` tokens and, if `grpo.beta` is not 0, with the reference model.
     """
     config = replace(on_one_machine(recipe.training), per_device_train_batch_size=1)
     need = training(shape, config, row)
     if not recipe.grpo.beta:
         return need
-    # It has the format in which the policy is read, and is split as the policy is.
+    # The reference has the number format in which the policy is loaded, and is split likewise.
     reference = shape.parameters * (shape.stored if config.lora_r and config.bf16 else 4)
     launch = config.launch
     if launch is None or not (launch.fsdp or launch.deepspeed.startswith("zero3")):
@@ -279,8 +285,8 @@ def group_training(shape: Shape, recipe: Recipe, row: int) -> Training:
 
 
 def reinforcing(shape: Shape, recipe: Recipe) -> int:
-    """Return the bytes without which group RL cannot train on the GPU of each process: those of a
-    pass over the fewest tokens. Long episodes need more.
+    """Return the least memory with which group RL can train, in bytes on the GPU of each process:
+    that for passes of `grpo.micro_batch_tokens` tokens. Longer episodes need more.
     """
     return group_training(shape, recipe, recipe.grpo.micro_batch_tokens).total
 
@@ -288,12 +294,13 @@ def reinforcing(shape: Shape, recipe: Recipe) -> int:
 def tokens(
     recipe: Recipe, demands: Mapping[str, Demand], test: int, states: int, *, lengths: Lengths | None = None
 ) -> list[Tokens]:
-    """Return the most replies and tokens that an iteration samples, with `test` held-out episodes
-    and a revision test of `states` more; and, where the lengths of episodes are known, the tokens
-    that it is likely to sample.
+    """Return the maximum number of replies and tokens that an iteration samples, one entry for each
+    purpose, its evaluation last. With `lengths`, each has the likely number of tokens as well.
 
     Args:
-        demands: the most that its method asks of models, by purpose.
+        demands: the most that the method asks of models, by purpose.
+        test: the number of held-out episodes.
+        states: the number of episodes of the revision test.
     """
     evaluation = recipe.evaluation
     max_tokens, limits = recipe.longest_reply(evaluation.max_new_tokens), evaluation.limits
@@ -317,10 +324,12 @@ def tokens(
 
 
 def _likely(purpose: str, demand: Demand, demands: Mapping[str, Demand], recipe: Recipe, lengths: Lengths) -> int:
-    """Return the tokens that models are likely to write for one purpose, never more than at most.
+    """Return how many tokens models are likely to generate for one purpose, at most
+    `demand.tokens`.
 
-    What is not stored is guessed: an episode lies between the expert's and its limit, and replies
-    of helpers are taken to be an eighth as many and as long as they may be.
+    What is not stored is guessed: an episode is longer than the expert's and shorter than its
+    limit, and helpers give an eighth of the replies that they may, each an eighth as long as it may
+    be.
     """
     if purpose in ("search", "critique"):
         search_demand = demands["search"]
@@ -332,14 +341,14 @@ def _likely(purpose: str, demand: Demand, demands: Mapping[str, Demand], recipe:
         return demand.tokens // 64
     replies = demand.replies / demand.steps * min(lengths.replies, demand.steps)
     if lengths.longest:
-        # Three quarters of the way, on a scale of ratios, from the limit to the expert.
+        # The geometric mean of the expert's length, with weight 3/4, and the limit, with 1/4.
         replies = demand.replies / demand.steps * min(lengths.replies, demand.steps) ** 0.75 * demand.steps**0.25
     return min(demand.tokens, round(replies * min(lengths.tokens, demand.tokens / demand.replies)))
 
 
 def stored_lengths(store: Store, recipe: Recipe, environment: str) -> Lengths | None:
-    """Return the lengths of what the recipe's model wrote in a world, in any run of the workspace
-    that began with it; None if no episode is stored.
+    """Return the lengths of what the recipe's model generated in a world, over all runs of the
+    workspace that began with this model; None if no episode is stored.
     """
     kinds = written_in(store, recipe.model.path, environment) if store.path.exists() else {}
     if not (counts := kinds.get("step")):
@@ -354,15 +363,15 @@ def stored_lengths(store: Store, recipe: Recipe, environment: str) -> Lengths | 
 
 
 def expert_lengths(env: Environment, instances: Sequence[Instance], renderer: Renderer) -> Lengths | None:
-    """Return the lengths of the expert's episodes of some of the instances, in the model's tokens;
-    None if no expert solves any.
+    """Return the lengths of the expert's episodes of some of the instances, in tokens of the
+    renderer's model; None if the expert solves none of them.
     """
     steps, num_tokens, rows = 0, 0, []
     for instance in instances[:: max(1, len(instances) // _LOOKED_AT)]:
         try:
             trajectory = expert_trajectory(env, instance)
         except EnvironmentFault:
-            # Told where the expert is asked in earnest.
+            # The stage that needs the expert's episodes reports it.
             continue
         if trajectory is not None:
             steps += len(trajectory.steps)
@@ -380,8 +389,8 @@ def expert_lengths(env: Environment, instances: Sequence[Instance], renderer: Re
 
 
 def process_sampling(shape: Shape, model: ModelConfig, workers: int, tokens: int) -> Process:
-    """Return the main memory of a process that samples on a CPU, where the longest conversation has
-    so many tokens.
+    """Return the main memory of each of `workers` processes that sample on a CPU, where the longest
+    conversation has `tokens` tokens.
     """
     need = sampling(shape, model)
     rows = -(-model.max_batch // workers)
@@ -391,7 +400,7 @@ def process_sampling(shape: Shape, model: ModelConfig, workers: int, tokens: int
         parts={
             f"{rows} x {tokens:,} tokens": rows * tokens * need.token,
             f"cached prompts of {cache // need.token:,} tokens": cache,
-            # Linear layers hold them a second time, as oneDNN reads them.
+            # Linear layers hold a second copy in the layout that oneDNN reads.
             "weights laid out": need.weights if model.dtype == "bfloat16" else 0,
         },
         fixed=_SAMPLER,
@@ -399,8 +408,9 @@ def process_sampling(shape: Shape, model: ModelConfig, workers: int, tokens: int
 
 
 def process_training(shape: Shape, config: TrainingConfig, longest: int) -> Process:
-    """Return the main memory of the first process of a trainer on a CPU; the others need less,
-    since they save nothing. A forward pass there has one row.
+    """Return the main memory of the first process of a trainer on a CPU, where the longest row has
+    `longest` tokens and each forward pass has one row. The other processes need less, since they
+    save nothing.
     """
     # Slow to import.
     from agentr_core.training.packing import ROW, padded_length

@@ -28,11 +28,11 @@ def derive_seed(*parts: Any) -> int:
     return int.from_bytes(hashlib.sha256(canonical(parts).encode()).digest()[:8], "big") >> 1
 
 
-# So recipes gain fields, and all runs that were made before keep their ids. Such a default never
-# changes.
+# With these, recipes can gain fields while all earlier runs keep their ids. The default of such a
+# field must never change.
 def later(default: Any = dataclasses.MISSING, *, default_factory: Any = dataclasses.MISSING) -> Any:
-    """Return a dataclass field that was added after values had been stored: at its default it is
-    left out of ids.
+    """Return a dataclass field that is left out of ids while it has its default: for fields that
+    were added after values of the class had been stored.
     """
     return dataclasses.field(default=default, default_factory=default_factory, metadata=_LATER)
 

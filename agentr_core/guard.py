@@ -1,5 +1,5 @@
-"""Runs a program and ends it, with all its descendants, as soon as standard input ends: then the
-process that wanted the program is gone.
+"""Run a program and end it, with all its descendants, as soon as standard input ends: that means
+that the process which started this guard is gone.
 
 `python agentr_core/guard.py COMMAND...` uses only the standard library. The program does not
 receive a Ctrl-C at the terminal; it is ended by the end of the input, or by SIGTERM to this guard.
@@ -28,7 +28,7 @@ _SET_CHILD_SUBREAPER = 36
 
 
 def main(command: list[str]) -> int:
-    """Run the program; return its exit status, or 128 + the signal that ended it."""
+    """Run the program; return its exit status, 128 + the signal that ended it, or `NOT_STARTED`."""
     # What the program starts in sessions of their own, as coding agents do with each command of a
     # shell, becomes a child of this process when its parent ends.
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -41,7 +41,7 @@ def main(command: list[str]) -> int:
     _in_background(_end_with_input, child.pid)
     status = child.wait()
     _signal(child.pid, signal.SIGKILL)
-    # What is left of the program, generation after generation.
+    # Kill what is left of the program: children, then theirs, until there are none.
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     with suppress(FileNotFoundError, ChildProcessError):
         while orphans := children.read_text().split():

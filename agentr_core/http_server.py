@@ -28,11 +28,11 @@ MOST_BYTES: Final = 2**20
 """The limit on the body of a request; an action or a query is a line or two."""
 _READ_BYTES: Final = 2**26
 _READ_SECONDS: Final = 10.0
-"""An oversized body is read so far before it is refused: a client that is still sending when the
-connection closes does not read why.
+"""How much of an oversized body is read, and for how long, before it is refused: a client that is
+still sending when the connection closes does not read the reason.
 """
 Refusal = Callable[[Scope, int, str], Response]
-"""Makes the answer to a refused request from its scope, a status and a sentence."""
+"""A function that makes the answer to a refused request from its scope, a status and a sentence."""
 
 
 def detail(scope: Scope, status: int, reason: str) -> Response:
@@ -44,12 +44,12 @@ class Guard:
     """A filter in front of an application that refuses requests and WebSockets of web pages, and
     requests with oversized bodies.
 
-    A page of any site can make a browser post to a server on its user's machine or network.
-    Browsers reveal this in `Origin`, which none of our clients sends.
+    A page of any site can make a browser post to a server on its user's machine or network. The
+    browser then sends a header `Origin`, which none of our clients sends.
 
     Args:
-        hosts: the allowed names in `Host`; None allows any. A page whose own name resolves to this
-            machine sends that name there.
+        hosts: the allowed names in `Host`; None allows any. This refuses pages whose own host name
+            was made to resolve to this machine (DNS rebinding).
         posts: whether forms on pages of this server itself may post.
         linked: whether a link on a page of any site may lead here. A page that only links here
             cannot read the answer.
@@ -72,8 +72,9 @@ class Guard:
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request: 403 if a web page sent it, 400 or 413 if the length of its body is
-        wrong or too large.
+        """Pass a request on to the application, or refuse it: with 403 if a web page sent it or its
+        `Host` is not allowed, 400 if its `Content-Length` is no number, 413 if its body is too
+        large.
         """
         if scope["type"] == "websocket" and self._fault(scope):
             # Before it is accepted, this is answered with status 403.
@@ -92,7 +93,7 @@ class Guard:
         try:
             body = await _read(receive, declared_length=int(length[:20]))
         except ConnectionError:
-            # What came of the request may look whole.
+            # The part of the body that has arrived may look complete, so it is not passed on.
             return
         if body is None:
             await self._refuse(413, f"a body has at most {MOST_BYTES} bytes", scope, receive, send)
@@ -105,10 +106,10 @@ class Guard:
         await self._app(scope, again, send)
 
     def _fault(self, scope: Scope) -> tuple[int, str] | None:
-        """Return the status and the reason if a request is refused for its headers."""
+        """Return the status and the reason if a request is refused for its headers, else None."""
         headers = {name.lower(): value for name, value in scope["headers"]}
         of_page = b"origin" in headers or headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
-        # A link opens a whole page in a tab of its own.
+        # A followed link loads a whole page.
         fetch_metadata = (headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest"))
         method = scope.get("method")
         link = method == "GET" and b"origin" not in headers and fetch_metadata == (b"navigate", b"document")
@@ -128,14 +129,15 @@ class Guard:
 
 
 class TokenGuard:
-    """An application that admits only requests with a token: as their `api_key`, or in the address
-    as `?token=`.
+    """A filter in front of an application that admits only requests with a token: as their
+    `api_key`, or in the address as `?token=`.
 
     Args:
-        why: what a client without the token is told.
-        cookie: the name of a cookie for browsers, which is set when a page is opened with the token
-            in its address, and admits from then on.
-        admits: says of a request with another key whether it is admitted, too.
+        why: the reason given to a client without the token.
+        cookie: the name of a cookie for browsers. It is set when a page is opened with the token in
+            its address, and admits later requests; empty: there is no cookie.
+        refusal: makes the answers to refused requests.
+        admits: returns whether a request with another key is admitted as well.
     """
 
     def __init__(
@@ -156,7 +158,9 @@ class TokenGuard:
         self._admits = admits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, with 401 if it has no token."""
+        """Pass a request with the token on to the application; refuse any other with 401. If there
+        is a cookie, a request with `?token=` is instead redirected to the address without it.
+        """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -164,7 +168,7 @@ class TokenGuard:
         in_query = any(name == "token" and self._fits(value) for name, value in query)
         key = api_key(scope)
         if in_query and self._cookie:
-            # The answer sets the cookie and leads to the page, without the token.
+            # The answer sets the cookie and redirects to the address without the token.
             rest = urlencode([(name, value) for name, value in query if name != "token"])
             # One slash: two would lead to another host.
             path = "/" + scope["path"].lstrip("/\\")
@@ -186,15 +190,17 @@ class TokenGuard:
 
 
 def api_key(scope: Scope) -> str:
-    """Return the key that a client of a model sends: that of `Authorization: Bearer`, or else
-    `x-api-key`; empty without any.
+    """Return the API key that a client sends with a request: that of `Authorization: Bearer`, or
+    else of `x-api-key`; the empty string if it sends neither.
     """
     scheme, _, key = _header(scope, b"authorization").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else _header(scope, b"x-api-key")
 
 
 def _header(scope: Scope, name: bytes) -> str:
-    """Return the last header of a name, or the empty string."""
+    """Return the value of the last header with a name, or the empty string. `name` is in lower
+    case.
+    """
     return next((value.decode("latin-1") for key, value in reversed(scope["headers"]) if key.lower() == name), "")
 
 
@@ -208,14 +214,14 @@ def _cookie(scope: Scope, name: str) -> str:
 
 
 async def _read(receive: Receive, *, declared_length: int) -> bytes | None:
-    """Return the body of a request, or None if it is too long, whatever length it declared. Raises
-    `ConnectionError` if the client leaves before its end.
+    """Return the body of a request, or None if it is longer than `MOST_BYTES` or declared to be.
+    Raises `ConnectionError` if the client disconnects before its end.
     """
     parts: list[bytes] = []
     size = 0
     more = declared_length <= _READ_BYTES
     try:
-        # Only a body that will be refused has a limit to its time.
+        # Only a body that will be refused has a time limit.
         async with asyncio.timeout(_READ_SECONDS if declared_length > MOST_BYTES else None) as timeout:
             while more and size <= _READ_BYTES:
                 message = await receive()
@@ -235,18 +241,19 @@ async def _read(receive: Receive, *, declared_length: int) -> bytes | None:
 # Serving an ASGI application at an address, until interrupted.
 
 LOST: Final = "agentr.lost"
-"""The key in the scope of a request under which an application may leave a function, which is
-called if the answer cannot have reached the client, even after it was sent.
+"""The key under which an application may put a function into the scope of a request. It is called
+if the answer cannot have reached the client, even if it was already sent.
 """
 STOPPING: Final = "agentr.stopping"
 """The same for a function that is called if the server is stopped before the answer is complete."""
 
 
 class _Together:
-    """A transport that sends what is written in one turn of the event loop as one.
+    """A transport that joins all data written in one iteration of the event loop and sends it at
+    once.
 
-    Clients of streams stop reading at the last event. With the end of the answer apart from it,
-    they would close the connection before that comes, which looks like an answer that was lost.
+    Clients of streams stop reading at the last event. If the end of the answer were sent after it,
+    they would close the connection before the end arrives, which looks like a lost answer.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -254,18 +261,18 @@ class _Together:
         self._pieces: list[bytes] = []
 
     def write(self, data: bytes) -> None:
-        """Have data sent once this turn of the event loop is over."""
+        """Queue data to be sent at the end of this iteration of the event loop."""
         if not self._pieces:
             asyncio.get_running_loop().call_soon(self._flush)
         self._pieces.append(data)
 
     @property
     def is_pending(self) -> bool:
-        """Whether there is something to send."""
+        """Whether data is waiting to be sent."""
         return bool(self._pieces)
 
     def close(self) -> None:
-        """Close the connection after what was written."""
+        """Send what is waiting and close the connection."""
         self._flush()
         self._transport.close()
 
@@ -279,32 +286,36 @@ class _Together:
 
 
 class WatchedConnection(H11Protocol):
-    """A connection that says which answers were lost, and when the server is stopped.
+    """A connection that calls the functions which an application left under `LOST` and `STOPPING`.
 
-    ASGI tells of a client that left before its answer was complete. An answer is also lost if the
-    client closes its end without reading it. The client's system then resets the connection.
+    ASGI itself reports a client that left before its answer was complete. An answer is also lost if
+    the client closes its end without reading it: its system then resets the connection.
     """
 
     def connection_made(self, transport: Any) -> None:
-        """Take the connection."""
+        """Start to serve a new connection."""
         self._together = _Together(transport)
         super().connection_made(self._together)  # type: ignore[arg-type]
 
     def eof_received(self) -> None:
-        """Note that the client sends nothing more; the connection is closed with that."""
+        """Report a lost answer if the client closed its end before it got all of it. The connection
+        is closed afterwards.
+        """
         if self.cycle is not None and (
             not self.cycle.response_complete or self._together.is_pending or self._is_reset()
         ):
             self._lose()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note that the connection is gone."""
+        """Report a lost answer if the connection broke or was closed before its end."""
         if self.cycle is not None and (exc is not None or not self.cycle.response_complete):
             self._lose()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """End the connection, after its answer if there is one under way."""
+        """Close the connection, after the answer that is under way if there is one; tell the
+        application of that answer's request that the server stops.
+        """
         stopping: Any = self.scope.get(STOPPING) if self.scope is not None else None
         if stopping is not None and not self.cycle.response_complete:
             stopping()
@@ -328,9 +339,9 @@ def serve(app: ASGIApp, *, host: str, port: int, listening: Callable[[str], Any]
 
     Args:
         port: 0 means any free port.
-        listening: is called with the address, such as `http://127.0.0.1:36001`, once clients can
+        listening: called with the address, such as `http://127.0.0.1:36001`, once clients can
             connect.
-        sockets: whether it speaks over WebSockets, too.
+        sockets: whether to accept WebSockets as well.
 
     Raises `ConfigError` if it cannot listen on the address.
     """
@@ -342,7 +353,8 @@ def serve(app: ASGIApp, *, host: str, port: int, listening: Callable[[str], Any]
 
 @contextmanager
 def serving(app: ASGIApp, *, host: str, port: int) -> Iterator[str]:
-    """Serve an application in a thread for the length of the block; yield its address.
+    """Serve an application in a thread while the block runs; yield its address. At the end of the
+    block, wait until the server has stopped.
 
     Args:
         port: 0 means any free port.
@@ -364,8 +376,8 @@ def _listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=2048)
-        # Accepted connections inherit it. Without it the body of each answer waits 40 ms for the
-        # acknowledgement of its head.
+        # Accepted connections inherit this option. Without it, the body of each answer waits 40 ms
+        # for the acknowledgement of its head.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except (OSError, OverflowError) as error:
         # Python appends the address, which the sentence has already.
@@ -379,8 +391,9 @@ def _address(host: str, listener: socket.socket) -> str:
 
 
 def address_elsewhere(where: str) -> str:
-    """Return an address of this machine that others can open: one that names no machine, `0.0.0.0`
-    or `::`, becomes that of its way out, or of its name where it has none.
+    """Return the address under which other machines reach a server of this machine. In place of
+    `0.0.0.0` or `::` it has the IP address of the interface that outgoing packets use, or the host
+    name if there is no route; any other address is returned unchanged.
     """
     place = urlsplit(where)
     if place.hostname not in ("0.0.0.0", "::"):
@@ -388,7 +401,7 @@ def address_elsewhere(where: str) -> str:
     family, outside = (socket.AF_INET, "192.0.2.1") if place.hostname == "0.0.0.0" else (socket.AF_INET6, "2001:db8::1")
     with socket.socket(family, socket.SOCK_DGRAM) as door:
         try:
-            # Sends nothing: it only chooses the way.
+            # Connecting a UDP socket sends nothing: it only chooses the route.
             door.connect((outside, 9))
             name = str(door.getsockname()[0])
         except OSError:
@@ -398,8 +411,8 @@ def address_elsewhere(where: str) -> str:
 
 def configured(app: ASGIApp, *, sockets: bool = False, **settings: Any) -> uvicorn.Config:
     """Return the configuration with which applications are served."""
-    # The connection is kept for longer than clients keep an idle one, so that none is closed under
-    # a request.
+    # Idle connections are kept for longer than clients keep them, so that none is closed while a
+    # client sends a request.
     # `WatchedConnection` derives from the protocol of h11, so httptools is not used even where it
     # is installed.
     # Frames of a few hundred bytes cost more to compress than to send.

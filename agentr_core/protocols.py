@@ -23,7 +23,7 @@ from agentr_core.types import (
 
 @runtime_checkable
 class ChatModel(Protocol):
-    """A model that continues conversations. Batches in, batches out."""
+    """A model that continues conversations, in batches."""
 
     name: str
     """The name of the model in reports."""
@@ -32,7 +32,7 @@ class ChatModel(Protocol):
     settings.
     """
     context_length: int
-    """The most tokens a prompt and its reply may have together."""
+    """The maximum number of tokens of a prompt and its reply together."""
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
         """Return `requests[i].n` replies for each request i.
@@ -60,10 +60,11 @@ HIGHEST_LOGPROB = 0.01
 
 
 def checked_generations(replies: Sequence[Generation], request: Request, model: str) -> list[Generation]:
-    """Return the replies of a model to one request, checked against what `Generation` says.
+    """Return the replies of a model to one request unchanged, if all of them are as `Generation`
+    says.
 
-    Raises `ModelFault` for a wrong type or range: a text that cannot be stored, NaN among the
-    log-probabilities, or other than one log-probability per token.
+    Raises `ModelFault` otherwise: for a wrong type or range, a text that cannot be stored, NaN
+    among the log-probabilities, or a number of them that is not that of the token ids.
     """
     for reply in replies:
         if fault := _fault_of(reply):
@@ -100,7 +101,9 @@ def _is_count(value: Any) -> bool:
 
 @runtime_checkable
 class Estimating(Protocol):
-    """An optional ability of a model: token counts that may be estimates, which end no path."""
+    """An optional ability of a model: token counts that may be estimates. No episode is ended by
+    an estimate.
+    """
 
     estimates: bool
     """Whether `count_tokens` estimates; then `generate` alone knows whether a prompt is too
@@ -119,13 +122,13 @@ class Caching(Protocol):
 
 @runtime_checkable
 class Counting(Protocol):
-    """An optional ability of a model: a count of tokens that goes on while replies are under
-    way.
+    """An optional ability of a model: a count of generated tokens that is up to date while replies
+    are still being generated.
     """
 
     def written(self) -> int:
-        """Return the number of tokens of all replies so far, those under way included. Any thread
-        may call this.
+        """Return the number of tokens generated so far, those of unfinished replies included. Any
+        thread may call this.
         """
         ...
 
@@ -135,8 +138,8 @@ class Reloading(Protocol):
     """An optional ability of a model: weights that can be replaced while it runs."""
 
     async def reload(self, weights: Path) -> None:
-        """Load the weights of a safetensors file, which has each parameter by its name and is alone
-        in its folder, once the current batch is done. The file stays until another one is loaded.
+        """Load the weights of a safetensors file once the current batch is done. The file has each
+        parameter under its name and is alone in its folder; keep it until another one is loaded.
 
         Raises `ModelFault` when they are not this model's parameters.
         """
@@ -172,13 +175,11 @@ class Starting(Protocol):
     """
 
     async def ready(self) -> Any:
-        """Return once replies can be asked for. Raises `UserError` when the backend does not
-        start.
-        """
+        """Wait until the backend can answer requests. Raises `UserError` when it does not start."""
         ...
 
 
-# The tools that a world calls for a model, the memory of their answers, and the grader of an
+# The tools that a world calls for a model, the store of their answers, and the grader of an
 # episode.
 
 
@@ -193,20 +194,22 @@ class Toolbox(Protocol):
     """Whether a call waits for something outside the process."""
 
     def call(self, tool: str, query: str) -> ToolCall:
-        """Return a call with its result: status, milliseconds, output.
+        """Call a tool and return the call with its status, duration in milliseconds and output.
 
-        A fault of the query becomes a status. Raises `EnvironmentFault` when the tool itself is
-        broken, `EnvironmentUnavailable` when it cannot be reached.
+        An error in the query only changes the status. Raises `EnvironmentFault` when the tool
+        itself is broken, `EnvironmentUnavailable` when it cannot be reached.
         """
         ...
 
 
 class Grader(Protocol):
-    """The source of an episode's reward after its end. Pure: `episodes.asking` asks the model."""
+    """A grader, which decides the reward of an episode after its end. It asks no model itself:
+    `episodes.grading.grade` does.
+    """
 
     @property
     def asks(self) -> str | None:
-        """The role of the model that decides where the rule does not; None if it always does."""
+        """The role of the model that decides where `rule` does not; None if `rule` always does."""
         ...
 
     def rule(self, trajectory: Trajectory) -> Grade | None:
@@ -218,36 +221,39 @@ class Grader(Protocol):
         ...
 
     def read(self, trajectory: Trajectory, reply: str) -> Grade | None:
-        """Return the grade that a reply, without its thoughts, gives; None if none can be read from
-        it.
+        """Return the grade that a model's reply, given without its thoughts, states; None if it
+        cannot be read.
         """
         ...
 
 
 @runtime_checkable
 class Blocking(Protocol):
-    """An optional ability of a grader: a rule that waits for something outside the process, and so
-    belongs in a thread.
+    """An optional ability of a grader: a `rule` that waits for something outside the process, and
+    must therefore be called in a thread of its own.
     """
 
     blocking: bool
 
 
 class AnswerStore(Protocol):
-    """A memory of tool answers that outlives the process, such as `store.answered_calls`. Threads
-    may share it. Two objects that keep the same answers are equal and have the same hash.
+    """A store of tool answers that outlives the process, such as
+    `store.codec.trajectories.AnsweredCalls`. Threads may share it. Two objects for the same stored
+    answers are equal and have the same hash.
     """
 
     def __hash__(self) -> int: ...
 
     def identities(self) -> Collection[str]:
-        """Return the identities of all calls that are kept now."""
+        """Return the `ToolCall.identity` of every stored call."""
         ...
 
     def find(self, calls: Sequence[ToolCall]) -> Mapping[str, ToolCall]:
-        """Return the calls that have a kept answer, with that answer, by identity."""
+        """Return the stored answers to the given calls, as answered calls by `ToolCall.identity`;
+        calls without one are left out.
+        """
         ...
 
     def keep(self, calls: Sequence[ToolCall]) -> None:
-        """Keep answered calls; they are stored when this returns."""
+        """Store answered calls, and return once they are stored."""
         ...

@@ -1,26 +1,26 @@
-"""What of a model's reply counts: the action after its label, or the text after its thoughts.
+"""Extract the part of a model's reply that counts: the action after its label, or the text after
+its thoughts.
 
 Each world's parser is one of these functions, sometimes with an additional rule of its own. A
 recipe says how labels are read (`environment.action.labels`). Either way the last label counts, as
-in AgentGym's clients of WebShop, ScienceWorld and ALFWorld (arXiv 2406.04151); those of TextCraft
-and BabyAI answer a reply with several with an error of their own, which would be a step that the
-world does not see.
+in AgentGym's clients of WebShop, ScienceWorld and ALFWorld (arXiv 2406.04151). Its clients of
+TextCraft and BabyAI instead answer a reply that has several labels with an error message; here that
+would be a step of which the world knows nothing.
 
-`lenient` accepts all that the client of a world in AgentGym accepts, and what chat models write
-besides, as long as a reply with a plain label is read as the client reads it:
+`lenient` accepts all that AgentGym's client of a world accepts, and what chat models write besides,
+but reads a reply with a plain label as the client does:
 
-- What a model thinks between the tags of a thought is no part of the reply; nor is a mark that ends
-  its turn, which some servers leave in the text. AgentGym's clients mean to remove `</s>`, but
-  remove one character too many.
-- A label may have a number or another case and stand in Markdown. An action may stand in a block of
-  code, in quotes or brackets, as an entry of a list, and before a remark in parentheses.
+- Thoughts in tags are no part of the reply; nor is an end-of-turn mark, which some servers leave in
+  the text. AgentGym's clients mean to remove `</s>`, but remove one character too many.
+- A label may have a number, any case and Markdown around it. An action may be in a code block, in
+  quotes or brackets, an entry of a list, or followed by a remark in parentheses.
 - If an action is one line, the lines below it are removed: models go on with invented
   observations.
 
-`published` is what Agent-R's code does in its searches (arXiv 2501.11425): it takes all that
-follows the last label, less a number before it, and of a reply without a label the last line. A
-world then reads that text as it is, so `published` also suits a world whose actions are in quotes
-or brackets of their own.
+`published` is what Agent-R's code does in its searches (arXiv 2501.11425): it takes all text after
+the last label, without a number at its beginning, or the last line of a reply without a label. The
+world reads that text as it is, so `published` also suits a world whose actions have quotes or
+brackets of their own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from agentr_core.types import Answer, Generation
 Labels = Literal["lenient", "published"]
 """How the label of an action is read."""
 Take = Literal["first", "last"]
-"""Whether a reply ends at its first action, or the last one in it counts."""
+"""Whether a reply is ended after its first action, or goes on and its last action counts."""
 
 LABEL = "Action:"
 
@@ -60,14 +60,14 @@ FIRST_LINE = rf"(?m){_FIRST}(?:\n?[ \t]*```+[ \t]*\w*[ \t]*\n|[ \t]*\n)*+[^\n]*\
 FIRST_BLOCK = rf"(?m){_FIRST}(?s:.+?)(?=\n[^\w\n]*(?i:observation|thought|action)\b[^\n:]{{0,8}}:)"
 """The same, where an action may have several lines and goes on until something else is labelled."""
 OBSERVATION = "\nObservation:"
-"""What a reply is ended by that goes on with an invented observation."""
+"""The stop string that ends a reply in which the model goes on to invent an observation."""
 
 _FENCE = re.compile(r"```+[ \t]*\w*[ \t]*")
 _ENTRY = re.compile(r"(?:[-*•]|\d{1,3}[.)])[ \t]+(?=\S)")
 _REMARK = re.compile(r"[ \t]\((?:I|[A-Za-z]{2,})(?:[ ,;'\u2019][^()]*)?\)\Z")
 _PAIRS = {'"': '"', "'": "'", "\u201c": "\u201d", "\u2018": "\u2019", "[": "]", "(": ")", "<": ">"}
 _ROUNDS = 4
-"""How many marks around an action are removed, one within the other."""
+"""How many nested pairs of marks around an action are removed."""
 
 _PUBLISHED_NUMBER = re.compile(r"Action \d+:")
 _PUBLISHED_ENTRY = re.compile(r"\d+\.\s*")
@@ -81,7 +81,7 @@ def after_label(reply: str, labels: Labels = "lenient", *, unlabelled: bool = Fa
     With `unlabelled`, a reply without a label is taken as a whole.
     """
     if labels == "published":
-        # Or the last line, as Agent-R's code does.
+        # Without a label this is the last line, as in Agent-R's code.
         _, marker, text = _PUBLISHED_NUMBER.sub(LABEL, reply).rpartition(LABEL)
         if not marker:
             return reply.strip().rpartition("\n")[2].strip()
@@ -96,16 +96,16 @@ def after_label(reply: str, labels: Labels = "lenient", *, unlabelled: bool = Fa
 
 
 def line_after_label(reply: str, labels: Labels = "lenient", *, unlabelled: bool = False) -> str:
-    """Return the first line of the result of `after_label` that has an action, without the marks
-    around it; with `published`, the whole text.
+    """Return the first line of the result of `after_label` that is not empty once the marks around
+    it are removed, or else the empty string; with `published`, the whole result.
     """
     text = after_label(reply, labels, unlabelled=unlabelled)
     return text if labels == "published" else next(_bare_lines(text), "")
 
 
 def block_after_label(reply: str, labels: Labels = "lenient") -> str:
-    """Return the result of `after_label` without the Markdown around it: an action of several
-    lines.
+    """Return the result of `after_label`, an action of several lines, without the Markdown around
+    it; with `published`, unchanged.
     """
     text = after_label(reply, labels)
     if labels == "published":
@@ -124,8 +124,9 @@ def words_after_label(reply: str, labels: Labels = "lenient") -> str:
 def shopping_action(reply: str, labels: Labels = "lenient") -> str:
     """Return the `search[...]` or `click[...]` after the last label of a reply.
 
-    Without a label, the whole reply is searched. What follows an action is dropped; a text that is
-    not an action is returned unchanged.
+    Without a label, the whole reply is searched; with `lenient`, a reply that also has neither
+    `search[` nor `click[` gives the empty string. What follows an action on its line is dropped,
+    and a text that is not an action is returned unchanged.
     """
     text = after_label(reply, labels, unlabelled=True)
     if labels == "lenient":
@@ -138,8 +139,8 @@ def shopping_action(reply: str, labels: Labels = "lenient") -> str:
 
 
 def without_thought(reply: str) -> str:
-    """Return a reply without its thoughts in tags, and without white space and marks that end a
-    turn around it. A thought that was cut leaves nothing of what follows its tag.
+    """Return a reply without thoughts in tags, surrounding white space, and end-of-turn marks at
+    its end. After an opening tag without a closing one, everything is removed.
     """
     text = outside_thoughts(reply).strip()
     while mark := _MARK_AT_END.search(text, max(0, len(text) - _LONGEST_MARK)):
@@ -148,10 +149,10 @@ def without_thought(reply: str) -> str:
 
 
 def _last_label(text: str) -> re.Match[str] | None:
-    """Return the last label of a text.
+    """Return the match of the last label of a text, None without a label.
 
-    A plain label within a line, as in a thought about it, gives way to any label that begins a
-    later line.
+    A plain label within a line may be part of a thought, so a label of any case that begins a later
+    line is preferred to it.
     """
     plain, other = _last(_PLAIN, text), _last(_OTHER, text)
     if plain is None:
@@ -165,12 +166,14 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 
 def _bare_lines(text: str) -> Iterator[str]:
-    """Yield the lines of a text that say something, without what stands around them."""
+    """Yield the lines of a text without the marks around them; lines with nothing else are left
+    out.
+    """
     for line in text.split("\n"):
         if _FENCE.fullmatch(line.strip()):
             continue
-        # Markdown, quotes, brackets, a full stop, a remark in parentheses and what follows the end
-        # of a turn.
+        # Remove Markdown, quotes, brackets, a full stop, a remark in parentheses and all that
+        # follows an end-of-turn mark.
         content = _MARK.split(line, maxsplit=1)[0]
         for _ in range(_ROUNDS):
             before, content = content, content.strip().strip("*_`").strip()
@@ -189,14 +192,16 @@ def _unwrapped(text: str) -> str:
     for opening, closing in _PAIRS.items():
         if text.startswith(opening) and text.endswith(closing) and _closes_at_end(text, opening, closing):
             return text[1:-1].strip()
-        # The other half stands before the label.
+        # The opening half may be before the label.
         if text.endswith(closing) and text.count(closing) == 1 and (opening == closing or opening not in text):
             return text[:-1].strip()
     return text
 
 
 def _closes_at_end(text: str, opening: str, closing: str) -> bool:
-    """Return whether the first character of a text is closed by its last one, not before."""
+    """Return whether the bracket or quote that opens a text is closed by its last character, and
+    not before.
+    """
     if opening == closing:
         return len(text) > 1 and text.count(opening) == 2
     depth = 0
@@ -216,20 +221,20 @@ _TAG = re.compile(r"</?think>")
 
 
 def readable(answer: Answer | Generation, *, tags: bool = False) -> str | None:
-    """Return the part of a helper's reply that counts, which is the text after its thoughts; None
-    if nothing of it does.
+    """Return the part of a helper's reply that counts, the text after its thoughts; None if the
+    reply ends within a thought.
 
-    `tags` says that the reply may itself have thoughts in tags, as a step that an editor writes
-    has: then only the thought that comes before the reply is left out.
+    Set `tags` if that text may itself have thoughts in tags, as a step that an editor writes: then
+    only the helper's own thought, at the beginning, is left out.
     """
     return None if is_unreadable(answer) else after_thoughts(answer.text, tags=tags)
 
 
 def is_unreadable(answer: Answer | Generation) -> bool:
-    """Return whether a helper's reply was cut at its token limit before its thought had an end.
+    """Return whether a helper's reply was cut at its token limit within a thought.
 
-    That is certain of a reply that opened a thought itself, and of one without `</think>` whose
-    model `thinks`. In any other cut reply, what is whole counts.
+    That is so if the reply opens a thought after its last `</think>`, or if it has no `</think>`
+    and its model `thinks`. Any other reply that was cut is readable as far as it goes.
     """
     if answer.finish_reason != "length":
         return False

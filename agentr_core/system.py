@@ -1,5 +1,5 @@
-"""This process and its machine: threads, interrupts, waiting, files that are written whole, and the
-names of this host.
+"""This process and its machine: retries, atomic file writes, threads and interrupts, the shipped
+data, child processes, memory, and the names of this host.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 from agentr_core.errors import ConfigError, DataFileError, DiskError
 from agentr_core.fingerprint import file_sha256, fingerprint
 
-# When a failed request to a server is tried again: one policy, as pure functions.
+# When to retry a failed request to a server: one policy, as pure functions.
 
 _BASE_SECONDS = 0.5
 _CAP_SECONDS = 30.0
@@ -39,8 +39,8 @@ _CAP_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """The limits of retrying: `retries` tries after the first, none begun more than `seconds` after
-    the first.
+    """The limits of retrying: at most `retries` tries after the first, none of them begun more than
+    `seconds` seconds after the first began.
     """
 
     retries: int
@@ -53,14 +53,14 @@ def wait_before_retry(
     """Return how many seconds to wait before the next try, or None if the policy allows no more.
 
     The wait is drawn from zero to a bound that doubles with each failure from 0.5 to 30 seconds
-    ("full jitter"). If the server says when to come back, the jitter is added to that time, so that
-    many clients that were told the same do not come back at once.
+    ("full jitter"). If the server says when to come back, the random wait is added to that time, so
+    that many clients that were told the same time do not come back at once.
 
     Args:
         failures: tries that have failed, at least 1.
         elapsed: seconds since the first try began.
         uniform: a random number in [0, 1).
-        retry_after: the seconds that the server asked for, if it did.
+        retry_after: the seconds to wait that the server asked for; None if it did not.
     """
     if failures > policy.retries:
         return None
@@ -70,8 +70,8 @@ def wait_before_retry(
 
 
 def seconds_told(header: str, *, now: float) -> float | None:
-    """Return the seconds to wait according to a `Retry-After` header, a number or a date; None if
-    it is neither.
+    """Return the seconds to wait, at least 0, according to a `Retry-After` header, which is a
+    number or a date; None if it is neither.
 
     Args:
         now: seconds since 1970.
@@ -89,7 +89,7 @@ def seconds_told(header: str, *, now: float) -> float | None:
 # Files and folders written atomically; an error becomes one sentence.
 
 _LARGE = 8 * 2**20
-"""Bytes from which hashes are remembered: fewer are hashed faster than a user notices."""
+"""Bytes from which on hashes are cached: fewer are hashed faster than a user notices."""
 _YOUNG_NS = 60 * 10**9
 
 
@@ -112,19 +112,19 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder beside a new one, which takes its name once the block has ended without
-    an error: what is in it appears as a whole or not at all.
+    """Yield an empty temporary folder, and rename it to `folder` once the block has ended without
+    an error, so that the new folder appears complete or not at all.
 
     Raises:
         ConfigError: the folder exists already.
-        DiskError: it cannot be written; nothing is left of it.
+        DiskError: it cannot be written, or the block raised an `OSError`; nothing is left of it.
     """
     if folder.exists():
         raise ConfigError(f"{folder} already exists; name a new folder")
     draft = folder.with_name(f".{folder.name}.new")
     with writing(folder):
         try:
-            # Of a process that was killed.
+            # A process that was killed may have left one.
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir(parents=True)
             yield draft
@@ -134,8 +134,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text to a file atomically, so that it is never seen half written; its folder is made.
-    Raises `DiskError`.
+    """Write a text to a file atomically, so that it is never seen half written; a missing folder is
+    created. Raises `DiskError`.
     """
     with writing(path):
         content = text.encode("utf-8")
@@ -143,8 +143,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically, as `write_text` does. A link stays one, and its target is written; a
-    pipe or a device, such as /dev/stdout, is written into.
+    """Write a file atomically, as `write_text` does. A symbolic link stays a link, and its target
+    is replaced; a pipe or a device, such as /dev/stdout, is written to directly. Raises
+    `DiskError`.
     """
     if path.is_file():
         path = path.resolve()
@@ -165,11 +166,11 @@ def write_bytes(path: Path, content: bytes) -> None:
 def content_sha256(path: Path, cache: Path) -> str:
     """Return the SHA-256 of a file, or that of the names and contents of all files in a folder.
 
-    Gigabytes take a while, so the hashes of large ones are remembered in a file of `cache`. One is
-    used again only while size, times and inode of its file are the same. The time of the last
-    change of an inode counts, which no program can set back as it can the time of modification; and
-    a file that was written less than a minute before is hashed again, since a file system may give
-    two changes the same time.
+    Hashing gigabytes takes a while, so from 8 MiB on the hashes are stored in a file below `cache`.
+    A stored hash is used again only while size, times and inode of its file are the same. These
+    times include that of the last inode change (ctime), which programs cannot set back as they can
+    the time of modification. The hash of a file that was changed within the last minute is not
+    stored, since a file system may give two changes the same time.
 
     Raises `OSError` when something cannot be read, and `DiskError` when the cache cannot be
     written.
@@ -181,7 +182,7 @@ def content_sha256(path: Path, cache: Path) -> str:
     large = sum(state.st_size for state in states.values()) >= _LARGE
     cached_hashes: dict[str, list[Any]] = {}
     if large:
-        # What cannot be read is made anew.
+        # A cache that cannot be read is built anew.
         with suppress(OSError, ValueError):
             stored_value = json.loads(memory.read_bytes())
             cached_hashes = stored_value if isinstance(stored_value, dict) else {}
@@ -200,8 +201,8 @@ def content_sha256(path: Path, cache: Path) -> str:
 
 
 def _files_in(folder: Path, within: tuple[os.stat_result, ...]) -> Iterator[Path]:
-    """Yield the files of a folder and of the folders in it, also of linked ones. Raises `OSError`
-    for one that cannot be listed.
+    """Yield the files in a folder and in its subfolders, linked ones included. `within` holds the
+    state of the folders that contain it. Raises `OSError` for one that cannot be listed.
     """
     stat = folder.stat()
     if any(os.path.samestat(stat, other) for other in within):
@@ -223,7 +224,9 @@ def sync(path: Path) -> None:
 
 
 def publish(draft: Path, folder: Path) -> None:
-    """Rename a finished draft to `folder`; if another process got there first, its folder stays."""
+    """Rename the finished folder `draft` to `folder`. If another process has made that in the
+    meantime, keep the other's folder and remove `draft`.
+    """
     try:
         draft.rename(folder)
     except OSError:
@@ -232,8 +235,8 @@ def publish(draft: Path, folder: Path) -> None:
         shutil.rmtree(draft)
 
 
-# Functions in threads: one of its own for a function, long work that ends soon after its caller is
-# cancelled, as by Ctrl-C, and a thread for coroutines.
+# Threads: for a single function, for long work that ends soon after its caller is cancelled (as by
+# Ctrl-C), and for an event loop.
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -242,8 +245,8 @@ _stop_event: ContextVar[threading.Event | None] = ContextVar("agentr_stop_event"
 
 
 def started(function: Callable[[], T], *, name: str, daemon: bool = False) -> Future[T]:
-    """Return the coming result of a function, which runs in a new thread with a copy of the
-    caller's context; the end of the process waits for it unless it is a daemon.
+    """Run a function in a new thread, with a copy of the caller's context, and return the future of
+    its result. Unless `daemon` is set, the process does not exit before the function has ended.
     """
     result: Future[T] = Future()
     result.set_running_or_notify_cancel()
@@ -260,10 +263,10 @@ def started(function: Callable[[], T], *, name: str, daemon: bool = False) -> Fu
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a function that calls `check_wanted` every now and then in a thread; return its result.
+    """Run a function in a thread and return its result; it should call `check_wanted` now and then.
 
-    A cancellation is passed on once the thread has ended: what the caller closes then is no longer
-    in use.
+    If the caller is cancelled, `check_wanted` raises in the thread, and the cancellation is passed
+    on only after the thread has ended: nothing that the caller then closes is still in use.
     """
     stop_event = threading.Event()
     token = _stop_event.set(stop_event)
@@ -281,8 +284,8 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
 
 def check_wanted() -> None:
-    """Raise `CancelledError` in a thread of `in_thread` whose caller was cancelled; do nothing
-    anywhere else.
+    """Raise `CancelledError` if this thread was started by `in_thread` and its caller has been
+    cancelled; otherwise do nothing.
     """
     stop_event = _stop_event.get()
     if stop_event is not None and stop_event.is_set():
@@ -302,7 +305,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def start(self, coroutine: Coroutine[Any, Any, object]) -> None:
-        """Run a coroutine that nobody waits for."""
+        """Start a coroutine and return at once; its result is not available."""
         self._loop.call_soon_threadsafe(self._loop.create_task, coroutine)
 
     def close(self) -> None:
@@ -320,8 +323,8 @@ DISTRIBUTION = "agentr-flywheel"
 
 _PACKAGE = Path(__file__).resolve().parent
 ROOTS = (_PACKAGE / "_data", _PACKAGE.parent / "data")
-"""An installed package has its data inside itself, a checkout beside the packages; the first one
-that has a path is used.
+"""Where the shipped data may be: inside an installed package, or beside the packages in a checkout.
+The first of these folders that has a path is used.
 """
 
 
@@ -340,39 +343,44 @@ def data_path(*parts: str) -> Path:
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Return the files of the shipped recipes by their names, in order."""
+    """Return the files of the shipped recipes by name, in alphabetical order; empty if there are
+    none.
+    """
     folders = (_PACKAGE / "_data" / "recipes", _PACKAGE.parent / "deployments" / "recipes")
     folder = next((folder for folder in folders if folder.is_dir()), folders[0])
     return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
 
 
 def shipped_models() -> dict[str, Path]:
-    """Return the directories of the shipped models by their names, in order."""
+    """Return the directories of the shipped models by name, in alphabetical order. Raises
+    `DataFileError` if the shipped data is missing.
+    """
     return {file.parent.name: file.parent for file in sorted(data_path("models").glob("*/model.safetensors"))}
 
 
-# Helpers for our child processes: the location of the package, faster imports, an end together
-# with the parent process, and folders that do not outlive it for long.
+# Helpers for our child processes: the location of the package, faster imports, exit together with
+# the parent process, and temporary folders that do not outlive their process for long.
 
 _YOUNG_SECONDS = 60.0
-"""A folder of this age may be one that is not held yet."""
+"""Younger folders are left alone: their process may not have locked them yet."""
 
 
 def python_path() -> str:
-    """Return PYTHONPATH for a child process that imports this very package."""
+    """Return the PYTHONPATH with which a child process imports the same copy of this package."""
     return os.pathsep.join(filter(None, (source_folder(), os.environ.get("PYTHONPATH"))))
 
 
 def source_folder() -> str:
-    """Return the folder that contains this very package."""
+    """Return the folder that contains this copy of the package."""
     return str(Path(__file__).resolve().parents[1])
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Pause garbage collection while the body imports, and exempt what it imported for good.
+    """Pause garbage collection while the body imports, and exempt all objects that exist afterwards
+    from later collections.
 
-    Torch, Transformers and TRL make millions of objects that stay: scanning them again and again
+    Torch, Transformers and TRL create millions of permanent objects: scanning them again and again
     takes a fifth of their import time.
     """
     collects = gc.isenabled()
@@ -386,10 +394,10 @@ def importing() -> Iterator[None]:
 
 
 class Scratch:
-    """A temporary folder that is removed by `close`, or when this process ends.
+    """A temporary folder, at `path`, that is removed by `close` or when this process ends.
 
-    If the process is killed, the next one that makes a folder of the same name removes it: a folder
-    that nobody holds a lock on is nobody's.
+    If the process is killed, the next process that makes a `Scratch` of the same name removes the
+    folder: it can tell that nobody uses it, because every user holds a lock on its folder.
     """
 
     def __init__(self, name: str) -> None:
@@ -417,18 +425,21 @@ class Scratch:
 
 def _remove(path: str, lock_fd: int, process: int) -> None:
     os.close(lock_fd)
-    # Not at the exit of a process forked from this one, whose children still use the folder.
+    # A process that was forked from the owner must not remove the folder at its own exit.
     if os.getpid() == process:
         shutil.rmtree(path, ignore_errors=True)
 
 
 def end_with_parent() -> None:
-    """Make this process end as soon as the far end of its standard input is closed."""
+    """Make this process exit, with status 1, as soon as its standard input ends: the parent holds
+    the other end open.
+    """
     threading.Thread(target=_wait_for_end, daemon=True).start()
 
 
 def _wait_for_end() -> None:
-    # Reads past Python's own buffer: a thread must not hold its lock when the interpreter ends.
+    # This bypasses Python's own buffer, whose lock a thread must not hold when the interpreter
+    # exits.
     while os.read(sys.stdin.fileno(), 1):
         pass
     os._exit(1)
@@ -438,7 +449,7 @@ def _wait_for_end() -> None:
 
 
 def processors() -> int:
-    """Return how many processors this process may use."""
+    """Return how many processors (logical CPUs) this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -451,13 +462,14 @@ LARGEST = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Make the allocator keep freed blocks for the next tensor instead of giving them back; return
-    whether it does.
+    """Make the allocator keep freed blocks for the next tensor instead of returning them to the
+    system; return whether it does so now.
 
-    By default glibc maps every big tensor anew and unmaps it when freed, and each new page costs a
-    fault: about a tenth of a training step on a CPU. Threads that start later share the arenas that
-    there are by then. All but the first hold no block above 64 MiB, so this is best called before
-    any thread has started. With any other C library nothing changes, and the result is False.
+    By default glibc maps memory for every big tensor and unmaps it when it is freed, and each new
+    page costs a page fault: about a tenth of a training step on a CPU. Call this before any thread
+    has started: threads that start later share the arenas that exist by then, and all but the first
+    arena hold no block above 64 MiB. With any other C library nothing changes, and the result is
+    False.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -466,7 +478,7 @@ def keep_freed_memory() -> bool:
     return all([mallopt(option, value) for option, value in options])
 
 
-# The host that a request names, and who may reach one.
+# The host that a request names, and whether a server needs a token.
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 """The names by which a machine refers to itself."""
@@ -481,7 +493,7 @@ def host_in(header: str) -> str | None:
 
 
 def token_for(host: str) -> str | None:
-    """Return a new token for a server that listens on a host; None if only this machine reaches
-    it.
+    """Return a new random token for a server that listens on `host`; None for a loopback name,
+    which only this machine can reach and which needs no token.
     """
     return None if host in LOOPBACK else secrets.token_urlsafe(24)

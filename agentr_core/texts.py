@@ -1,4 +1,6 @@
-"""Texts from outside: what cannot be stored, what cannot be seen, and how they are quoted."""
+"""Texts from outside: characters that cannot be stored or seen, thoughts in replies, and how texts
+are shown in messages.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,11 @@ _UNSEEN = re.compile(
 _OWN_CODE = re.compile(
     rf"{re.escape(str(Path(__file__).parents[1]))}/(agentr_core|flows|tasks)/|<frozen |.*/importlib/"
 )
-"""Files whose lines are never the cause: these packages, and what imports modules."""
+"""Files to skip when looking for the line that caused an error: these packages, and Python's import
+machinery.
+"""
 MOST_FAULTS = 20
-"""The most faults that a message lists; it counts the others."""
+"""The maximum number of faults that a message lists; of the others it gives the number."""
 _GOAL = re.compile(
     r"\b(?:(?:goal|task|instruction|question)(?: is)?(?: to)?:|your (?:goal|task) is to\b)\s*(?:\[SEP\]\s*)?"
     r"(?P<goal>\S[^\n]*)",
@@ -55,9 +59,10 @@ def visible(text: str) -> str:
 
 
 def goal(opening: str) -> str:
-    """Return what an episode is to reach, from the text it begins with: what follows the label of a
-    goal, task, instruction or question in its line or in the next one, else the first line; at most
-    160 characters. Of a list of turns, as an outside agent sends, the user's count.
+    """Return the goal of an episode, read from its opening text, in at most 160 characters: what
+    follows a label such as `Goal:`, `Task:`, `Instruction:` or `Question:` on the same line or the
+    next one with text; without a label, the first line. If the opening is a JSON list of messages,
+    as an outside agent sends, only the user's are read.
     """
     if opening.startswith('[{"role": '):
         with suppress(ValueError, TypeError, KeyError, RecursionError):
@@ -81,11 +86,12 @@ def lone_surrogate(text: str) -> int | None:
 
 
 def outside_thoughts(reply: str) -> str:
-    """Return a reply with spaces in place of its thoughts, so that all positions stay.
+    """Return a reply with spaces in place of its thoughts, so that all positions stay the same.
 
-    A thought is between `<think>` and `</think>`, or `<thinking>`, or `[THINK]`, and their ends;
-    before an end without its beginning, which some chat templates write into the prompt; and after
-    a beginning without its end. Marks in the JSON of a `<tool_call>` are part of its arguments.
+    A thought is what lies between an opening tag (`<think>`, `<thinking>` or `[THINK]`) and the
+    next closing one. A closing tag without an opening one ends a thought that began with the reply,
+    since some chat templates write the opening tag into the prompt; an opening tag without a
+    closing one begins a thought up to the end. Tags in the JSON of a `<tool_call>` do not count.
     """
     thoughts: list[tuple[int, int]] = []
     thought_start: int | None = None
@@ -107,8 +113,8 @@ def outside_thoughts(reply: str) -> str:
 
 
 def json_end(text: str, start: int) -> int:
-    """Return where the JSON value that begins at a position ends, or that position if none does.
-    Line breaks and other control characters may stand in its strings.
+    """Return the end position of the JSON value that begins at `start`, or `start` if none begins
+    there. Its strings may contain line breaks and other control characters.
     """
     try:
         return _LENIENT_JSON.raw_decode(text, start)[1]
@@ -122,8 +128,8 @@ def _mark(match: re.Match[str]) -> str:
 
 
 def quoted(text: str, limit: int) -> str:
-    """Return a text as error messages quote it: one line of at most `limit` characters, not
-    counting escapes, in quotation marks.
+    """Return a text as error messages quote it: in quotation marks, escaped to one line, and cut to
+    `limit` characters, counted before escaping.
     """
     return repr(text if len(text) <= limit else text[: limit - 1] + "…")
 
@@ -138,22 +144,23 @@ def unreadable(error: OSError | UnicodeDecodeError) -> str:
 
 
 def cause(error: BaseException) -> str:
-    """Return an exception of somebody else's code as one line: its class, what it says, and the
-    line of theirs that led to it, if there is one.
+    """Return an exception that code outside this program raised as one line: its class, its message
+    and, if the traceback has one, the file and line of that code.
     """
     message = " ".join(str(error).split())
     foreign_frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if not _OWN_CODE.match(frame.filename)
     ]
-    # The first file is the one that we called; what it called in turn may be anybody's.
+    # The first foreign file is the one that we called; report its innermost line, not those of
+    # libraries that it called in turn.
     nearest = [frame for frame in foreign_frames if frame.filename == foreign_frames[0].filename][-1:]
     where = "".join(f", {Path(frame.filename).name} line {frame.lineno}" for frame in nearest)
     return f"{type(error).__name__}{f': {message}' if message else ''}{where}"
 
 
 def fault_list(faults: Sequence[str], where: str = "") -> str:
-    """Return faults as one message, after the name of what has them: several stand on a line each,
-    at most `MOST_FAULTS` of them.
+    """Return one or more faults as one message that begins with `where`, the name of what has them.
+    Several are counted and listed on a line each, at most `MOST_FAULTS` of them.
     """
     rest = [f"and {len(faults) - MOST_FAULTS:,} more"] if len(faults) > MOST_FAULTS else []
     lines = [f"{len(faults):,} faults", *faults[:MOST_FAULTS], *rest]
@@ -162,16 +169,16 @@ def fault_list(faults: Sequence[str], where: str = "") -> str:
 
 
 def closest(name: str, names: Iterable[str]) -> str:
-    """Return the known name that is closest to a wrong one, as a question in brackets; nothing
-    where none is close.
+    """Return ` (did you mean NAME?)` with the known name that is closest to a wrong one; the empty
+    string if none is close.
     """
     close = get_close_matches(name, list(names), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
 def placed(path: Path) -> str:
-    """Return a path for a message that it cannot be found or written: a relative one with the
-    folder that it begins in.
+    """Return a path as shown in a message that it cannot be found or written: if it is relative,
+    the current folder is added.
     """
     return str(path) if path.is_absolute() else f"{path} in {Path.cwd()}"
 

@@ -1,5 +1,5 @@
-"""The nouns: conversations, requests to models and their replies, instances and the steps of their
-episodes, search trees and verdicts on their paths, samples and preferences.
+"""The domain types: conversations, requests to models and their replies, instances and the steps of
+their episodes, search trees and verdicts on their paths, training samples and preferences.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class Message:
     included), or None for a turn that was not sampled. Training uses them as they are.
     `finish_reason` says why a sampled turn ended, None if that is not known. A turn that was cut
     ends without a trained end of turn, since the model never produced one. `tokenizer` is the
-    fingerprint of the tokenizer that made the ids; with any other tokenizer the text is tokenised
-    again. None stands for that of the run's own model.
+    fingerprint of the tokenizer that made the ids, None for that of the run's own model; with any
+    other tokenizer the text is tokenised again.
 
     An `example` is a turn of an episode that is shown before the problem; it is never trained.
 
-    An assistant turn that was grown by continuation has `spans`, and these have tokens, flags and
-    finish reasons of their own; make it with `grown_turn`. As the last turn of a prompt it is
+    An assistant turn that was grown by continuation has `spans`, each with its own tokens, `train`
+    flag and finish reason; make it with `grown_turn`. As the last turn of a prompt it is
     unfinished, and the reply continues it.
     """
 
@@ -100,15 +100,15 @@ def _of_spans(spans: Sequence[Span]) -> tuple[Role, str, bool, None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Settings for drawing replies. `temperature` 0 means greedy; `stop` strings end a reply and
+    """Settings for sampling replies. `temperature` 0 means greedy; `stop` strings end a reply and
     are not part of it, unless `include_stop` keeps the one that ended it.
 
     The token ids of a reply include those of its stop string in both cases. The last token may
     reach beyond the stop string; the text does not.
 
-    `until` is a regular expression, looked for outside thoughts after each line break and colon: a
-    reply ends where its first match does. With it, the token ids end with the text, whatever cut
-    it: no token is kept that only tells how the model would have gone on.
+    `until` is a regular expression that is searched for, outside thoughts, after each line break
+    and colon; a reply ends at the end of its first match. If it is set, the token ids end where the
+    text ends, whatever cut it: tokens beyond the text are dropped.
 
     `repetition_penalty` changes the logits of tokens in the prompt and the reply so far (1: no
     change), `temperature` those of all tokens; `top_k` (0: all), `top_p` and `min_p` then filter,
@@ -132,11 +132,11 @@ class Sampling:
 class Request:
     """One prompt and how many replies are wanted.
 
-    Reply i of a request is drawn from the random stream (`seed`, i): it does not depend on `n` or
+    Reply i of a request is sampled with the random stream (`seed`, i): it does not depend on `n` or
     on what else is in the batch. `session` groups requests that share a prefix (one tree, one
-    episode). `helper` says that it is a question beside an episode: a thought that was cut, and
-    that the server keeps apart from the text, is then an empty reply that `thinks`; of a model that
-    acts it is a fault.
+    episode). `helper` marks a question asked alongside an episode. If a server that returns
+    thoughts apart from the text cuts such a reply within its thought, the result is an empty reply
+    with `thinks` set; for a model that acts it is an error, `MalformedReply`.
     """
 
     messages: tuple[Message, ...]
@@ -146,8 +146,8 @@ class Request:
     session: str = ""
     helper: bool = later(False)
     on_text: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
-    """Is given the text of the only reply so far, without what may be the beginning of a stop
-    string, in a thread of the model's and as often as it likes; not every model calls it.
+    """Called with the text so far of a request's only reply, without what may be the beginning of a
+    stop string, from a thread of the model and at no fixed rate; not every model calls it.
     """
 
 
@@ -189,8 +189,9 @@ class Question:
 class Answer:
     """A model's answer to a `Question`.
 
-    `model` is the model's fingerprint, `prompt_hash` the hash of the messages, `seed` that of the
-    request. `thinks` is that of the `Generation`. What of the text counts says `replies.readable`.
+    `model` is the model's fingerprint, `prompt_hash` the hash of the messages, `seed` the seed of
+    the request; `thinks` is that of the `Generation`. `replies.readable` returns the part of `text`
+    that counts, without the thoughts.
     """
 
     role: str
@@ -333,10 +334,10 @@ class Step:
 
     `matched` is the possible action that the environment carried out in place of `action`, which
     may be the same; None from an environment that takes actions as they are. A replay sends
-    `action`, which is matched again. With `terminated` the environment goes on no further, by its
-    rules or by a limit of its own. `valid` is whether the environment accepted the action; None
-    from one that does not report it. `finish_reason` and `tokenizer` are those of the reply's
-    generation, None for a reply that no model gave.
+    `action`, which is matched again. `terminated` says that the environment ended the episode, by
+    its rules or by a limit of its own. `valid` says whether it accepted the action; None if it does
+    not report that. `finish_reason` and `tokenizer` are those of the reply's generation, None for a
+    reply that no model gave.
     """
 
     reply: str
@@ -353,27 +354,29 @@ class Step:
     finish_reason: FinishReason | None = None
     tokenizer: str | None = None
     dropped: int = 0
-    """How many of the oldest exchanges were left out of the conversation that the reply was drawn
-    from, since the whole no longer fitted; see `conversation.windowed`.
+    """How many of the oldest exchanges were left out of the reply's prompt, since the whole
+    conversation no longer fitted the context; see `transcript.windowed`.
     """
     tool_calls: tuple[ToolCall, ...] = ()
     """The tool calls that the step made, in order."""
     answers: tuple[Answer, ...] = ()
     """The answers of models of other roles to the environment's questions, in order."""
     summary_of: int | None = None
-    """Of a summary (`context: summary`): how many of the trajectory's first steps it was drawn
-    from. The world is not told of such a step, which has no action and no observation; its reward
-    is that of the step before. None of a step that acts.
+    """For a step that is a summary (`context: summary`): how many of the trajectory's first steps
+    it sums up. Such a step is not sent to the world; it has no action and no observation, and its
+    reward is that of the step before. None for a step that acts.
     """
     state_key: str | None = None
-    """The key of the state that the action was taken in, by `rollout.state_key`; None from an
-    environment that does not tell its state, and of a summary.
+    """The key of the state in which the action was taken, from `rollout.state_key`; None for a
+    summary, and in an environment that does not report its state.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """The steps of one episode. `reward` is in [0, 1]; `success` is the environment's own flag."""
+    """The steps of one episode. `reward`, in [0, 1], and `success` come from the environment, or
+    from its grader once the episode is graded.
+    """
 
     instance: Instance
     first_observation: str
@@ -384,8 +387,8 @@ class Trajectory:
 
     @classmethod
     def ended(cls, instance: Instance, first_observation: str, steps: Sequence[Step], stop: StopReason) -> Trajectory:
-        """Return the trajectory of steps, with the reward and success of the last one; without
-        steps, 0 and False.
+        """Return the trajectory with these steps. Its reward and success are those of the last
+        step, or 0 and False without steps.
         """
         return cls(
             instance=instance,
@@ -402,8 +405,9 @@ class Derivation:
     """A trajectory that a method made from another one, both named by their ids.
 
     `operator` is the method's name for the way it was made; `position` is the step at which the
-    child departs from the parent, None if it differs as a whole. `prompt_hash` and `seed` are those
-    of the request to a model that helped make it, if there was one. `round` is that of a flywheel.
+    child departs from the parent, None if it differs as a whole. `prompt_hash` is the hash of the
+    prompt of a model that helped make it, or of an inserted hint; empty without either. `seed` is
+    the one that the child was made with. `round` is the round of a flywheel, None outside one.
     """
 
     child: str
@@ -416,7 +420,7 @@ class Derivation:
 
 
 class Verdict(StrEnum):
-    """A judge's word on one step."""
+    """A judge's verdict on one step."""
 
     GOOD = "good"
     BAD = "bad"
@@ -429,9 +433,9 @@ class Node:
     """A step in a tree, or the root (index 0, `parent` -1, `step` None).
 
     `index` counts nodes in the order of their creation, and a parent's index is below its
-    children's. `visits` and `value_sum` are the search statistics; `terminal` says no further
-    expansion is possible here. `dive` is the dive that made the node. `stop` is set on nodes where
-    the path itself ended.
+    children's. `visits` and `value_sum` are the search statistics; `terminal` says that no further
+    expansion is possible here. `dive` is the number of the dive, one descent of the search, that
+    made the node. `stop` says why the path ended, None if it did not end at this node.
     """
 
     index: int
@@ -455,7 +459,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """One finished or half-grown search tree. `nodes[i].index == i`; `dives_done` counts completed
+    """A search tree, finished or not. `nodes[i].index == i`; `dives_done` counts completed
     dives.
     """
 
@@ -500,7 +504,7 @@ class Judgement:
 
     `votes` and `generations` are empty and the verdict is unparsable for a step that does not fit
     the judge's context even without a log, by the judge's own count of tokens. `seed` is the
-    request's; `dropped_steps` counts the steps left out of its log.
+    request's; `dropped_steps` counts the oldest steps that were left out of its log to make it fit.
     """
 
     node: int
@@ -521,7 +525,9 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepVerdict:
-    """A judge's word on step number `position` (from 0) of a path, with the judge's whole reply."""
+    """A judge's verdict on step number `position` (from 0) of a path, with the judge's whole
+    reply.
+    """
 
     position: int
     verdict: Verdict
@@ -595,7 +601,7 @@ class Sample:
     """A conversation to train on. Only turns with `train=True` carry loss."""
 
     kind: str
-    """A `SampleKind`, or a word of the method that made it."""
+    """A `SampleKind`, or a kind of its own that the method defines."""
     messages: tuple[Message, ...]
     instance: Instance | None
     provenance: Provenance = Provenance()
@@ -619,7 +625,7 @@ class Preference:
 
     @property
     def margin(self) -> float | None:
-        """How much more reward the chosen side has."""
+        """The chosen side's reward minus the rejected side's; None if either is unknown."""
         if self.chosen_reward is None or self.rejected_reward is None:
             return None
         return self.chosen_reward - self.rejected_reward
@@ -627,7 +633,9 @@ class Preference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """Something that a filter rejected. `subject` is its id or key; `reason` is a short slug."""
+    """The record of something that was rejected, such as a trajectory by a filter. `subject` is its
+    id or key; `reason` is a short slug.
+    """
 
     stage: str
     subject: str

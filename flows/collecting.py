@@ -1,9 +1,9 @@
-"""The wheel in two halves: gather experience with the policy of a run, and train on what was
-gathered. Another program may train, too: then its training is taken back.
+"""The flywheel in two halves: gather experience with the policy of a run, and train on it. If
+another program does the training, `take_back` imports its weights.
 
-Both work on the iteration that the run is at, under the run's own id. So a later run of the recipe
-finds what was gathered, and so does any run that asks its policy for the same: it copies the trees
-and episodes (`store.codec.copies`).
+All work on the first unfinished iteration of the run, under the run's own id, so a later run of the
+recipe finds what was gathered. Other runs that need the same trees and episodes of the same policy
+copy them from the store.
 """
 
 from __future__ import annotations
@@ -97,14 +97,17 @@ async def improve(
 async def gather(
     recipe: Recipe, *, limit: int | None = None, enough: int = 1, again: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Run the stages that gather experience for the iteration that the run of a parsed recipe is
-    at, within a flow run.
+    """Run the stages that gather experience for the first unfinished iteration of a recipe's run,
+    within a flow run. Return `run_id`, `iteration`, and how many `trajectories` the iteration has
+    and how many of them are `new`.
 
     Args:
+        limit: the most trees, episodes or questions that each stage begins; None: all.
+        enough: how many trajectories are enough to train on, for the event that is sent.
         again: the parameters with which `improve` finds the same recipe, for the event.
 
     Raises `RunBusy` if another process is working on the same run, and `ConfigError` if the
-    training samples for itself.
+    iteration gathers nothing before it trains, as in group RL.
     """
     run = reference(recipe)
     with runs.locked(run):
@@ -115,7 +118,7 @@ async def gather(
             await prepare(run, recipe)
         before = experience.gathered(run, recipe, iteration)
         plan = plan_of(recipe, iteration)
-        # A choice is made once, of all there is.
+        # With a limit, more will be gathered; a stage that chooses among all of it runs only once.
         for name in stage_names if limit is None else [name for name in stage_names if not plan.stage(name).chooses]:
             await steps.perform(run, iteration, name, limit=limit)
         count = experience.collected(run, recipe, iteration, enough=enough, again=again or {})
@@ -123,8 +126,12 @@ async def gather(
 
 
 async def learn(recipe: Recipe, *, enough: int = 1) -> dict[str, Any]:
-    """Run the stages after gathering, for the iteration that the run of a parsed recipe is at,
-    within a flow run. Raises as `gather` does.
+    """Train the first unfinished iteration of a recipe's run on what was gathered for it, evaluate
+    and report it, within a flow run.
+
+    Return `run_id`, `iteration`, the number of `trajectories` and whether the iteration was
+    `trained`, which needs `enough` trajectories; if so, also `table` and `report` as `turn` does.
+    Raises as `gather` does.
     """
     run = reference(recipe)
     with runs.locked(run):
@@ -150,11 +157,15 @@ async def learn(recipe: Recipe, *, enough: int = 1) -> dict[str, Any]:
 
 
 async def take_back(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """Take back what another program trained, in a folder, as the iteration that the run of a
-    parsed recipe is at; evaluate and report it, within a flow run.
+    """Import the weights that another program trained, from `folder`, as the first unfinished
+    iteration of a recipe's run; evaluate and report it, within a flow run.
 
-    The same folder again changes nothing; one that has changed is another training, and so another
-    iteration. Raises as `gather` does, and `UserError` where the training does not fit the run.
+    Return `run_id`, `iteration` and whether it is `new`; if so, also a sentence about the import
+    (`told`), `table` and `report`. Files that were imported before change nothing; if they have
+    changed, they become another iteration.
+
+    Raises `RunBusy` if another process is working on the same run, and `UserError` if the training
+    does not fit the run.
     """
     run = reference(recipe)
     with runs.locked(run):

@@ -1,5 +1,5 @@
-"""The comparison: each arm with each seed, trained on what it takes from one pool of trajectories,
-or as a whole run of its own.
+"""Compare methods: each arm with each seed is trained on its share of one pool of trajectories, or
+as a whole run of its own.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ async def compare(
 
 
 def comparison(path: Path, overrides: Sequence[str], arms: Sequence[str] = (), seeds: Sequence[int] = ()) -> Recipe:
-    """Return the recipe of a comparison with some of its arms, or other seeds.
+    """Return the recipe of a comparison, with only the given arms and with the given seeds instead
+    of its own; empty: as the recipe says.
 
-    Raises `ConfigError` for a recipe that compares nothing, or has no such arm.
+    Raises `ConfigError` if the recipe is not a comparison, or has no such arm.
     """
     changes = [*overrides, f"compare.seeds={list(seeds)}"] if seeds else overrides
     recipe = load_recipe(path, changes)
@@ -61,13 +62,15 @@ def comparison(path: Path, overrides: Sequence[str], arms: Sequence[str] = (), s
 
 
 async def run_arms(recipe: Recipe) -> dict[str, Any]:
-    """Run a parsed comparison within a flow run. What is done is found in the store.
+    """Run a parsed comparison within a flow run; return its `run_id`, the `table` of the arms'
+    scores and the path of the `report`.
 
-    An arm that cannot be made does not stop the others.
+    Results that the store already has are not made again. An arm that fails does not stop the
+    others.
 
     Raises:
         RunBusy: another process is working on the same comparison, or on one of its arms.
-        ArmsFailed: some arms could not be made; the report has the others.
+        ArmsFailed: some arms failed, after all others and the report were finished.
     """
     pool = reference(recipe)
     with runs.locked(pool):
@@ -95,7 +98,8 @@ def _title(arm: Arm) -> str:
 
 
 async def _fault_of(arm: Arm, complete_runs: set[str]) -> Exception | None:
-    """Train an arm; return the fault of its data or training that prevented it, or None.
+    """Train an arm; return None, or the fault of its data or training that prevented it, which is
+    also printed.
 
     `complete_runs` holds the ids of the runs whose samples are complete; runs that this arm
     completes are added.
@@ -121,7 +125,10 @@ async def _learn(arm: Arm, complete_runs: set[str]) -> None:
 
 
 async def _iterate_once(recipe: Recipe) -> None:
-    """Run the one iteration of a run that goes on from the comparison's first model."""
+    """Run the single iteration of the run of an arm, or of one that makes an arm's samples. Its
+    iteration 0 is ended without an evaluation: the comparison evaluates the model that all start
+    with.
+    """
     run = reference(recipe)
     with runs.locked(run):
         await steps.start(run, recipe)

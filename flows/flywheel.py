@@ -1,5 +1,5 @@
-"""The wheel: evaluate the base model; then make data, build, train, evaluate, report, over and
-over.
+"""The flywheel: evaluate the base model; then, in each iteration, gather data, build a dataset,
+train, evaluate and report.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ async def flywheel(
 
 
 async def turn(recipe: Recipe) -> dict[str, Any]:
-    """Run a parsed recipe within a flow run. Stages that are done find their work in the store.
+    """Run all iterations of a parsed recipe within a flow run; return the `run_id`, the `table` of
+    its scores and the path of the last `report`. Results that the store already has are not made
+    again.
 
     Raises `RunBusy` if another process is working on the same run.
     """
@@ -82,7 +84,8 @@ async def turn(recipe: Recipe) -> dict[str, Any]:
                 report = ""
                 for iteration in range(1, recipe.iterations + 1):
                     await iterate(run, recipe, iteration)
-                    # A task of this flow: what it publishes belongs to the run that people look at.
+                    # Called as a task of this flow, so its artifacts belong to the flow run that
+                    # people look at, not to one of a stage.
                     report = await reporting.report(run, iteration)
         return {"run_id": run.run_id, "table": reporting.score_table(run), "report": report}
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: how they end a run of this process in order."""
+"""End a run in this process in an orderly way on Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from agentr_core.system import started
 T = TypeVar("T")
 
 _ONE_WISH_S = 3.0
-"""Signals within so many seconds of the first are repetitions of it."""
+"""A signal within so many seconds of the first is taken for a repetition of it, and ignored."""
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that SIGINT and SIGTERM cancel.
+    """Run a coroutine, which SIGINT and SIGTERM cancel, and return its result.
 
-    It has a thread of its own, while this one, the main thread, minds signals: in the main thread,
-    asyncio and Prefect raise an exception wherever the program happens to be, and a second signal
-    would break the cleanup that the first began. `timeout` and service managers send two at once,
-    and people press Ctrl-C twice. A further signal after three seconds ends the process at once,
-    as `kill -9` does.
+    The coroutine runs in a thread of its own, while the main thread, the caller's, handles signals:
+    in the main thread, asyncio and Prefect would raise an exception wherever the program happens to
+    be, and a second signal would break the cleanup that the first began. `timeout` and service
+    managers send two at once, and people press Ctrl-C twice. A further signal after three seconds
+    ends the process at once, as `kill -9` does.
 
-    Raises `KeyboardInterrupt` where a signal ended it.
+    Raises `KeyboardInterrupt` if the coroutine was cancelled.
     """
     cancellation: Future[Callable[[], object]] = Future()
 
@@ -49,8 +49,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 @contextmanager
 def _minding(cancellation: Future[Callable[[], object]]) -> Iterator[None]:
-    """Make the first signal cancel a task as soon as the task has begun, and a signal more than
-    three seconds later end the process at once.
+    """Within the block, make the first signal call the result of `cancellation`, as soon as it has
+    one, and a signal more than three seconds later end the process at once.
     """
     first: float | None = None
 
@@ -63,19 +63,20 @@ def _minding(cancellation: Future[Callable[[], object]]) -> Iterator[None]:
             os.write(2, b"interrupted at once\n")
             os._exit(130)
 
-    # A shell starts what runs in its background with interrupts ignored.
+    # A shell starts background jobs with SIGINT ignored, and they should go on ignoring it.
     numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
     earlier = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:
-        # An interrupted process has its end before it, in which a second signal does no less harm.
+        # After an interruption the handler stays: the process is about to exit, and a second signal
+        # could still break its cleanup.
         if first is None:
             for number, handler in earlier.items():
                 signal.signal(number, handler)
 
 
 def _cancel(cancellation: Future[Callable[[], object]]) -> None:
-    # The loop is closed where the task has just ended by itself.
+    # The loop is closed if the task has just ended by itself.
     with suppress(RuntimeError):
         cancellation.result()()

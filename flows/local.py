@@ -1,5 +1,5 @@
-"""Run flows in this process, for the command line: no server is needed, progress goes to the
-terminal.
+"""Run flows in this process, for the command line: no server has to be running, and progress is
+shown on the terminal.
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ from tasks.wiring import load_recipe, reference
 from tasks.workspaces import find_run, stored_recipe
 
 RESUMABLE = ("iterations=", "workspace=", "scale.")
-"""The overrides that a resumed run takes."""
+"""Beginnings of the overrides that may be given with `--resume`."""
 
 
 def run_recipe(path: Path, overrides: Sequence[str], *, resume: str | None = None, more: int | None = None) -> str:
-    """Run a recipe and return its result as text; with `more`, run that many further iterations.
-    Raises `UserError` before anything is started.
+    """Run a recipe; return its held-out scores, run id and report as text for the terminal. Raises
+    `UserError` before anything is started if the recipe cannot be run.
+
+    Args:
+        resume: the beginning of the id of the run to continue; None: the recipe's own run.
+        more: how many iterations to add to those that the run has finished; None: none.
     """
     recipe = load_recipe(path, list(overrides))
     if resume:
@@ -57,8 +61,8 @@ def run_recipe(path: Path, overrides: Sequence[str], *, resume: str | None = Non
 
 
 def _further(recipe: Recipe, overrides: Sequence[str], more: int) -> Recipe:
-    """Return a recipe that goes on by `more` iterations. Raises `ConfigError` if an override gives
-    the number, too.
+    """Return a recipe with `more` iterations added to those that its run has finished. Raises
+    `ConfigError` if an override sets `iterations` as well.
     """
     override = next((change for change in overrides if change.startswith("iterations=")), None)
     if override is not None:
@@ -67,10 +71,11 @@ def _further(recipe: Recipe, overrides: Sequence[str], more: int) -> Recipe:
 
 
 def _resumed(recipe: Recipe, overrides: Sequence[str], resume: str) -> Recipe:
-    """Return the stored recipe of a run, with the changes of `RESUMABLE` overrides.
+    """Return the recipe that the run `resume`, the beginning of its id, was started with, but with
+    the workspace and scale of `recipe` and, if overridden, its number of iterations.
 
-    Raises `ConfigError` for other overrides, for a run of another recipe, and if the run cannot go
-    on.
+    Raises `ConfigError` for overrides that are not `RESUMABLE`, for a run of another recipe, and as
+    `_same` does.
     """
     ignored_changes = [change for change in overrides if not change.startswith(RESUMABLE)]
     if ignored_changes:
@@ -89,7 +94,9 @@ def _resumed(recipe: Recipe, overrides: Sequence[str], resume: str) -> Recipe:
 
 
 def _same(run_id: str, recipe: Recipe) -> Recipe:
-    """Return the recipe of a run. Raises `ConfigError` where it would not make that run now."""
+    """Return `recipe`. Raises `ConfigError` if it no longer yields `run_id`, since the weights of
+    its model, the fields that recipes have, or its environments have changed.
+    """
     if reference(recipe).run_id != run_id:
         raise ConfigError(
             f"run {run_id} cannot go on: the weights in {recipe.model.label}, the fields that recipes have, or "
@@ -100,8 +107,8 @@ def _same(run_id: str, recipe: Recipe) -> Recipe:
 
 
 def import_training(folder: Path, workspace: Path, prefix: str) -> str:
-    """Take back what another program trained as an iteration of a run, and return the result as
-    text. Raises `UserError` before anything is stored.
+    """Import weights that another program trained as an iteration of a run, evaluate them, and
+    return the result as text. Raises `UserError` before anything is stored if they do not fit.
 
     Args:
         prefix: the beginning of the run's id; empty where the workspace has only one.
@@ -115,12 +122,15 @@ def import_training(folder: Path, workspace: Path, prefix: str) -> str:
 
 
 def compare_recipe(path: Path, overrides: Sequence[str], arms: Sequence[str], seeds: Sequence[int]) -> str:
-    """Compare the arms of a recipe and return their table as text. Raises `UserError` before
-    anything is started.
+    """Compare the arms of a recipe and return the table of their scores as text; `arms` and `seeds`
+    replace the recipe's, if not empty.
+
+    Raises `UserError` before anything is started if the comparison cannot be run, and `ArmsFailed`
+    at the end if some arms failed.
     """
     recipe = comparison(path, overrides, arms, seeds)
     result = _run(_comparison, recipe)
-    # Whole runs are no arms of a pool: what they share are held-out episodes.
+    # Arms that are whole runs share no pool of trajectories, only the held-out episodes.
     of_whole_runs = all(arm.whole for arm in arms_of(recipe, result["run_id"]))
     view = "v_comparisons" if of_whole_runs else "v_arms"
     return (
@@ -131,8 +141,12 @@ def compare_recipe(path: Path, overrides: Sequence[str], arms: Sequence[str], se
 
 
 def collect_recipe(path: Path, overrides: Sequence[str], *, limit: int | None, enough: int) -> str:
-    """Gather experience for the iteration that the run of a recipe is at, and return the result as
-    text. Raises `UserError` before anything is started.
+    """Gather experience for the first unfinished iteration of a recipe's run, and return the result
+    as text. Raises `UserError` before anything is started if that is not possible.
+
+    Args:
+        limit: the most trees, episodes or questions to begin; None means all.
+        enough: how many trajectories are enough to train on, for the event that is sent.
     """
     recipe = load_recipe(path, list(overrides))
     again = {"recipe": str(path), "overrides": list(overrides)}
@@ -146,8 +160,10 @@ def collect_recipe(path: Path, overrides: Sequence[str], *, limit: int | None, e
 
 
 def improve_recipe(path: Path, overrides: Sequence[str], *, enough: int) -> str:
-    """Train on what was gathered for the iteration that the run of a recipe is at, and return the
-    result as text. Raises `UserError` before anything is started.
+    """Train on what was gathered for the first unfinished iteration of a recipe's run, and return
+    the result as text; with fewer than `enough` trajectories, train nothing.
+
+    Raises `UserError` before anything is started if the training is not possible.
     """
     result = _run(_improvement, load_recipe(path, list(overrides)), enough=enough)
     if not result["trained"]:
@@ -160,11 +176,12 @@ def improve_recipe(path: Path, overrides: Sequence[str], *, enough: int) -> str:
 
 
 def evaluate_recipe(path: Path, overrides: Sequence[str], states: str | None = None) -> str:
-    """Evaluate the model of a recipe on the held-out instances and return the table of its score.
+    """Evaluate the model of a recipe on the held-out instances; return its score and the run's id
+    as text.
 
     Args:
-        states: the beginning of the id of a run of the same workspace, whose states the revision
-            test takes.
+        states: the beginning of the id of a run in the same workspace, from whose states the
+            revision test starts; None: as the recipe says.
     """
     recipe = load_recipe(path, list(overrides))
     if states:
@@ -182,21 +199,22 @@ def headroom_of(
     judged: int = 0,
     judges: Sequence[Path] = (),
 ) -> Any:
-    """Sample episodes of some training and held-out instances with the model of a recipe, and
-    return what they show: a `stages.headroom.HeadroomReport`.
+    """Sample episodes of some training and held-out instances with the model of a recipe; return a
+    `stages.headroom.HeadroomReport` on how much could be learned from them.
 
     Args:
-        instances: of each of the two sets; 0 means all.
-        judged: lost episodes that judges are asked about.
-        judges: directories of models that judge beside the recipe's judge.
+        episodes: how many of each instance.
+        instances: how many of each of the two sets; 0 means all.
+        judged: how many lost episodes judges are asked about.
+        judges: directories of models that judge in addition to the recipe's judge.
     """
     recipe = load_recipe(path, list(overrides))
     numbers = {"episodes": episodes, "instances": instances, "judged": judged}
     return _run(_headroom, recipe, trains=False, **numbers, judges=[str(judge) for judge in judges])
 
 
-# Prefect makes a form from the parameters of each flow. For a recipe that takes half a second per
-# flow, and a recipe that is in this process already is never asked for with a form: hence Any.
+# Prefect builds a form from the parameters of each flow, which takes half a second for a parameter
+# of type `Recipe`. These flows are only called in this process, without a form: hence Any.
 @flow(name="flywheel", flow_run_name="{recipe.name}", validate_parameters=False)
 async def _flywheel(recipe: Any) -> dict[str, Any]:
     return await turn(recipe)

@@ -1,4 +1,6 @@
-"""The parameters of deployments, with choices and ranges: Prefect makes a form from them."""
+"""The parameters of deployments, with choices and ranges, from which Prefect builds a form; and the
+hooks and names that the flows share.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,15 @@ from agentr_core.texts import closest
 
 P = ParamSpec("P")
 Absent = SkipJsonSchema[None]
-"""None, which Prefect's form does not offer: for each type that may be None it has a switch."""
+"""None, hidden from the JSON schema: Prefect's form adds a switch to a type that may be None."""
 Iterations = Annotated[int, Field(ge=0, le=10_000)] | Absent
 """A number of iterations; 0 leaves it to the recipe."""
 Units = Annotated[int, Field(ge=0)] | Absent
-"""How much one collection gathers; 0 means all."""
+"""The most trees, episodes or questions that one collection begins; 0 means all."""
 Overrides = Sequence[str] | Absent
 """Changes to a recipe, each as `section.field=value`."""
 Enough = Annotated[int, Field(ge=1)]
-"""How many trajectories are worth a training."""
+"""How many trajectories are enough to train on."""
 _GREEK = (
     "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|tau|upsilon|phi|chi|"
     "psi|omega"
@@ -39,8 +41,8 @@ _GREEK = (
 
 
 def run_name() -> str:
-    """Return the name of the present flow run: what was typed, or that of its recipe's file, and
-    the seed if an override sets it.
+    """Return the name of the current flow run: the one that a person typed, else the name of the
+    recipe's file without its ending, followed by the override of the seed, if there is one.
     """
     if not _made_up(name := str(runtime.flow_run.name or "")):
         return name
@@ -50,8 +52,8 @@ def run_name() -> str:
 
 
 def _made_up(name: str) -> bool:
-    """Return whether nobody typed a name: Prefect's server joins two words of coolname, its form
-    a Greek letter, often with a number, and one or two words.
+    """Return whether a name was generated, not typed by a person: Prefect's server joins two words
+    of coolname; its form joins a Greek letter, often with a number, and one or two words.
     """
     parts = cast(Mapping[str, Mapping[str, Any]], config)
     words = {word for part in parts.values() for word in part.get("words", ())}
@@ -60,12 +62,12 @@ def _made_up(name: str) -> bool:
 
 
 async def name_unknown(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
-    """Give a crashed run that was asked for with parameters which its flow lacks the state Failed,
-    whose message names them; leave other crashed runs as they are. A hook, `on_crashed`.
+    """Set a crashed flow run to Failed, with a message that names the parameters, if it was given
+    parameters that its flow does not have; leave other crashed runs as they are. For `on_crashed`.
 
-    `prefect deployment run` refuses such a parameter. A schedule, an automation or a request can
-    have it: Prefect then ends the process before the flow begins, and the state says no more than
-    that the process exited.
+    `prefect deployment run` refuses such a parameter, but a schedule, an automation or an API
+    request can pass one. Prefect then ends the process before the flow begins, and the state says
+    no more than that the process exited.
     """
     parameters = list(inspect.signature(flow.fn).parameters)
     unknown = [f"{name}{closest(name, parameters)}" for name in flow_run.parameters if name not in parameters]
@@ -76,8 +78,8 @@ async def name_unknown(flow: Flow[..., Any], flow_run: FlowRun, state: State) ->
 
 
 def cancelled_while_busy(work: Callable[P, Awaitable[Any]]) -> Callable[P, Coroutine[Any, Any, Any]]:
-    """Return the function of a flow that ends as Cancelled, with the sentence of `RunBusy`, where
-    another process is working on its run: a second start is no failure.
+    """Wrap the function of a flow so that, if another process is working on its run, it returns the
+    state Cancelled with the message of `RunBusy`: a second start is no failure.
     """
 
     @wraps(work)
@@ -91,8 +93,8 @@ def cancelled_while_busy(work: Callable[P, Awaitable[Any]]) -> Callable[P, Corou
 
 
 def _empty(description: str) -> Any:
-    """Return a field of the form that is empty. A default of None in its schema would be sent, and
-    then refused, as it is not of the field's type.
+    """Return a form field that is empty by default. The default None must not be in its schema: the
+    form would send it, and Prefect refuse it, since it is not of the field's type.
     """
     return Field(default_factory=lambda: None, description=description)
 
@@ -122,7 +124,7 @@ class Settings(BaseModel):
         return {name: value for name, value in dump(self).items() if value is not None}
 
     def overrides(self) -> list[str]:
-        """Return the fields that are set as changes to a recipe, `section.field=value`."""
+        """Return the fields that are set, each as an override `section.field=value`."""
         fields = self.model_dump()
         values = {
             name: quoted(value) if isinstance(value, str) else json.dumps(value) for name, value in fields.items()
@@ -131,7 +133,7 @@ class Settings(BaseModel):
 
 
 UNCHANGED = Settings()
-"""All fields as the recipe says."""
+"""Settings that change nothing."""
 _FIELDS = {
     "model": "model.path",
     "train_limit": "instances.train_limit",
@@ -145,5 +147,5 @@ _FIELDS = {
 
 
 def changes(settings: Settings | None, overrides: Iterable[str] | None) -> list[str]:
-    """Return all changes to a recipe, the free ones last, so that they take precedence."""
+    """Return the overrides of `settings`, followed by `overrides`, which take precedence."""
     return [*(settings.overrides() if settings else []), *(overrides or [])]

@@ -1,5 +1,5 @@
-"""Whether a Prefect server starts what is scheduled. One that does not says so in its own log only,
-and shows its schedules as active.
+"""Check whether a Prefect server plans scheduled runs. A server that fails to do so says it only in
+its own log, and still shows its schedules as active.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from agentr_core.errors import ConfigError
 from flows import server
 
 MONTH = timedelta(days=30)
-"""Runs of the trial lie so far apart, and the first of them half as far ahead, that none begins."""
+"""The interval of the test schedules: so long that none of their runs is due during the test."""
 
 
 def health(*, seconds: float = 75) -> str:
-    """Return in a line who plans the runs of schedules.
+    """Return a line that says which server plans scheduled runs, or that there is none.
 
-    The server that PREFECT_API_URL names is asked with a deployment of our own, which is deleted
-    again. Raises `ConfigError` if it is no Prefect server, or plans no run.
+    The server that PREFECT_API_URL names is tested with a temporary deployment, which is deleted
+    again. Raises `ConfigError` if it is not a Prefect server, or does not plan the runs.
 
     Args:
-        seconds: how long to wait for the server. Its scheduler looks at new deployments every 5
-            seconds and at all of them every 60.
+        seconds: how long to wait until a run is planned. The server's scheduler looks at new
+            deployments every 5 seconds and at all of them every 60.
     """
     address = PREFECT_API_URL.value()
     if not address:
@@ -40,14 +40,14 @@ def health(*, seconds: float = 75) -> str:
         flow_id = client.create_flow_from_name(f"agentr-doctor-{uuid4().hex}")
         try:
             now = datetime.now(UTC)
-            # Each of the two kinds has code of its own in the server, and can fail alone.
+            # The server has separate code for each kind of schedule, so either can fail alone.
             monthly = IntervalSchedule(interval=MONTH, anchor_date=now + MONTH)
             by_cron = CronSchedule(cron=f"0 0 {min((now + MONTH / 2).day, 28)} * *", timezone="UTC")
             deployment = client.create_deployment(
                 flow_id, "doctor", schedules=[DeploymentScheduleCreate(schedule=kind) for kind in (monthly, by_cron)]
             )
-            # One run of each at our own request, which the client would repeat for minutes; all
-            # others are from the scheduler.
+            # This requests one run of each schedule; any further run was planned by the scheduler.
+            # Without the setting, the client would retry a failed request for minutes.
             with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
                 client.request(
                     "POST", "/deployments/{id}/schedule", path_params={"id": deployment}, json={"max_runs": 1}

@@ -1,5 +1,5 @@
-"""Prefect's server: the one that PREFECT_API_URL names, else one of our own for as long as this
-process lives.
+"""Prefect's server: the one that PREFECT_API_URL names, else one that lives as long as this
+process.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from agentr_core.system import importing
 from flows import server_guard
 
 _DATABASE = 4 * 2**20
-"""Bytes that a new database of Prefect's and its first runs take."""
+"""Bytes of disk that a new database of Prefect and its first runs take."""
 
 
 def reach() -> None:
-    """Start a server, or reach the one that PREFECT_API_URL names. Raises `ConfigError` when that
-    cannot be done.
+    """Make sure that a server answers: the one that PREFECT_API_URL names, else a new one that is
+    started here. Raises `ConfigError` if it does not answer or start.
     """
     address = PREFECT_API_URL.value()
     if address:
@@ -46,8 +46,8 @@ def reach() -> None:
 
 
 def require(subject: str) -> None:
-    """Raise `ConfigError`, which says that `subject` needs a server, unless PREFECT_API_URL names
-    one that answers.
+    """Raise `ConfigError` unless PREFECT_API_URL names a server that answers. `subject` is what
+    needs the server, for the message.
     """
     address = PREFECT_API_URL.value()
     if not address:
@@ -60,9 +60,10 @@ def require(subject: str) -> None:
 
 @contextmanager
 def needed() -> Iterator[None]:
-    """Raise `ServerLost` when the server stops answering while the block runs a flow.
+    """Turn the HTTP error that Prefect's client raises in the block, when the server no longer
+    answers, into `ServerLost`.
 
-    By then Prefect's client has tried for minutes. Other HTTP errors are raised as they are.
+    By then the client has retried for minutes. Other HTTP errors are raised unchanged.
     """
     try:
         yield
@@ -95,8 +96,8 @@ def _use_a_server_of_its_own_session() -> None:
     obeys them is gone when the run tries to end in order, and Prefect's client keeps trying to
     reach it for a minute or more.
     """
-    # Not with the other imports: this one loads the whole server, which takes a second that only a
-    # run needs.
+    # Not with the other imports: this one loads the whole server, which takes a second and is
+    # needed only for a run.
     with importing():
         from prefect.server.api.server import SubprocessASGIServer
 
@@ -111,7 +112,7 @@ def _use_a_server_of_its_own_session() -> None:
     # Registered before Prefect's own handler, so it runs after that one, when the server is gone.
     atexit.register(lambda: [guard.wait(server_guard.GRACE) for guard in guards])
 
-    # Prefect keeps one object for all servers without a requested port: the first that is made.
+    # Prefect uses one object for all servers without a requested port: the first that is made.
     Guarded()
 
 
@@ -131,8 +132,8 @@ def _start(port: int | None) -> subprocess.Popen[Any]:
 
 
 def _guard(server: subprocess.Popen[Any]) -> list[subprocess.Popen[bytes]]:
-    """Return the guard of a server; none where the system has no process descriptors, or a sandbox
-    forbids them.
+    """Start the process that guards a server, and return it in a list; the list is empty where the
+    system has no process descriptors, or a sandbox forbids them.
     """
     if sys.platform != "linux":
         return []
@@ -143,8 +144,8 @@ def _guard(server: subprocess.Popen[Any]) -> list[subprocess.Popen[bytes]]:
         guard = subprocess.Popen(
             [sys.executable, "-I", "-S", server_guard.__file__, *map(str, descriptors)],
             pass_fds=descriptors,
-            # The guard outlives us, so it must hold nothing of ours; nor does a terminal's signal
-            # end it.
+            # The guard outlives this process, so it must not hold its streams. In a session of its
+            # own, no signal from the terminal ends it.
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -163,15 +164,15 @@ def _is_loss(error: httpx.HTTPError) -> bool:
     try:
         ours = error.request.headers.get("User-Agent", "").startswith("prefect/")
     except RuntimeError:
-        # It belongs to no request.
+        # The error belongs to no request.
         return False
     failed = isinstance(error, httpx.HTTPStatusError) and error.response.status_code >= 500
     return ours and (failed or isinstance(error, httpx.TransportError))
 
 
 def _check_home() -> None:
-    """Raise `ConfigError` when a server could keep nothing: it would be waited for until Prefect
-    gives up, after minutes.
+    """Raise `ConfigError` if a server could not write to PREFECT_HOME: Prefect would wait minutes
+    for it before it gives up.
     """
     home = get_current_settings().home
     with suppress(OSError):
@@ -192,17 +193,17 @@ def _check_home() -> None:
 
 
 def _check(address: str) -> None:
-    # Not with Prefect's client: it tries for a minute.
+    # Not with Prefect's client, which retries for a minute.
     try:
         with httpx.stream("GET", f"{address.rstrip('/')}/health", timeout=10, follow_redirects=True) as answer:
-            # Whatever else answers there may have no end.
+            # Another program's answer might never end, so only its first part is read.
             body = next(answer.iter_text(), "")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ConfigError(
             f"no Prefect server answers at {address} ({error}); start it with `prefect server start`, or unset "
             "PREFECT_API_URL"
         ) from error
-    # A server that wants a key tells us no more than that; Prefect's client has the key.
+    # A server that asks for a key says nothing more without it; Prefect's client has the key.
     if answer.status_code not in (401, 403) and not (answer.status_code == 200 and body.strip() == "true"):
         raise ConfigError(
             f"what answers at {address} is not a Prefect server (status {answer.status_code}); the address ends with "

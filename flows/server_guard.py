@@ -1,7 +1,7 @@
-"""Ends a server as soon as the process that started it is gone, for whatever reason:
+"""End a server as soon as the process that started it is gone, for whatever reason:
 `server_guard.py OWNER SERVER`.
 
-Both are open process descriptors (pidfd): unlike a process number, each means one process for ever.
+Both are open process descriptors (pidfd): unlike a process id, each always means the same process.
 The guard ends with the server. It imports only the standard library, to start quickly.
 """
 
@@ -17,7 +17,9 @@ GRACE = 5.0
 
 
 def main(owner: int, server: int) -> None:
-    """Return when the server has ended, by itself or because the guard ended it."""
+    """Wait until the process `owner` or `server` ends. If the owner does, send the server SIGTERM
+    and, if it still runs `GRACE` seconds later, SIGKILL.
+    """
     ended_fds, _, _ = select.select([owner, server], [], [])
     for number in (signal.SIGTERM, signal.SIGKILL):
         if server in ended_fds:

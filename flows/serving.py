@@ -21,9 +21,11 @@ FLOWS: dict[str, Any] = {"flywheel": flywheel, "compare": compare}
 
 
 def deployments(recipes: Sequence[Path]) -> list[Any]:
-    """Return a deployment for each recipe, named after it, and one for each stage; if experience
-    can be gathered alone, also one that gathers and one that trains. Raises `ConfigError`, also for
-    two recipes of one name.
+    """Return a deployment for each recipe (without any, for each shipped one), named after it, and
+    one for each stage. A recipe that gathers experience before it trains also gets a deployment for
+    each of these halves.
+
+    Raises `ConfigError` for a recipe that is wrong, and for two recipes with the same name.
     """
     paths = list(recipes) or [Path(name) for name in shipped_recipes()]
     all_deployments, paths_by_name = [], dict[str, Path]()
@@ -50,8 +52,9 @@ def deployments(recipes: Sequence[Path]) -> list[Any]:
 
 
 def serve_recipes(recipes: Sequence[Path]) -> None:
-    """Serve the deployments until interrupted; needs `prefect server start`. Raises `ConfigError`,
-    also when a work pool of the server has one of them.
+    """Serve the deployments until interrupted. Raises `ConfigError` as `deployments` does, if
+    PREFECT_API_URL names no server that answers, and if one of the deployments belongs to a work
+    pool.
     """
     all_deployments = deployments(recipes)
     server.require("a deployment")

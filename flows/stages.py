@@ -1,8 +1,8 @@
 """One flow for each stage. Each can be run alone on a run: `prefect deployment run stage/collect`.
 All have the name `stage`, so that Prefect lists them apart from the recipes.
 
-A stage that writes to the store holds the lock of its run. Within the wheel, which already holds
-it, stages share it.
+A stage that writes to the store holds the lock of its run. Called by a flow that already holds it,
+such as `flywheel`, the stage shares it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tasks.workspaces import stored_recipe
 RunId = Annotated[str, Field(min_length=1)]
 Iteration = Annotated[int, Field(ge=0)]
 Workspace = str | Absent
-# Prefect's form explains a parameter with its words in the docstring, and with nothing else.
+# Prefect's form describes a parameter by its entry in the docstring, and by nothing else.
 _PARAMETERS = """
 
 Args:
@@ -35,7 +35,9 @@ Args:
 
 
 def __getattr__(name: str) -> Flow[..., Coroutine[Any, Any, Any]]:
-    """Return the flow of a stage. Prefect looks for a flow by its name in a module."""
+    """Return the flow of the stage `name`: Prefect loads a deployment's flow as an attribute of its
+    module. Raises `AttributeError` if there is no such stage.
+    """
     if name not in all_stages():
         raise AttributeError(f"module {__name__} has no flow {name}")
     return of(name)
@@ -47,7 +49,7 @@ def of(name: str) -> Flow[..., Coroutine[Any, Any, Any]]:
 
     async def stage_flow(run_id: RunId, iteration: Iteration, workspace: Workspace = "") -> Any:
         run = _reference(run_id, workspace)
-        # The lock would make the folder of a workspace that is none.
+        # Raises if there is no such run; `locked` would create the folder of a mistyped workspace.
         stored_recipe(Path(run.workspace), run.run_id)
         with runs.locked(run):
             return await stages.perform(run, iteration, name)

@@ -30,10 +30,8 @@ ALARM = "agentr.alarm.raised"
 
 @contextmanager
 def tell_changes(place: Workplace, iteration: int, before: IterationProducts) -> Iterator[None]:
-    """Tell Prefect what the block published of an iteration: a dataset, a checkpoint, its end.
-
-    What was published `before` is not told again. Iteration 0 publishes nothing, since its model
-    exists already.
+    """Send an event for each product that the block added to an iteration since `before`: its
+    dataset, its checkpoint, its end. None are sent for iteration 0, whose model existed already.
     """
     yield
     after = published_by(place, iteration)
@@ -56,16 +54,16 @@ def tell_changes(place: Workplace, iteration: int, before: IterationProducts) ->
 def collected(
     place: Workplace, iteration: int, *, trajectories: int, enough: bool, again: dict[str, Any], anew: bool
 ) -> None:
-    """Tell Prefect that trajectories were gathered for an iteration which is still to be trained.
+    """Send an event: trajectories were gathered for an iteration that is still to be trained.
 
     Args:
         trajectories: how many the iteration has by now.
-        enough: whether that is as many as were asked for, as the label `agentr.enough`.
+        enough: whether that is as many as were asked for; becomes the label `agentr.enough`.
         again: the parameters with which a deployment trains on them.
-        anew: whether the server shall keep the event even if it has the same one already.
+        anew: send the event even if the server already has one with the same numbers.
     """
     payload = {"trajectories": trajectories, "parameters": again, "page": viewer_page("run", place.run_id)}
-    # A label, since triggers of Prefect count events and cannot add up numbers in them.
+    # A label, since Prefect's triggers count events and cannot add up numbers in their payload.
     label = {"agentr.enough": "true" if enough else "false"}
     # The number of trajectories tells one such event from the others of its iteration.
     key = f"{_iteration(place, iteration)}/{trajectories}/{enough}{f'/{uuid4()}' if anew else ''}"
@@ -73,14 +71,14 @@ def collected(
 
 
 def raised(place: Workplace, iteration: int, alarm: Alarm) -> None:
-    """Tell Prefect of an alarm, with its name and what the run does as labels."""
+    """Send an event about an alarm, with its name and the run's reaction to it as labels."""
     payload = {**asdict(alarm), "page": viewer_page("run", place.run_id)}
     labels = {"agentr.alarm": alarm.name, "agentr.reaction": alarm.reaction}
     _emit(ALARM, f"agentr.alarm.{alarm.id}", place, iteration, payload, labels=labels)
 
 
 def published_by(place: Workplace, iteration: int) -> IterationProducts:
-    """Return what an iteration has published so far."""
+    """Return the products that an iteration has so far; for iteration 0 always none."""
     return published(place.store, place.iteration_id(iteration)) if iteration else IterationProducts()
 
 
@@ -98,7 +96,9 @@ def _emit(
     labels: dict[str, str] | None = None,
     key: str = "",
 ) -> None:
-    """Send an event. Its id is derived from its subject, so that the server keeps it only once."""
+    """Send an event in the background. Its id is a hash of its name, the store and `key` (empty:
+    `resource`), so that the server keeps a repeated event only once.
+    """
     recipe = place.recipe.name
     name = f"{recipe}, iteration {iteration}"
     about = {"prefect.resource.id": resource, "prefect.resource.name": name, "agentr.recipe": recipe, **(labels or {})}

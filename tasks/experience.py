@@ -1,4 +1,4 @@
-"""The experience of the iteration that a run is at, for the flows that gather and train."""
+"""The experience of a run's first unfinished iteration, for the flows that gather and train."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from tasks.wiring import RunRef, quiet_workplace
 
 
 def iteration_of(run: RunRef, recipe: Recipe) -> int:
-    """Return the iteration that a run is at: the first one that is not finished, counted from 1."""
+    """Return the number of a run's first unfinished iteration, counted from 1."""
     return count_finished_iterations(quiet_workplace(run, recipe).store, run.run_id) + 1
 
 
 def gathered(run: RunRef, recipe: Recipe, iteration: int) -> int:
-    """Return how many trajectories an iteration can train on, before any filter."""
+    """Return how many trajectories were gathered for an iteration, before any filter."""
     place = quiet_workplace(run, recipe)
     return count_trajectories(place.store, place.iteration_id(iteration))
 
 
 def collected(run: RunRef, recipe: Recipe, iteration: int, *, enough: int, again: dict[str, Any]) -> int:
-    """Return how many trajectories an iteration has, and tell Prefect.
+    """Return how many trajectories were gathered for an iteration, and send an event with the
+    number.
 
-    If a training of the run came to no end, Prefect is told again even if nothing is new: an
-    automation may begin it anew.
+    If the run was interrupted or failed, the event is sent even if the number has not changed, so
+    that an automation can start the training again.
 
     Args:
         enough: how many are enough to train on.
         again: the parameters with which a deployment trains on them.
     """
     place = quiet_workplace(run, recipe)
-    # People copy this one file when something has ended, and take it for the store.
+    # Fold the log into the database file: people copy that one file and take it for the store.
     place.store.checkpoint()
     count = count_trajectories(place.store, place.iteration_id(iteration))
     parameters = {**again, "enough": enough}
-    # Nobody else holds the lock of the run, so what is under way was killed.
+    # This process holds the lock of the run, so one that is still "running" was killed.
     state = run_state(place.store, run.run_id)
     anew = state is not None and state.status in ("running", "failed")
     events.collected(place, iteration, trajectories=count, enough=count >= enough, again=parameters, anew=anew)
@@ -48,8 +49,10 @@ def collected(run: RunRef, recipe: Recipe, iteration: int, *, enough: int, again
 
 
 def read_outside(run: RunRef, recipe: Recipe, folder: Path) -> tuple[Training, int, bool]:
-    """Return what another program trained, as its folder has it, the iteration that it is or would
-    be, and whether that is finished. Raises `UserError`.
+    """Read what another program trained from its folder. Return it with the iteration as which it
+    was, or would be, imported, and whether that import is finished.
+
+    Raises `UserError` if the folder cannot be read, or the run has no iteration for it.
     """
     place, training = quiet_workplace(run, recipe), outside.read_training(folder)
     check_run(place)
@@ -62,8 +65,8 @@ def read_outside(run: RunRef, recipe: Recipe, folder: Path) -> tuple[Training, i
 
 
 def take_back(run: RunRef, recipe: Recipe, iteration: int, training: Training) -> str:
-    """Store what another program trained as an iteration, unless it is stored, and return a
-    sentence about it. Raises `UserError` where it does not fit the run.
+    """Import what another program trained as an iteration, unless it was imported before, and
+    return a sentence about it. Raises `UserError` if it does not fit the run.
     """
     place = quiet_workplace(run, recipe)
     if outside.known_import(place, training) is not None:

@@ -1,6 +1,4 @@
-"""What all Prefect tasks have in common: they retry errors that may heal, and never use Prefect's
-cache.
-"""
+"""The options of all Prefect tasks: they retry transient errors, and never use Prefect's cache."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ from tasks.progress import tell
 
 
 async def heals(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
-    """Return whether a task run failed with an error that may heal by itself, and log that it is
-    tried again.
+    """Return whether a task run failed with a transient error; if so, also print that it is tried
+    again.
     """
     failure = await state.aresult(raise_on_failure=False)
     transient = isinstance(failure, Transient)

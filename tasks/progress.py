@@ -37,13 +37,16 @@ _LINE_EVERY_S = 10.0
 _ARTIFACT_EVERY_S = 5.0
 _LIVE_EVERY_S = 1.0
 _WIDE = 120
-"""Columns of a terminal from which on a bar is long."""
+"""The columns that a terminal must have for the longer bar."""
 _SILENCE_S = 60.0
-"""After so long without a report, a line says so: a log shows whether a run waits or has hung."""
+"""After so many seconds without a report, a line says so: a log shows whether a run waits or hangs.
+"""
 
 
 def tell(line: str) -> None:
-    """Show a line on the terminal; under a server, write it to Prefect's log."""
+    """Print a line on the console of a local run; without one, write it to the log of the Prefect
+    run.
+    """
     target = console.get()
     if target is None:
         _logger()(line)
@@ -52,8 +55,8 @@ def tell(line: str) -> None:
 
 
 class Warnings(logging.Handler):
-    """Shows what the library warns of, in any thread, as lines on a console: Prefect's own handlers
-    are silent in a local run.
+    """A handler that prints the library's warnings, from any thread, on a console: Prefect's own
+    handlers are silent in a local run.
     """
 
     def __init__(self, target: Console) -> None:
@@ -69,12 +72,12 @@ class Warnings(logging.Handler):
 async def stage_progress(
     stage: str, iteration: int, estimate: Remaining, *, file: Path | None = None
 ) -> AsyncIterator[Progress]:
-    """Yield a function that reports the progress of one stage, from any thread; the last report is
-    always shown.
+    """Yield a function that reports the progress of one stage and can be called from any thread, as
+    `report(done, total, note)`; the last report is always shown.
 
     Args:
-        estimate: what the stage and the rest of the run are expected to take.
-        file: from which the viewer reads the progress of the run.
+        estimate: how long the stage and the rest of the run are expected to take.
+        file: where to write the progress every second, for the viewer; None: nowhere.
     """
     name = f"iteration {iteration}  {stage}" if iteration else f"base model   {stage}"
     target = console.get()
@@ -131,8 +134,8 @@ async def stage_progress(
 
 @asynccontextmanager
 async def whole_run(name: str, stages: int) -> AsyncIterator[None]:
-    """Show the stages of the block as one progress artifact of the flow run: how many of `stages`
-    are over, and what is done of the one at work.
+    """Show the stages of the block as one progress artifact of the flow run: how many of all
+    `stages` are finished, and which share of the current one is done.
     """
     run = _Run(_Artifact(name, active=FlowRunContext.get() is not None), stages)
     await run.artifact.begin()
@@ -151,30 +154,32 @@ class _Run:
     over: int = 0
 
     def update(self, done: int, total: int) -> None:
-        """Show what is done of the stage at work, in parts of a thousand of all."""
+        """Show the finished stages and the share `done / total` of the current one, in thousandths
+        of a stage.
+        """
         share = min(1.0, done / total) if total else 0.0
         self.artifact.update(round(1000 * (self.over + share)), 1000 * max(1, self.stages))
 
     def stage_is_over(self) -> None:
-        """Count the stage at work as done."""
+        """Count the current stage as finished."""
         self.over += 1
         self.update(0, 0)
 
 
 _run: ContextVar[_Run | None] = ContextVar("agentr_run", default=None)
-"""The run that the stages of this context belong to."""
+"""The `whole_run` block that encloses this context, if any."""
 
 
 @dataclass(slots=True)
 class _Pace:
-    """The time that is left of a stage and of its run."""
+    """Estimates how much time a stage and its run still take."""
 
     expected: Remaining
     started: float = field(default_factory=time.monotonic)
     begun_with: int | None = None
-    """The units that were done already when the stage first reported: a stage that goes on."""
+    """The units that were already done when the stage first reported, as in a resumed stage."""
     last: tuple[int, float] = (0, 0.0)
-    """The units that are done, and when the last one was."""
+    """How many units are done, and after how many seconds of the stage the last one was."""
 
     def elapsed(self) -> float:
         """Return the seconds since the stage began in this process."""
@@ -190,8 +195,8 @@ class _Pace:
 
 @asynccontextmanager
 async def _bar(target: Console, name: str, pace: _Pace) -> AsyncIterator[Progress]:
-    """Yield a function that draws a bar on a terminal. Where the line is too narrow, the note is
-    cut: name, count and times are always whole.
+    """Yield a function that draws a bar on a terminal. On a narrow one the note is cut, so that
+    name, count and times are always complete.
     """
 
     def times(task: Task) -> str:
@@ -222,20 +227,22 @@ async def _bar(target: Console, name: str, pace: _Pace) -> AsyncIterator[Progres
 
 
 class _Text(TextColumn):
-    """A column of a text that follows from the task."""
+    """A column whose text is computed from the task."""
 
     def __init__(self, text: Callable[[Task], str], column: Column | None = None) -> None:
         super().__init__("", table_column=column or Column(no_wrap=True))
         self._text = text
 
     def render(self, task: Task) -> Text:
-        """Return the text of a task now."""
+        """Return the current text for a task."""
         return Text.from_markup(self._text(task))
 
 
 @asynccontextmanager
 async def _lines(say: Callable[[str], object], name: str, pace: _Pace) -> AsyncIterator[Progress]:
-    """Yield a function that writes a line every few seconds; a silence is told, too."""
+    """Yield a function that writes a line at most every 10 seconds. After each minute without a
+    report a line says so, and at the end one gives the time that the stage took.
+    """
     last, said_at, heard_at = name, pace.started, pace.started
 
     def line(done: int, total: int, note: str) -> None:
@@ -274,8 +281,8 @@ def _clock(seconds: float | None) -> str:
 
 
 class _Artifact:
-    """A progress artifact of the current task run or flow run. Updates are sent in the background;
-    one that is not active is none.
+    """A progress artifact of the current task run or flow run. Updates are sent in the background,
+    and only if it is active: outside of a Prefect run there is nothing to attach it to.
     """
 
     def __init__(self, description: str, *, active: bool) -> None:
@@ -288,7 +295,9 @@ class _Artifact:
         self._sending: Future[None] | None = None
 
     def update(self, done: int, total: int) -> None:
-        """Set the artifact to the share that is done, at most every few seconds."""
+        """Send the share that is done, unless an update was sent within the last five seconds. The
+        first update creates the artifact.
+        """
         self._done = 100.0 * done / total if total else 0.0
         busy = self._sending is not None and not self._sending.done()
         if self._active and not busy and time.monotonic() - self._sent_at >= _ARTIFACT_EVERY_S:
@@ -296,12 +305,14 @@ class _Artifact:
             self._sending = asyncio.run_coroutine_threadsafe(self._send(), self._loop)
 
     async def begin(self) -> None:
-        """Make the artifact now: whatever makes it, it belongs to the run of that moment."""
+        """Create the artifact now, so that it belongs to the current run and not to the task run
+        that sends the first update.
+        """
         if self._active:
             await self._send()
 
     async def finish(self) -> None:
-        """Set the artifact to all done, if the stage took long enough to have one."""
+        """Set the artifact to 100%, if the stage took long enough to have one."""
         if self._sending is not None:
             await asyncio.wrap_future(self._sending)
         if self._id is not None:

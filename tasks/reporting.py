@@ -1,4 +1,4 @@
-"""Reports: written to the workspace, and left as artifacts in Prefect's UI."""
+"""Write reports to the workspace, and publish them as artifacts in Prefect's UI."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ async def comparison_report(run: RunRef) -> tuple[str, str]:
 
 
 async def _leave(run: RunRef, page: Path, *, key: str, description: str) -> None:
-    """Leave a report as an artifact: a link to its page, which a viewer serves, and its Markdown
-    twin.
+    """Publish a report as a Prefect artifact: a link to its page in a viewer, followed by the text
+    of its Markdown file.
     """
     text = page.with_suffix(".md").read_text(encoding="utf-8")
     viewer = viewer_address()
@@ -142,16 +142,18 @@ def _write_pages(run: RunRef, iterations: Sequence[int], *, viewer: str) -> tupl
 
 
 def _at_once(run: RunRef, read: Callable[[Workplace], T]) -> T:
-    """Return the result of `read`: all its queries see one state of the store, and the file is
-    opened once for dozens of them. Verdicts that it asks of an oracle itself are included.
+    """Call `read` with a workplace whose store is one snapshot, and return its result: all its
+    queries see the same state, and the file is opened only once for dozens of them.
+
+    If `read` stores rows itself, such as verdicts of an oracle, it is called again and sees them.
     """
     place = quiet_workplace(run)
     return settled_state(place.store, lambda state: read(replace(place, store=state)))
 
 
 def write_reports(workspace: Path, prefix: str, *, viewer: str = VIEWER) -> list[Path]:
-    """Write all reports of the run whose id begins with `prefix`; return their paths, that of the
-    page of the whole run last.
+    """Write all reports of the run whose id begins with `prefix`; return the paths of the HTML
+    files, with the page of the whole run last.
 
     Args:
         viewer: where `agentr view` shows the workspace; empty for pages without links there.
@@ -174,10 +176,10 @@ def write_reports(workspace: Path, prefix: str, *, viewer: str = VIEWER) -> list
 
 def compare_runs(workspace: Path, prefixes: Sequence[str], *, viewer: str = VIEWER) -> tuple[str, Path]:
     """Write a page that compares runs; return its tables as text for a terminal, and its path.
-    Differences are from the first run, or from the first of several groups of runs that differ in
-    the seed only; ids may be cut short.
 
-    Raises `ConfigError` if there is no such run, or one has no evaluated model.
+    Differences are relative to the first run; runs that differ only in their seed are also averaged
+    as a group. Each prefix is the beginning of a run's id. Raises `ConfigError` if there is no such
+    run, or one has no evaluated model.
     """
     ids = [find_run(workspace, prefix) for prefix in prefixes]
     places = [quiet_workplace(RunRef(workspace=str(workspace), run_id=run_id)) for run_id in ids]
@@ -190,11 +192,11 @@ def compare_runs(workspace: Path, prefixes: Sequence[str], *, viewer: str = VIEW
 
 
 def add_to_leaderboard(workspace: Path, prefix: str, page: Path) -> str:
-    """Put the last score of a run into the leaderboard of a Markdown file; return its table as text
-    for a terminal. The id may be cut short.
+    """Add the last scores of the run whose id begins with `prefix` to the leaderboard in the
+    Markdown file `page`; return the whole table as text for a terminal.
 
-    Raises `ConfigError` if there is no such run, if it compares arms or has not finished, and as
-    `leaderboard.add`.
+    Raises `ConfigError` if there is no such run, if it compares arms or has not finished, and what
+    `leaderboard.add` raises.
     """
     run = RunRef(workspace=str(workspace), run_id=find_run(workspace, prefix))
 
@@ -216,7 +218,7 @@ def add_to_leaderboard(workspace: Path, prefix: str, page: Path) -> str:
 
 def compare_worlds(workspace: Path, prefix: str, others: Sequence[str]) -> str:
     """Return the held-out scores of a run of several worlds next to those of runs of one world
-    each, as text for a terminal. Ids may be cut short.
+    each, as text for a terminal. `prefix` and `others` are the beginnings of their ids.
 
     Raises `ConfigError` if there is no such run, or if the worlds or instances do not match.
     """
@@ -234,7 +236,7 @@ def compare_worlds(workspace: Path, prefix: str, others: Sequence[str]) -> str:
 
 
 def score_table(run: RunRef) -> str:
-    """Return held-out success for each iteration of a run, as text for a terminal."""
+    """Return a table of the held-out success of each iteration of a run, as text for a terminal."""
 
     def read(place: Workplace) -> IterationReport:
         return _score_report(place, max([0, *_finished(place)]), Scoreboard(place))
@@ -248,12 +250,12 @@ def report_folder(run: RunRef) -> Path:
 
 
 def _finished(place: Workplace) -> list[int]:
-    """Return the iterations of a run that made a checkpoint, without the base."""
+    """Return the numbers of a run's iterations that made a checkpoint, without 0, in order."""
     return trained_iterations(place.store, place.run_id)
 
 
 def _score_report(place: Workplace, iteration: int, board: Scoreboard) -> IterationReport:
-    """Return a report with nothing but the scores, for tables."""
+    """Return a report that has the scores up to an iteration but no other parts, for tables."""
     return IterationReport(
         recipe_name=place.recipe.name,
         run_id=place.run_id,

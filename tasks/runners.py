@@ -19,11 +19,11 @@ _MODULES = {"dask": "prefect_dask", "ray": "prefect_ray"}
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A task runner, and a function that connects to it once it is entered.
+    """A task runner and what differs between clusters.
 
-    `lost` is what a future raises if its worker was lost more often than the cluster tolerates,
-    `gone` if the cluster itself was. `empty` returns whether the cluster has no worker at all; it
-    blocks.
+    `connect` connects to the cluster once the runner is entered. A future raises one of `lost` if
+    its workers died more often than the cluster tolerates, and one of `gone` if the cluster itself
+    was lost. `empty` blocks and returns whether the cluster has no worker at all.
     """
 
     runner: TaskRunner[Any]
@@ -55,8 +55,8 @@ def started(scale: ScaleConfig) -> Iterator[Cluster]:
     with ExitStack() as stack:
         cluster = _dask(scale) if scale.runner == "dask" else _ray(scale)
         if scale.runner == "dask":
-            # After the import of distributed, which writes its defaults into the configuration that
-            # this changes.
+            # Only now, since the import of distributed in `_dask` writes its defaults into the same
+            # configuration.
             stack.enter_context(_patient())
         try:
             stack.enter_context(cluster.runner)

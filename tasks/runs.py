@@ -1,5 +1,5 @@
-"""One process at a time works on a run; a run ends as finished, or as failed with advice on how to
-go on.
+"""The lock that lets only one process at a time work on a run, and the status that a run ends
+with.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _HELD: ContextVar[frozenset[str]] = ContextVar("held", default=frozenset())
 
 @contextmanager
 def locked(run: RunRef) -> Iterator[None]:
-    """Hold the lock of a run for the length of the block; it is released when the process ends,
-    however it ends.
+    """Hold the lock of a run for the length of the block, and keep the store of its workspace open;
+    the lock is released when the process ends, however it ends.
 
-    Within such a block the run's lock is already held: the stages of a wheel share it. Other runs
-    of the workspace are not locked. Raises `RunBusy` at once when somebody else holds the lock, in
-    this process or another.
+    A nested block for the same run shares the lock, as the stages of a flow do. Other runs of the
+    workspace are not locked. Raises `RunBusy` at once if the lock is held elsewhere, in this
+    process or another, and `StoreError` if the lock file cannot be made.
     """
     file = Path(run.workspace) / LOCKS / run.run_id
     name = str(file.absolute())
@@ -55,7 +55,7 @@ def locked(run: RunRef) -> Iterator[None]:
             ) from None
         token = _HELD.set(_HELD.get() | {name})
         try:
-            # A stage asks the store for one thing after the other.
+            # A stage makes many small queries, and opening the file takes longer than most of them.
             with open_store(Path(run.workspace), patient=True).kept_open():
                 yield
         finally:
@@ -65,7 +65,7 @@ def locked(run: RunRef) -> Iterator[None]:
 @contextmanager
 def all_locked(workspace: Path) -> Iterator[None]:
     """Hold the locks of all runs of a workspace for the length of the block. Raises `RunBusy` at
-    once when one of them is under way.
+    once if another process is working on one of them.
     """
     with ExitStack() as stack:
         for run_id in runs_beginning(open_store(workspace, must_exist=True), ""):
@@ -74,8 +74,8 @@ def all_locked(workspace: Path) -> Iterator[None]:
 
 
 def further(recipe: Recipe, more: int) -> Recipe:
-    """Return a recipe with `more` iterations beyond those that its run has finished in its
-    workspace; if the run was interrupted or failed, with the iterations that it was begun with.
+    """Return a recipe with `more` iterations added to those that its run has finished; if the run
+    was interrupted or failed, with the number of iterations that it was started with.
     """
     run = reference(recipe)
     goal = extended_goal(open_store(Path(run.workspace)), run.run_id, more)
@@ -87,8 +87,8 @@ async def recorded(run: RunRef, *, evaluates: bool = False) -> AsyncIterator[Non
     """Record the outcome of the block as the status of the run; an interrupted run stays "running"
     in the store.
 
-    With `evaluates` the block is only an evaluation, which says nothing about how a run begun
-    earlier ended.
+    With `evaluates`, the block only evaluates a model: a run that was started to train keeps its
+    status.
     """
     try:
         yield
@@ -104,5 +104,5 @@ async def recorded(run: RunRef, *, evaluates: bool = False) -> AsyncIterator[Non
 async def _end(run: RunRef, status: Literal["finished", "failed"], *, evaluates: bool = False) -> None:
     place = quiet_workplace(run)
     await finish(place, status, evaluates=evaluates)
-    # People copy this one file when a run has ended, and take it for the store.
+    # Fold the log into the database file: people copy that one file and take it for the store.
     place.store.checkpoint()

@@ -1,5 +1,5 @@
-"""Shards of collection and evaluation as Prefect tasks on a cluster: workers return rows, the stage
-stores them.
+"""Run shards of collection and evaluation as Prefect tasks on a cluster: workers return rows of the
+store, and the stage, in the run's own process, writes them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WITHOUT_WORKERS = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """All that a worker needs to know."""
+    """All that a worker needs to work through one shard."""
 
     recipe: Recipe
     run_id: str
@@ -68,15 +68,16 @@ async def work(name: str, order: bytes) -> Batch:
 async def spread(
     recipe: Recipe, run_id: str, shards: Sequence[Shard], *, at: datetime | None = None
 ) -> AsyncGenerator[Batch, None]:
-    """Yield what the workers of a recipe's cluster return for each shard, as soon as it is done.
+    """Yield the batch that a worker of the recipe's cluster returns for each shard, in the order in
+    which they finish.
 
     `at` is when the run started, for chat templates that print the date.
 
     Raises:
         ConfigError: the cluster does not answer, or has no workers, or its extra is not installed.
-        WorkerLost: a shard was given to one worker after another, and each was lost; or the whole
-            cluster was.
-        Transient: an error that a worker met, after the retries of its task.
+        WorkerLost: several workers died one after the other at the same shard, or the whole cluster
+            was lost.
+        Transient: a worker's error did not go away within the retries of its task.
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[PrefectFuture[Batch]] = asyncio.Queue()
@@ -85,7 +86,7 @@ async def spread(
         loop.call_soon_threadsafe(queue.put_nowait, future)
 
     with runners.started(recipe.scale) as cluster:
-        # The cluster forgets work that nobody holds a future of.
+        # The cluster drops work whose future is no longer referenced.
         pending: set[PrefectFuture[Any]] = set()
         for number, shard in enumerate(shards, start=1):
             # As bytes: Prefect looks for futures in every field of a parameter.
@@ -113,15 +114,15 @@ async def spread(
 
 
 async def _next(queue: asyncio.Queue[T], cluster: runners.Cluster, address: str) -> T:
-    """Return the next item that is finished. Raises `ConfigError` when no worker is there to finish
-    one.
+    """Return the next item of the queue. Print a line when the cluster has no worker, and raise
+    `ConfigError` once that has lasted `WITHOUT_WORKERS` seconds.
     """
     label, remedy = "the cluster on this machine", "begin the run again"
     if address:
         label, remedy = f"the cluster at {address}", f"start workers there, as in `dask worker {address} --nthreads 1`"
     empty_since: float | None = None
     while True:
-        # Not `wait_for`, which may lose an item when it gives up as one arrives.
+        # Not `wait_for`, which may lose an item that arrives just as it times out.
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK_EVERY):
                 return await queue.get()

@@ -1,7 +1,6 @@
-"""The stages of a run as Prefect tasks: each retries errors that may heal, and returns a small
-summary.
+"""The stages of a run as Prefect tasks: each retries transient errors, and returns a small summary.
 
-Tasks never use Prefect's cache: what is done is in the store, and a stage finds it there.
+Tasks never use Prefect's cache: results are in the store, where a stage finds those it has already.
 """
 
 from __future__ import annotations
@@ -74,20 +73,21 @@ async def headroom(run: RunRef, *, episodes: int, instances: int, judged: int, j
 
 
 async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None = None) -> Any:
-    """Run a stage of an iteration as a Prefect task and return its summary; the first one also
-    begins the iteration.
+    """Run a stage of an iteration as a Prefect task and return its summary; the iteration's first
+    stage also records that the iteration has begun.
 
-    A stage whose results would be in no row of the iteration's dataset, or in no step of its
-    training, since that was made before, does nothing and returns None. So does one of a pool that
-    an arm was trained on.
-
-    Raises `ConfigError` when the iteration has no such stage, or a later one is its first, or a
-    file that the run reads has changed, `DataFault` when the iteration before has no checkpoint,
-    and `StoreError` when weights that the stage goes on from were not made of the rows of the
-    store.
+    Do nothing and return None if the stage's results could not be used any more: the dataset or
+    checkpoint made from them exists already, or an arm of a comparison was trained on this pool.
 
     Args:
         limit: the most trees, episodes or questions that a gathering stage begins; None: all.
+
+    Raises:
+        ConfigError: the iteration has no such stage, its first stage was not run yet, or a file
+            that the run reads has changed.
+        DataFault: the iteration before has no checkpoint.
+        StoreError: a checkpoint that the stage builds on, or the rows that it was trained on, are
+            not those in the store.
     """
     recipe = stored_recipe(Path(run.workspace), run.run_id, patient=True)
     plan = plan_of(recipe, iteration)
@@ -96,7 +96,7 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
     starting.check_files(place, stage)
     if iteration > 1:
         place.trained(iteration - 1)
-    # Any earlier iteration may have made the best weights.
+    # With `best`, the weights may be those of any earlier iteration, so all are checked.
     check_run(place, *((iteration - 1, iteration) if recipe.promote == "last" else ()))
     if iteration and stage is plan.stages[0]:
         await begin(run, iteration)
@@ -116,7 +116,9 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
 
 @asynccontextmanager
 async def _workplace(run: RunRef, stage: str, iteration: int) -> AsyncIterator[Workplace]:
-    """Yield the workplace of a stage, with its progress shown and its new alarms told."""
+    """Yield the workplace of a stage. Its progress is shown, and each new alarm is printed and sent
+    to Prefect as an event.
+    """
     quiet = quiet_workplace(run)
     alarm_ids = {alarm.id for alarm in alarms_of(quiet.store, quiet.iteration_id(iteration))}
 
@@ -135,7 +137,10 @@ async def _workplace(run: RunRef, stage: str, iteration: int) -> AsyncIterator[W
 
 @cache
 def _task(name: str, needs: tuple[str, ...]) -> Task[[RunRef, int, int | None], Any]:
-    """Return the task of a stage; the stage itself is looked up on the machine that runs it."""
+    """Return the Prefect task that runs a stage; it looks the stage up by name when it runs.
+
+    `needs` are the task's tags, for Prefect's concurrency limits.
+    """
 
     async def work(run: RunRef, iteration: int, limit: int | None) -> Any:
         async with _workplace(run, name, iteration) as base:

@@ -1,6 +1,6 @@
 """The composition root: the only place that makes a store, environments and models from a recipe.
 
-Prefect takes seconds to import, and commands that run no flow do without it.
+This module does not import Prefect, which takes seconds, so that commands without a flow are fast.
 """
 
 from __future__ import annotations
@@ -44,24 +44,25 @@ from tasks.workspaces import find_run, open_store, stored_recipe
 
 @dataclass(frozen=True)
 class RunRef:
-    """A run and its workspace, which tasks pass to each other. Everything else is in the store."""
+    """A run and its workspace. Tasks pass only this to each other; the rest is in the store."""
 
     workspace: str
     run_id: str
 
 
 def reference(recipe: Recipe) -> RunRef:
-    """Return the reference to the run of a recipe. Raises `ModelDirectoryError` if its model is
-    unsound.
+    """Return the reference to the run of a recipe. Raises `ModelDirectoryError` if the directory of
+    its model cannot be used.
     """
     return RunRef(workspace=recipe.workspace, run_id=run_id_of(recipe, method_of(recipe)))
 
 
 def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe in a file, with its number formats and the run that it continues settled.
+    """Return the recipe in a file with overrides applied: `auto` is replaced by what suits this
+    machine, and `model.from_run` by the path of that run's model.
 
-    The environment variable `AGENTR_WORKSPACE` names the workspace of a recipe that names none.
-    Arms, environment options and cluster are checked. Raises `ConfigError`.
+    A recipe that names no workspace has `usual_workspace`. Raises `ConfigError` if the recipe, its
+    arms or its environments' options are wrong, or its cluster's package is not installed.
     """
     recipe = settle(_after_its_run(load(path, overrides, workspace=usual_workspace())))
     method_of(recipe).settle(recipe)
@@ -83,7 +84,8 @@ def usual_workspace() -> str:
 
 
 def _after_its_run(recipe: Recipe) -> Recipe:
-    """Return a recipe with the path of the model that the run in `model.from_run` ended with.
+    """Return a recipe with the path of the model that the run in `model.from_run` ended with; the
+    recipe itself if it names no run.
 
     Raises `ConfigError` if that run does not exist or is not finished.
     """
@@ -94,13 +96,16 @@ def _after_its_run(recipe: Recipe) -> Recipe:
     promotion = last_promotion(open_store(workspace), run_id)
     if promotion is None:
         raise ConfigError(f"model.from_run: run {run_id} is not finished; let it go on, or give model.path")
-    # Runs share the row of a model that they begin with, not the directory that they read it from.
+    # Runs that start with the same model share its row in the store, so the path in the row may be
+    # another run's; the run's own is in its recipe.
     path = promotion.path if promotion.iteration else stored_recipe(workspace, run_id).model.path
     return replace(recipe, model=dataclasses.replace(recipe.model, path=path, from_run=""))
 
 
 def quiet_workplace(run: RunRef, recipe: Recipe | None = None) -> Workplace:
-    """Return the workplace of a stage; its progress and its alarms are not shown."""
+    """Return the workplace of a stage that shows neither progress nor alarms; without `recipe`, for
+    the stored recipe of the run. Raises `ConfigError` if the store has no such run.
+    """
     root = Path(run.workspace)
     run_recipe, store = recipe or stored_recipe(root, run.run_id, patient=True), open_store(root, patient=True)
     place = Workplace(
@@ -135,8 +140,8 @@ def _unseen(done: int, total: int, note: str) -> None:
 
 
 def make_environment(recipe: Recipe, store: Store | None = None) -> Environment:
-    """Return a new environment of a recipe of one world, whose episodes begin as its prompt says;
-    tool answers are kept in `store`, if given.
+    """Return a new environment for a recipe of one world. Its episodes begin with what
+    `environment.prompt` sets, and answers of its tools are stored in `store`, if given.
     """
     world = recipe.environment
     env = named_environment(
@@ -165,8 +170,8 @@ def named_environment(
     take: Take = "last",
     workspace: str = "",
 ) -> Environment:
-    """Return a new environment; options that are left out come from the variables that its class
-    names. Its caches are in a workspace, by default the usual one.
+    """Return a new environment; missing options are taken from the environment variables that its
+    class names. Its caches are in `workspace`, by default the usual one.
     """
     cache = Path(workspace or usual_workspace()) / "cache"
     return registry.make(name, options, os.environ, transcript=transcript, labels=labels, take=take, cache=cache)
@@ -192,8 +197,8 @@ def hub_access() -> HubAccess:
 
 
 def load_model(recipe: Recipe, role: ModelRole, policy: Path, *, at: datetime | None = None) -> ChatModel:
-    """Return the model of a role; for a role without a model of its own, the policy in the
-    directory `policy`.
+    """Return the model of a role. For the actor, and for a role without a model of its own, that is
+    the policy in the directory `policy`.
 
     `at` is when the run started, for chat templates that print the date.
     """
@@ -205,11 +210,11 @@ def load_model(recipe: Recipe, role: ModelRole, policy: Path, *, at: datetime | 
 
 
 def make_model(model: ModelConfig, path: Path, *, logs: Path, at: datetime | None = None) -> ChatModel:
-    """Return the model that a section of a recipe describes, with the weights in a directory unless
-    the model is served.
+    """Return the model that a section of a recipe describes, with the weights in the directory
+    `path`; with backend `openai`, the model on its server.
 
-    `logs` is where servers that we start write their logs, in a folder for each process; `at` is
-    when the run started.
+    `logs` is the folder for the logs of vLLM servers that are started here, with a subfolder for
+    each process; `at` is when the run started.
     """
     if model.backend == "vllm":
         return load_vllm(model, path, logs=logs / f"vllm-{os.getpid()}", at=at)
@@ -233,12 +238,12 @@ def make_model(model: ModelConfig, path: Path, *, logs: Path, at: datetime | Non
 
 
 def named_model(name: str, *, server: str = "", context_length: int = 0) -> tuple[ChatModel, ModelConfig]:
-    """Return a model by its directory, by the name of a shipped one or, where neither is there, by
-    its name on a server, and how it is run.
+    """Return a model, and the settings that it is run with. Without `server`, `name` is a model
+    directory, else a shipped model, else a model on the server at OPENAI_BASE_URL.
 
     Args:
-        server: the address of the server, up to and including `/v1`; empty: OPENAI_BASE_URL.
-        context_length: the most tokens of prompt and reply; 0: as the model says.
+        server: the address of the server that has the model, up to and including `/v1`.
+        context_length: the most tokens of prompt and reply together; 0: as the model says.
 
     Raises:
         ModelDirectoryError: there is no such model, or its directory is damaged.
@@ -249,7 +254,7 @@ def named_model(name: str, *, server: str = "", context_length: int = 0) -> tupl
     if not server and not path.is_dir() and name in models:
         path = models[name]
     if server or (not path.is_dir() and os.environ.get("OPENAI_BASE_URL")):
-        # A server of one's own hardly ever wants a key.
+        # A local server rarely asks for a key, so none has to be set.
         key = "OPENAI_API_KEY" if os.environ.get("OPENAI_API_KEY") else ""
         server_config = ServerConfig(model=name, base_url=server, api_key_env=key)
         config = ModelConfig(backend="openai", server=server_config, context_length=context_length)
@@ -267,8 +272,8 @@ def named_model(name: str, *, server: str = "", context_length: int = 0) -> tupl
 
 
 def load_vllm(model: ModelConfig, path: Path, *, logs: Path, at: datetime | None = None) -> ChatModel:
-    """Return the model in a directory on vLLM: on its own replicas, or behind the server that
-    AGENTR_VLLM names.
+    """Return the model in a directory, run by vLLM: by the servers of `agentr models serve` at
+    AGENTR_VLLM or, if that is not set, by replicas that are started here.
     """
     from agentr_core.models.vllm.model import VllmModel
     from tasks.progress import tell
@@ -286,14 +291,14 @@ def viewer_address() -> str:
     """Return the address of a viewer of the workspace, such as http://127.0.0.1:4280:
     AGENTR_VIEW_URL, or the empty string.
     """
-    # The address that a viewer prints for other machines has its token, which must not be passed
-    # on.
+    # The address that a viewer prints for other machines contains its token, which must not be
+    # passed on.
     return os.environ.get("AGENTR_VIEW_URL", "").split("?")[0].rstrip("/")
 
 
 def viewer_page(kind: str, key: str) -> str:
-    """Return the address of a page of `agentr view`, such as that of a run by its id; the empty
-    string without a viewer.
+    """Return the address of a page of the viewer, such as kind `run` and the run's id as `key`; the
+    empty string if AGENTR_VIEW_URL is not set.
     """
     base = viewer_address()
     return f"{base}{page_of(kind, key)}" if base else ""

@@ -18,15 +18,15 @@ STORE_FILE = "store.duckdb"
 
 
 def open_store(workspace: Path, *, must_exist: bool = False, patient: bool = False) -> Store:
-    """Return the store of a workspace; a `patient` one, as a run needs, waits for other processes
-    as long as they hold it.
+    """Return the store of a workspace. While other processes hold it, a `patient` one, as a run
+    needs, waits without limit.
 
     Raises `StoreError` if the store must exist and does not, or if the folder cannot be read or has
     an impossible name.
     """
     path = workspace / STORE_FILE
     try:
-        # DuckDB puts the name of its log before a question mark.
+        # DuckDB inserts the ending of its log's name before a question mark in the path.
         if "?" in str(path.absolute()) or "\0" in str(path):
             raise ValueError
         str(path).encode()
@@ -41,15 +41,15 @@ def open_store(workspace: Path, *, must_exist: bool = False, patient: bool = Fal
     return _store(path, patient)
 
 
-# Each task of a run asks for it, and a store keeps an instance of DuckDB that takes long to start.
+# Each task of a run calls this, and a store keeps an instance of DuckDB, which is slow to start.
 @lru_cache(maxsize=4)
 def _store(path: Path, patient: bool) -> Store:
     return Store(path, wait_s=math.inf) if patient else Store(path)
 
 
 def find_run(workspace: Path, prefix: str) -> str:
-    """Return the id of the one run whose id begins with a prefix; with an empty one, that of the
-    only run. Raises `ConfigError` if there is none or several.
+    """Return the id of the one run whose id begins with a prefix; with an empty prefix, that of the
+    only run. Raises `ConfigError` if there is none or several, `StoreError` if there is no store.
     """
     run_ids = runs_beginning(open_store(workspace, must_exist=True), prefix)
     if not prefix and len(run_ids) > 1:
@@ -63,9 +63,9 @@ def find_run(workspace: Path, prefix: str) -> str:
 
 
 def stored_recipe(workspace: Path, run_id: str, *, patient: bool = False) -> Recipe:
-    """Return the resolved recipe of a run; `patient` as for `open_store`.
+    """Return the resolved recipe that a run was started with; `patient` as for `open_store`.
 
-    Raises `ConfigError` for an unknown run.
+    Raises `ConfigError` for an unknown run, and `StoreError` if there is no store.
     """
     config = run_config(open_store(workspace, must_exist=True, patient=patient), run_id)
     if config is None:
@@ -73,7 +73,7 @@ def stored_recipe(workspace: Path, run_id: str, *, patient: bool = False) -> Rec
     return _parse(config, f"recipe of run {run_id}")
 
 
-# Every task of a run asks for its recipe.
+# Every task of a run needs its recipe.
 @lru_cache(maxsize=16)
 def _parse(config: str, source: str) -> Recipe:
     return restored(json.loads(config), source=source)

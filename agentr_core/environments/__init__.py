@@ -1,3 +1,3 @@
-"""The worlds, one folder each, the registry that finds them, and the contract that they all
-keep.
+"""The worlds, in one folder each; the registry that finds worlds by name; and the checker of the
+contract that all of them keep.
 """

@@ -18,7 +18,7 @@ from agentr_core.types import Instance, Step, StopReason, Trajectory, Transition
 MAX_STEPS = 60
 MAX_COMPARED = 100_000
 ALL = MAX_COMPARED
-"""As many instances of a split as are played at most."""
+"""The value of `instances_per_split` that means all instances; a split with more is refused."""
 NONSENSE = "florble the quux"
 ANSWER = "There is nothing to say about that."
 STATE_EPISODES = 4
@@ -35,9 +35,9 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatePairs:
-    """How often an action was taken again in a state that it had been taken in before, and in how
-    many of these pairs it led elsewhere: to another text, reward, ending or state. `example` tells
-    one of them.
+    """How often an action was repeated in a state in which it had been taken before (`pairs`), and
+    how often it then had another result (`elsewhere`): another text, reward, ending or state.
+    `example` describes one such case; empty if there is none.
     """
 
     pairs: int = 0
@@ -56,7 +56,7 @@ class StatePairs:
 
     @property
     def sound(self) -> bool:
-        """Whether no more of them led elsewhere than may."""
+        """Whether the share of pairs with another result is at most `MOST_ELSEWHERE`."""
         return self.elsewhere <= MOST_ELSEWHERE * self.pairs
 
 
@@ -69,30 +69,31 @@ def check(
     on_states: Callable[[StatePairs], None] = lambda pairs: None,
     progress: Callable[[int, int, str], None] = lambda done, total, note: None,
 ) -> tuple[Violation, ...]:
-    """Return the violations of the contract, none if all is well. Two environments are made and
+    """Return the violations of the contract; empty if there are none. Two environments are made and
     closed.
 
-    The checks cover names and texts; splits, which must not be empty, have an instance twice, nor
-    overlap by first observation, or by `identity` if there is one; determinism across objects and
-    of snapshots, as far as the environment says that it repeats itself; rewards, in [0, 1] or
-    negative for a disaster, and success flags; nonsense, which must be parsed and answered, not
-    raise; doing nothing, which must not win; and the expert, whose replies must parse, meet no
-    disaster and succeed. In a graded world the rule of the grader says what succeeds, as far as it
-    decides. If all is well and the environment tells its state, that is checked as in
-    `state_pairs`.
+    The checks cover names and texts; splits, which must not be empty, contain an instance twice, or
+    share an instance by `identity`, by default the first observation; determinism, across objects
+    and after a restore, as far as `repeatability` promises it; rewards, in [0, 1] or negative for a
+    disaster, and success flags; nonsense, which must be parsed and answered, not raise; doing
+    nothing, which must not win; and the expert, whose replies must parse, meet no disaster and
+    succeed. In a graded world the grader's rule decides what succeeds; where it would ask a model,
+    success is not checked. If there is no violation and the environment has `state`, that is
+    checked with `state_pairs`.
 
     Args:
         instances_per_split: how many instances of each split are played; by default three, or one
-            if the environment's calls block. `ALL` are all of them.
-        gold: replies that must succeed in place of the expert's, by instance; no other instances
-            are played then, by default all of these.
-        on_instance: is called before an instance is played.
-        on_states: is told, at the end, the pairs of equal state and action of all instances, if
-            they were compared.
-        progress: is told how many instances of a split were played, of how many, and their name.
+            if the environment's calls block. `ALL` means all of them.
+        gold: replies that must succeed in place of the expert's, by instance. Only these instances
+            are then played, by default all of them.
+        on_instance: is called with each instance before it is played.
+        on_states: is called once at the end with the pairs of all instances, if states were
+            compared.
+        progress: is called with the number of instances of a split that were played, the number to
+            play, and a note that names the split.
 
-    Raises `ConfigError` when `gold` names an instance that there is not, or all instances of a
-    split are more than `ALL`.
+    Raises `ConfigError` if `gold` names an unknown instance, or if all instances of a split are to
+    be played and it has more than `ALL`.
     """
     env, other = make(), make()
     instances: list[Instance] = []
@@ -184,7 +185,7 @@ def _chosen(
     per_split: int | None,
     gold: Mapping[Instance, Sequence[str]] | None,
 ) -> Sequence[Instance]:
-    """Return the instances of a split to play."""
+    """Return the instances of a split to play. Raises `ConfigError` as `check` does."""
     if gold is None:
         if per_split == ALL < len(instances):
             raise ConfigError(
@@ -207,7 +208,7 @@ def _episode(
     for reply in ("", NONSENSE):
         env.parse(reply)
     rule, replies = ("expert", env.expert(instance)) if gold is None else ("gold", gold)
-    # The expert is somebody's code, which may go on for ever.
+    # The expert is third-party code, and may return an endless sequence.
     replies = replies if replies is None or gold is not None else replies[: MAX_STEPS + 1]
     actions = [NONSENSE, ""] if replies is None else [env.parse(reply) for reply in replies]
     if replies is not None and not all(actions):
@@ -248,7 +249,7 @@ def _episode(
 
 
 def _idle(env: Environment, instance: Instance) -> Iterator[Violation]:
-    """Yield the violation of an instance that is won by doing nothing."""
+    """Yield a violation if the instance is won by doing nothing."""
     first_observation, idle = env.reset(instance), ""
     action = env.parse(idle)
     transitions: list[Transition] = []
@@ -269,20 +270,22 @@ def state_pairs(
     episodes: int = STATE_EPISODES,
     steps: int = STATE_STEPS,
 ) -> StatePairs:
-    """Return the pairs of equal state and action in episodes of random actions, which the
-    environments play in turn. Texts are compared up to the order of what they list. That an episode
-    is cut is not compared: a state may leave out the count of its steps.
+    """Play episodes of random actions, each in the next of the environments, and return how often a
+    repeated pair of state and action had another result. Texts are compared up to the order of what
+    they list. Truncation is not compared, since a state may leave out the number of steps.
 
     Args:
-        actions: what is chosen from, or a function that returns it for the present state. Half of
-            the time, an action is taken that was taken in the state before, if there is one.
-        steps: the most of an episode.
+        actions: the actions to choose from, or a function that returns them for the present state.
+            In a state seen before, half of the actions are ones that were taken there before.
+        episodes: the number of episodes.
+        steps: the most steps of an episode.
     """
     rng = random.Random(derive_seed("states", instance.key))
     results: dict[str | None, dict[str, tuple[Transition, str | None]]] = {}
     total = StatePairs()
     for env in itertools.islice(itertools.cycle(envs), episodes):
-        # What was found or got in another order is listed in another order, and is the same.
+        # Things that were picked up in another order are listed in another order; the state is the
+        # same.
         is_compared = Repeatability(env.repeatability) is not Repeatability.NEVER
         repeatability = Repeatability.UNORDERED if is_compared else Repeatability.NEVER
         env.reset(instance)
@@ -316,7 +319,7 @@ def _trajectory(
     actions: Sequence[str],
     transitions: Sequence[Transition],
 ) -> Trajectory:
-    """Return the episode of the first replies, one for each transition."""
+    """Return the trajectory of an episode; replies beyond the last transition are left out."""
     steps = [
         Step(
             reply=reply,
@@ -336,7 +339,7 @@ def _trajectory(
 
 
 def _wins(env: Environment, trajectory: Trajectory) -> bool | None:
-    """Return whether an episode succeeds; None if a model would have to be asked."""
+    """Return whether an episode succeeds; None if its grader would have to ask a model."""
     if env.grader is None or not trajectory.steps:
         return trajectory.success
     grade = env.grader.rule(trajectory)
@@ -350,8 +353,8 @@ def _same_transition(transition: Transition, original: Transition, repeatability
 
 
 def _step(env: Environment, action: str) -> Transition:
-    """Return the transition after an action; a question that the step asks a model always gets the
-    same answer.
+    """Return the transition after an action. If the step asks a model, the answer is always
+    `ANSWER`.
     """
     transition = env.step(action)
     while transition.info.get("question") is not None:
@@ -360,6 +363,6 @@ def _step(env: Environment, action: str) -> Transition:
 
 
 def _spread(instances: Sequence[Instance], count: int) -> list[Instance]:
-    """Return instances from the whole length of a split, each from the middle of its part."""
+    """Return `count` instances, or all if there are fewer, spread evenly over a split."""
     count = min(count, len(instances))
     return [instances[(2 * part + 1) * len(instances) // (2 * count)] for part in range(count)]

@@ -1,4 +1,4 @@
-"""Files of gold answers: what is right in an instance, as a text or as the replies that win it."""
+"""Files of gold answers: for each instance the right answers, or replies that solve it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from agentr_core.types import Instance
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gold:
-    """What is right in an instance: `answers`, each of which will do, or whole `replies`, after
-    which the first of the answers may follow.
+    """The gold answers of an instance: `answers`, each of which is right on its own, or `replies`
+    of a whole episode, which may be followed by the first answer.
     """
 
     answers: tuple[str, ...] = ()
@@ -26,15 +26,15 @@ class Gold:
 def read_gold(path: Path, *, world: str, split: str = "train", setting: str = "--gold") -> dict[Instance, Gold]:
     """Return the gold answers of a file of JSON lines, by instance.
 
-    Each object names its instance in `id` as a key such as `textcraft/train/7`, or as an index of
-    `split`, and has `answer`, a text, a number or a list of these, or `replies`, a list of texts.
+    Each object names its instance in `id`, by a key such as `textcraft/train/7` or by its index in
+    `split`. It has `answer`, a text, a number or a list of these, or `replies`, texts, or both.
 
     Args:
         world: the name of the environment in its instances.
         setting: the option that names the file, for error messages.
 
-    Raises `DataFileError` for a file that cannot be read, an object that has neither, and an
-    instance that occurs twice.
+    Raises `DataFileError` for a file that cannot be read or has no objects, an object with neither
+    an answer nor replies, and an instance that occurs twice.
     """
     golds: dict[Instance, Gold] = {}
     for number, record in records(path, setting=setting):

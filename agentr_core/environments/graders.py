@@ -5,8 +5,7 @@ A world names one in its attribute `grader`:
 
     grader = NumericAnswer(lambda instance: [str(SUMS[instance.index])])
 
-Each is a `protocols.Grader`: the rewards that it gives are in [0, 1], and nothing that fails is a
-reward.
+Each is a `protocols.Grader`: its rewards are in [0, 1], and a grader that fails gives no reward.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from agentr_core.texts import quoted
 from agentr_core.types import Grade, Instance, Message, Question, Sampling, Trajectory
 
 Golds = Callable[[Instance], Sequence[str]]
-"""Returns the right answers of an instance, each of which will do."""
+"""A function that returns the right answers of an instance, each of which is enough."""
 AnswerOf = Callable[[Trajectory], str]
-"""Returns the answer that an episode gives; empty if it gives none."""
+"""A function that returns the answer of an episode; empty if it gives none."""
 
 _LABEL = re.compile(
     r"^[^\w\n]*(?:the |my )?(?:final )?answer(?:(?: is)?[*_ \t]*:| is)[*_ \t]*(.+?)[*_ \t]*$",
@@ -43,9 +42,9 @@ _QUOTED = 200
 
 
 def last_answer(trajectory: Trajectory) -> str:
-    r"""Return the answer in the last reply of an episode, without its thoughts: what stands in its
-    last `\boxed{...}`, in its last `<answer>` tag or on its last line "Answer: ...", else the last
-    action, as the world read it; empty if there is none.
+    r"""Return the answer in the last reply of an episode, its thoughts left out: the content of its
+    last `\boxed{...}`, else of its last `<answer>` tag, else of its last line "Answer: ...", else
+    the last action as the world parsed it. Empty if there is none.
     """
     if not trajectory.steps:
         return ""
@@ -59,10 +58,11 @@ def last_answer(trajectory: Trajectory) -> str:
 
 
 def answer_within(pattern: str) -> AnswerOf:
-    """Return a function that takes an answer out of the last reply of an episode, without its
-    thoughts: the first group of the last match of a regular expression, or the whole match.
+    """Return a function that finds the answer in the last reply of an episode, its thoughts left
+    out: the first group of the last match of a regular expression, or the whole match if it has no
+    group; empty without a match.
 
-    Raises `ConfigError` for a pattern that is none.
+    Raises `ConfigError` if `pattern` is not a regular expression.
     """
     regex = _compiled(pattern)
 
@@ -92,9 +92,9 @@ class _ByRule:
 
 
 class ExactAnswer(_ByRule):
-    """Reward 1 for an answer with the words of a right one, in their order, and no others; else 0.
+    """Reward 1 if the answer has the same words as a right answer, in the same order; else 0.
 
-    Case, articles and signs without a meaning of their own do not matter.
+    Case, articles and punctuation without a meaning of its own do not matter; see `scoring.words`.
     """
 
     def __init__(self, golds: Golds, answer: AnswerOf = last_answer) -> None:
@@ -109,12 +109,12 @@ class ExactAnswer(_ByRule):
 
 
 class NumericAnswer(_ByRule):
-    """Reward 1 for an answer whose last number is the last one of a right answer, else 0.
+    """Reward 1 if the last number of the answer equals the last number of a right answer, else 0.
 
-    `tolerance` is how far it may be from it, as a share of the right number; of 0, as it is. A
-    number may have commas (1,234), an exponent, or be a fraction (3/4).
+    `tolerance` is the largest allowed difference as a share of the right number, or as it is if
+    that is 0. A number may have commas (1,234), an exponent, or be a fraction (3/4).
 
-    Raises `ConfigError` for a tolerance that is negative or no number.
+    Raises `ConfigError` if the tolerance is negative, infinite or not a number.
     """
 
     def __init__(self, golds: Golds, *, tolerance: float = 1e-6, answer: AnswerOf = last_answer) -> None:
@@ -125,7 +125,7 @@ class NumericAnswer(_ByRule):
         self._answer = answer
 
     def rule(self, trajectory: Trajectory) -> Grade | None:
-        """Return the grade. Raises `EnvironmentFault` where a right answer has no number."""
+        """Return the grade. Raises `EnvironmentFault` if a right answer has no number."""
         number = _last_number(self._answer(trajectory))
         right = False
         for gold in self._golds(trajectory.instance):
@@ -138,10 +138,11 @@ class NumericAnswer(_ByRule):
 
 
 class Pattern(_ByRule):
-    """Reward 1 where a regular expression is found in the last step of an episode, else 0.
+    """Reward 1 if a regular expression matches in the last step of an episode, else 0.
 
-    `where` says in what: the reply without its thoughts, the action, or the observation. Raises
-    `ConfigError` for a pattern that is none.
+    `where` says which text is searched: the reply without its thoughts, the action, or the
+    observation. Raises `ConfigError` for another `where`, or if `pattern` is not a regular
+    expression.
     """
 
     def __init__(self, pattern: str, *, where: Literal["reply", "action", "observation"] = "reply") -> None:
@@ -151,7 +152,7 @@ class Pattern(_ByRule):
         self._where = where
 
     def rule(self, trajectory: Trajectory) -> Grade | None:
-        """Return the grade; an episode without a step gets 0."""
+        """Return the grade; in an episode without a step, the empty text is searched."""
         text = ""
         if trajectory.steps:
             step = trajectory.steps[-1]
@@ -161,11 +162,11 @@ class Pattern(_ByRule):
 
 
 class Command(_ByRule):
-    """The reward that a command of the shell prints: a number from 0 to 1 on the last line of its
-    output. It reads the episode on its standard input, as `episode_json` writes it.
+    """The reward that a shell command prints: a number from 0 to 1 on the last line of its output.
+    It reads the episode from standard input, as the JSON of `episode_json`.
 
-    A command that fails, takes longer than `seconds` or prints no such number gives no reward: that
-    raises `EnvironmentFault`. An episode succeeds if its reward is above `success_from`.
+    A command that fails, takes longer than `seconds` or prints no such number raises
+    `EnvironmentFault`. An episode succeeds if its reward is above `success_from`.
     """
 
     blocking = True
@@ -178,9 +179,9 @@ class Command(_ByRule):
         self._success_from = _share("success_from", success_from)
 
     def rule(self, trajectory: Trajectory) -> Grade | None:
-        """Return the grade once the command has ended. Raises `EnvironmentFault`."""
+        """Run the command and return the grade. Raises `EnvironmentFault` if it gives no reward."""
         key = trajectory.instance.key
-        # Its own session, so that at the limit what the command has started ends with it.
+        # Its own session, so that everything that the command has started can be killed with it.
         child = subprocess.Popen(
             self._command,
             shell=True,
@@ -240,9 +241,9 @@ Score: NUMBER"""
 class Rubric:
     """A grade that a model gives by a rubric. The reward is its score, from 0 to 1.
 
-    What follows the thoughts of its reply counts, and of that the last line `Score: N`, with N from
-    0 to `scale`. A reply without one is unreadable, and no grade. `role` is the role of the model
-    in recipes; an episode succeeds if its reward is above `success_from`.
+    The score is N in the last line `Score: N` after the thoughts of the model's reply, with N from
+    0 to `scale`; the reward is N / `scale`. A reply without such a line gives no grade. `role` is
+    the model's role in recipes; an episode succeeds if its reward is above `success_from`.
     """
 
     def __init__(
@@ -268,11 +269,15 @@ class Rubric:
         return self._role
 
     def rule(self, trajectory: Trajectory) -> Grade | None:
-        """Return None, since a model is asked; an episode without a step gets 0."""
+        """Return None, since a model has to be asked, but reward 0 for an episode without a
+        step.
+        """
         return None if trajectory.steps else Grade(reward=0.0, success=False)
 
     def question(self, trajectory: Trajectory) -> Question:
-        """Return the rubric with the episode, to be asked at temperature 0."""
+        """Return the question for the model: the rubric, the task and all steps, at temperature
+        0.
+        """
         steps = "\n".join(
             f"[{number}] Agent: {without_thought(step.reply)}\n[{number}] World: {step.observation}"
             for number, step in enumerate(trajectory.steps, start=1)
@@ -281,7 +286,7 @@ class Rubric:
         return Question(role=self._role, messages=(Message(role="user", text=text),), sampling=self._sampling)
 
     def read(self, trajectory: Trajectory, reply: str) -> Grade | None:
-        """Return the grade in a reply; None if it has none."""
+        """Return the grade in a reply; None if it has no score, or one above `scale`."""
         scores = _SCORE.findall(after_thoughts(reply) or "")
         if not scores or float(scores[-1]) > self._scale:
             return None

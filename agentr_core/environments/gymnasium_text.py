@@ -1,4 +1,6 @@
-"""An environment of Gymnasium that speaks text: its observations and actions are strings."""
+"""Gymnasium environments whose observations and actions are texts, and worlds for TRL's GRPO
+trainer.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,14 @@ class GymnasiumText(Environment):
 
     Args:
         id: the id that `gymnasium.make` takes, such as `my_package:Rooms-v0`.
-        instruction: the first turn of the conversation; it must name the actions.
-        step_limit: the usual number of steps.
-        train: the first and last seed of the split.
-        test: the same for the test split.
+        instruction: the first message of the conversation; it must name the actions.
+        step_limit: the number of steps after which an episode is usually cut.
+        train: the first and last seed of the split `train`.
+        test: the same for the split `test`.
+        reward_low, reward_high: the range of an episode's return.
         make_options: keyword arguments for `gymnasium.make`.
-        seeds_differ: whether each seed is another problem, also where their first observations are
-            the same.
+        seeds_differ: whether each seed is a different problem, even if first observations are
+            equal.
         files: the files and folders that the environment reads; their contents are part of a run's
             id.
     """
@@ -91,7 +94,7 @@ class GymnasiumText(Environment):
 
     @staticmethod
     def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the files that the recipe names."""
+        """Return the files and folders of the option `files`."""
         return tuple(options.get("files", ()))
 
     def splits(self) -> tuple[str, ...]:
@@ -116,12 +119,11 @@ class GymnasiumText(Environment):
         return checked_text(self._env.reset(seed=instance.index)[0], f"{self.name}: the first observation")
 
     def step(self, action: str) -> Transition:
-        """Carry out an action and return the transition; its `info` includes that of the
-        environment.
+        """Carry out an action and return the transition: its reward is the scaled return so far,
+        and its `info` includes that of the environment.
         """
         observation, reward, terminated, truncated, info = self._env.step(action)
-        # Checked before it is added: the bounds of the scale would hide that the reward is
-        # infinite.
+        # Checked before it is added: clipping to [0, 1] would hide an infinite reward.
         self._return += checked_number(reward, f"{self.name}: the reward of {action!r}")
         progress = min(max((self._return - self._low) / (self._high - self._low), 0.0), 1.0)
         success = info.get("success", bool(terminated) and progress == 1.0)
@@ -145,8 +147,8 @@ _BY_TOOL = "Instead of writing the line of the action, send each action with the
 
 
 class TrlEpisode:
-    """One rollout: TRL makes it without arguments, resets it with a row, and offers its public
-    method as a tool.
+    """One rollout for TRL, which makes it without arguments (see `environment_factory`), resets it
+    with a row of the dataset, and offers its public method `act` to the model as a tool.
 
     Source: `environment_factory` of `trl.GRPOTrainer`, version 1.16, which TRL calls experimental.
     """
@@ -159,7 +161,9 @@ class TrlEpisode:
         self._fault: EnvironmentFault | None = None
 
     def reset(self, *, environment_name: str, split: str, index: int, **columns: Any) -> str:
-        """Return the first observation of a row's instance; TRL appends it to the prompt."""
+        """Begin the instance that a row of the dataset names, and return its first observation,
+        which TRL appends to the prompt.
+        """
         self._steps, self._reward, self._over, self._fault = 0, 0.0, False, None
         return self._env.reset(Instance(environment=environment_name, split=split, index=index))
 
@@ -197,15 +201,15 @@ class TrlEpisode:
 
 
 def environment_factory(make: Callable[[], Environment]) -> Callable[[], TrlEpisode]:
-    """Return the factory for `trl.GRPOTrainer(environment_factory=...)`; `make` returns a new
-    environment.
+    """Return the factory for `trl.GRPOTrainer(environment_factory=...)`; `make` must return a new
+    environment at each call.
     """
     return lambda: TrlEpisode(make())
 
 
 def rows(env: Environment, instances: Sequence[Instance]) -> list[dict[str, Any]]:
-    """Return the rows of a dataset: a prompt with the instruction, and the instance that
-    `TrlEpisode.reset` begins.
+    """Return the rows of a dataset for TRL, one for each instance: a prompt with the instruction,
+    and the arguments of `TrlEpisode.reset`.
     """
     prompt = [{"role": "user", "content": f"{env.instruction}\n{_BY_TOOL}\n\n"}]
     return [

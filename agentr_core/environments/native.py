@@ -1,8 +1,8 @@
 """Worlds in which a model acts by native tool calls: any world, with one tool for its actions.
 
-The model writes a call; the world gets the action in it, as read by the world's own parser. A reply
-that cannot be read is answered in words, and the world does not see it. The calls of a reply with
-several are made one after the other, each with a result of its own.
+The model writes a tool call; the world's own parser reads the action in it. A reply that cannot be
+read is answered with a sentence, and the world never sees it. If a reply has several calls, they
+are made one after the other, and each has its own result.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ MISREAD = "misread call: "
 NO_CALL = "There was no call of a tool in your reply. Call one."
 OVER = "This call was not made: the episode was over before it."
 _SEVERAL = "calls: "
-"""The start of an action that is several; a JSON list of them follows."""
+"""The start of an action that joins several actions; a JSON list of them follows."""
 
 
 def join_actions(actions: Sequence[str]) -> str:
-    """Return the actions of the calls in a reply as one action: a single one as it is. What
-    `actions_in` reads of it are the same actions, whatever they are.
+    """Return the actions of the calls in a reply as one action; a single one is returned unchanged.
+    `actions_in` is the inverse for any list of at least one action.
     """
     if len(actions) == 1 and not actions[0].startswith(_SEVERAL):
         return actions[0]
@@ -51,7 +51,9 @@ def join_actions(actions: Sequence[str]) -> str:
 
 
 def actions_in(action: str) -> list[str]:
-    """Return the actions that `join_actions` joined: a list of one for any other text."""
+    """Return the actions that `join_actions` joined; for any other text, a list of just that
+    text.
+    """
     if not action.startswith(_SEVERAL):
         return [action]
     try:
@@ -68,12 +70,16 @@ def misread(call: Misread) -> str:
 
 
 def is_misread(action: str) -> bool:
-    """Return whether an action stands for a call that could not be read, or one of several does."""
+    """Return whether an action, or one of several joined ones, stands for a call that could not be
+    read.
+    """
     return any(part.startswith(MISREAD) for part in actions_in(action))
 
 
 def feedback(action: str) -> str:
-    """Return what a model is told about a reply without a call, or with one that cannot be read."""
+    """Return the observation after a reply without a call (an empty action) or with an unreadable
+    one.
+    """
     return f"The call could not be read: {action.removeprefix(MISREAD)}." if action else NO_CALL
 
 
@@ -81,8 +87,8 @@ def native(kind: type[Environment]) -> type[Any]:
     """Return a subclass of a world's class that acts by native tool calls. A world with its own
     tools names a mixin for it in its attribute `native`; any other world gets the tool `act`.
 
-    A mixin joins the actions of several calls with `join_actions`; its `step` and `answer` are
-    given one at a time.
+    The mixin's `parse` joins the actions of several calls with `join_actions`; its `step` and
+    `answer` then get them one at a time.
     """
     mixin: type[Any] | None = getattr(kind, "native", None)
     mixins: tuple[type[Any], ...]
@@ -111,15 +117,17 @@ class _Several:
     _calls_made: tuple[Transition, ...] = ()
 
     def step(self, action: str) -> Transition:
-        """Return the transition of all calls: their results, and the reward of the last one that
-        was made.
+        """Make the calls of a reply and return one transition: the results of all of them, with the
+        reward of the last call that was made.
         """
         first, *self._calls_left = actions_in(action)
         self._calls_made = ()
         return self._make_calls(super().step(first))  # type: ignore[misc]
 
     def _make_calls(self, transition: Transition) -> Transition:
-        """Return where the step leads after the transition of one of its calls."""
+        """Make the calls that are left, after the transition of one call, and return their joint
+        transition, or the first one that asks a question.
+        """
         while transition.info.get("question") is None:
             self._calls_made = (*self._calls_made, transition)
             over = transition.terminated or transition.truncated or transition.reward < 0
@@ -131,8 +139,8 @@ class _Several:
 
 
 def _merge(transitions: Sequence[Transition], num_late: int) -> Transition:
-    """Return the transitions of calls as one; `num_late` more were not made, as the episode was
-    over.
+    """Return the transitions of several calls as one; `num_late` more calls were not made, since
+    the episode was over.
     """
     if len(transitions) + num_late == 1:
         return transitions[0]
@@ -156,8 +164,8 @@ class _AnsweringSeveral(_Several):
 
 
 class _Acting:
-    """A mixin that adds native calls to the class of a world. A misread reply leaves the world's
-    state and reward as they are.
+    """A mixin that adds native calls to the class of a world. A reply that cannot be read changes
+    neither the world's state nor its reward.
     """
 
     transcript = NativeTurns(tools=(ACT,), note=NOTE)
@@ -169,8 +177,8 @@ class _Acting:
         return first
 
     def parse(self, reply: str) -> str:
-        """Return the action in the call of a reply, joined if there are several; an empty string if
-        it has none, and the action of `misread` for a call that cannot be read.
+        """Return the action in the call of a reply, joined if there are several calls; empty if
+        there is no call, and the action of `misread` for a call that cannot be read.
         """
         calls = read_calls(reply)
         if calls is None or isinstance(calls, Misread):
@@ -183,7 +191,7 @@ class _Acting:
             return misread(texts)
         words = texts["action"]
         parse = super().parse  # type: ignore[misc]
-        # Some worlds mark an action by other means than a label.
+        # Some worlds mark an action in another way than with a label.
         action: str = parse(f"{LABEL} {words}") or parse(words)
         return action or misread(Misread("its action has not the form that is asked for"))
 
@@ -225,10 +233,11 @@ class _Answering:
 
 
 class _ResumeMixin:
-    """A mixin for worlds that go on from recorded steps; see `Environment.resume`."""
+    """A mixin for worlds with their own `resume`; see `Environment.resume`."""
 
     def resume(self, instance: Instance, steps: Sequence[Step]) -> str:
-        # A step of several calls is one for each; what is known of all together is the last one's.
+        # A step of several calls becomes one step for each call; the last one gets the reward and
+        # tool calls of the whole step.
         single_steps: list[Step] = []
         for step in steps:
             actions = actions_in(step.action)
@@ -242,10 +251,10 @@ class _ResumeMixin:
 
 
 class _OracleMixin:
-    """A mixin for worlds with true verdicts; see `Environment.oracle`."""
+    """A mixin for worlds with their own `oracle`; see `Environment.oracle`."""
 
     def oracle(self, instance: Instance, actions: Sequence[str]) -> Sequence[Verdict]:
-        """Return the verdicts on the actions: several together are as good as the worst of them."""
+        """Return the verdict on each action; for several joined ones, the worst of theirs."""
         parts = [actions_in(action) for action in actions]
         verdicts = iter(super().oracle(instance, [action for part in parts for action in part]))  # type: ignore[misc]
         return [max((next(verdicts) for _ in part), key=_BADNESS.index) for part in parts]

@@ -1,12 +1,12 @@
 """Environments by name: the shipped ones and those that other packages add.
 
 A package adds one with an entry point in the group `agentr.environments` that names a class derived
-from `agentr_core.environment.Environment`, or a function that returns such an environment. It takes
-the recipe's `environment.options` as keyword arguments, each with a value of the type of its
-annotation. An option that the recipe leaves out comes from the environment variable that
-`variables` or `variables_of` of the class names for it. What `version_of` and `files_of` return for
-some options, the contents of the files included, is part of a run's id; options that come from
-variables are among these.
+from `agentr_core.environment.Environment`, or a function that returns such an environment. It is
+called with the recipe's `environment.options` as keyword arguments; each value must have the type
+of its annotation. An option that the recipe leaves out comes from the environment variable that
+`variables` or `variables_of` of the class names for it. A run's id includes what `version_of`
+returns for the recipe's options, and the contents of the files that `files_of` names for these and
+the options from variables.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ from agentr_core.types import Sampling
 
 
 def option_faults(kind: Any, options: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with the types of options for an environment's class, one sentence each.
-    An option without an annotation, or with one of a type of its own, may have any value.
+    """Return what is wrong with the types of options for an environment's class, one sentence for
+    each option at fault. An option may have any value if it has no annotation, or one that pydantic
+    does not know.
     """
     types = _types(kind)
     faults = []
@@ -52,10 +53,11 @@ def option_faults(kind: Any, options: Mapping[str, Any]) -> list[str]:
         if name not in types:
             continue
         try:
-            # As JSON, a list is also a tuple or a set, and yet no text is a number.
+            # In strict JSON mode a list may become a tuple or a set, but a text is never read as a
+            # number.
             types[name].validate_json(json.dumps(value), strict=True)
         except TypeError:
-            # Not a value that a recipe can have.
+            # Not JSON, so not a value from a recipe.
             continue
         except ValidationError as error:
             reason = sentence(error.errors(include_url=False, include_input=False))
@@ -95,17 +97,21 @@ def make(
     take: Take = "last",
     cache: Path | None = None,
 ) -> Environment:
-    """Return a new environment; `variables` are those of the process. What it would keep below
-    `runs/cache`, if its options do not say where, it keeps in the folder `cache`. With a `native`
-    transcript its actions are tool calls; see `environments.native`. Labels of actions are read as
-    `labels` says; with `take` first, replies to it are drawn up to their first action.
+    """Return a new environment.
+
+    Args:
+        variables: the environment variables of the process.
+        transcript: with `native`, actions are tool calls; see `environments.native`.
+        labels: how labels of actions are read.
+        take: with `first`, replies are sampled only up to their first action.
+        cache: the folder that replaces `runs/cache` in the default of the option `cache_dir`.
 
     Raises:
-        ConfigError: there is no environment with that name, it has no such option, an option has a
-            value of another type, or it reads no labels and they are to be read in another way, or
-            to end a reply.
-        EnvironmentFault: its class cannot be imported or instantiated, for a reason of its own, or
-            what comes of it is no `Environment`.
+        ConfigError: there is no environment of that name, it has no such option, an option has a
+            value of a wrong type, `labels` or `take` need labels and it reads none, or a package or
+            file that it needs is missing (`MissingPart`).
+        EnvironmentFault: its class cannot be imported or instantiated, the result is not an
+            `Environment`, or it has no instruction.
     """
     kind = checked(name, options)
     defaults: dict[str, str] = {}
@@ -125,7 +131,7 @@ def make(
             environment.close()
             raise ConfigError(f"environment.action.labels: {name} reads no labels; leave it out")
         environment.labels = labels
-    # A reply within a grown turn always ends with the first closing tag.
+    # In a growing message, a reply ends at its first closing tag anyway.
     if take == "first" and not transcript_of(environment).sampling(Sampling()).include_stop:
         pattern = environment.first_action or ("" if environment.labels is None else FIRST_LINE)
         if not pattern:
@@ -139,10 +145,12 @@ def make(
 
 
 def checked(name: str, options: Mapping[str, Any]) -> Any:
-    """Return the class of an environment, whose constructor has these options.
+    """Return the class of an environment, or the function that makes it, after checking that it
+    takes these options.
 
-    Raises `ConfigError` as `make` does, and `EnvironmentFault` if the class cannot be imported or
-    does not derive from `Environment`.
+    Raises `ConfigError` for an unknown name or option, a value of a wrong type and a missing
+    package, and `EnvironmentFault` if the class cannot be imported or does not derive from
+    `Environment`.
     """
     kind = _kind(name)
     if kind is None:
@@ -161,16 +169,14 @@ def checked(name: str, options: Mapping[str, Any]) -> Any:
 
 
 def _variables_of(kind: Any, options: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the names of the environment variables that stand in for options of a class, by
-    option.
-    """
+    """Return the name of the environment variable of each option of a class, keyed by option."""
     return _class_of(kind).variables_of(options)
 
 
 def _options_from_variables(
     kind: Any, options: Mapping[str, Any], variables: Mapping[str, str] | None
 ) -> dict[str, str]:
-    """Return the options of a class that are left out and that environment variables give."""
+    """Return the options of a class that are left out and that environment variables set."""
     variable_names = _variables_of(kind, options)
     from_variables = {
         option: (variables or {}).get(variable, "")
@@ -181,8 +187,8 @@ def _options_from_variables(
 
 
 def version_of(name: str, options: Mapping[str, Any]) -> int:
-    """Return the version of an environment's texts for some options: 1 if it gives none, or is not
-    installed.
+    """Return the version of an environment's texts under some options: 1 if its class does not say,
+    or if it is not installed.
 
     The version grows when stored episodes would no longer replay, so that a run with the new texts
     is a different run.
@@ -191,11 +197,11 @@ def version_of(name: str, options: Mapping[str, Any]) -> int:
 
 
 def files_of(name: str, options: Mapping[str, Any], variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the files and folders that an environment plays from, for some options, by the names
-    that they have in a run's id.
+    """Return the paths of the files and folders that an environment reads under some options, keyed
+    by their names in a run's id.
 
-    Such a name is the path itself. Shipped files, and those in a folder that an environment
-    variable names, are named by their place in that folder, since it may lie elsewhere tomorrow.
+    Such a name is usually the path itself. Shipped files, and those in a folder that an environment
+    variable names, have a name relative to that folder, since the folder may be moved.
     """
     kind = _kind(name)
     from_variables, variable_names = _options_from_variables(kind, options, variables), _variables_of(kind, options)
@@ -208,8 +214,8 @@ def files_of(name: str, options: Mapping[str, Any], variables: Mapping[str, str]
 
 
 def _relative_name(folders: Mapping[str, str], path: str) -> str:
-    """Return a path, or its place in the first of some folders that it lies in, below the folder's
-    name.
+    """Return the name of a path: its place below the first of `folders` (name by path) that
+    contains it, after that folder's name, or else the path itself.
     """
     for folder, name in folders.items():
         if Path(path).is_relative_to(folder):
@@ -218,14 +224,14 @@ def _relative_name(folders: Mapping[str, str], path: str) -> str:
 
 
 def asks_models(name: str) -> bool:
-    """Return whether an environment has a grader, or steps that ask models of other roles."""
+    """Return whether an environment has a grader, or steps that may ask models in other roles."""
     world = _class_of(_kind(name))
     return world.grader is not None or world.has(Environment.answer)
 
 
 def is_repeated(name: str, options: Mapping[str, Any]) -> bool:
-    """Return whether an episode in an environment follows from its instance and its replies: it
-    asks no models, lets no agent outside act, and promises to repeat itself to the letter.
+    """Return whether an episode of an environment is determined by its instance and its replies: no
+    model is asked, no outside agent acts, and the environment promises exact repetition.
     """
     repeatability = options.get("repeatability", _class_of(_kind(name)).repeatability)
     return (
@@ -236,12 +242,12 @@ def is_repeated(name: str, options: Mapping[str, Any]) -> bool:
 
 
 def licence_of(name: str) -> str:
-    """Return what an environment says about the licence of its texts; empty if nothing."""
+    """Return the licence that an environment states for its texts; empty if it states none."""
     return _class_of(_kind(name)).licence
 
 
 def runs_code(name: str) -> bool:
-    """Return whether an environment may run code of a model, in a sandbox."""
+    """Return whether an environment may run code written by a model, in a sandbox."""
     return _class_of(_kind(name)).has(Environment.sandbox)
 
 
@@ -249,7 +255,9 @@ _KINDS: dict[str, Any] = {}
 
 
 def _kind(name: str) -> Any:
-    """Return the class of an environment, or None if none has that name."""
+    """Return the class of an environment, or the function that makes it; None if none has that
+    name. Raises `EnvironmentFault` if the entry point cannot be loaded or is not callable.
+    """
     # Looking through all installed packages takes a tenth of a second, and hundreds of environments
     # are opened at once.
     if name not in _KINDS and (entries := entry_points(group=GROUP, name=name)):
@@ -276,14 +284,14 @@ def _kind(name: str) -> Any:
 
 
 def _class_of(kind: Any) -> type[Environment]:
-    """Return the class that says what is known of an environment before it is made: the base class
-    where a function makes it, or none has its name.
+    """Return the class that describes an environment before one is made: the class itself, or the
+    base class if a function makes the environment or no environment has its name (None).
     """
     return kind if inspect.isclass(kind) and issubclass(kind, Environment) else Environment
 
 
 def _outdated(name: str, reason: str) -> EnvironmentFault:
-    """Return the error of an environment that is written for an earlier version."""
+    """Return the error for an environment that was written for an earlier version."""
     return EnvironmentFault(
         f"environment {name} is written for an earlier version of agentr ({reason}): derive its class from "
         "agentr_core.environment.Environment, where Instances and Repeatability are too, take Labels and "
@@ -294,7 +302,9 @@ def _outdated(name: str, reason: str) -> EnvironmentFault:
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Turn an error that is not ours into an `EnvironmentFault` that names the environment."""
+    """Turn an error of third-party code into a fault that names the environment; see
+    `own_fault`.
+    """
     try:
         yield
     except AgentrError:
@@ -304,10 +314,10 @@ def _naming(name: str) -> Iterator[None]:
         raise own_fault(name, error, sentence) from error
 
 
-# Which files a world opens while it is played, as Python's audit events tell: what an environment
-# should name in `files_of`.
+# The files that a world opens while it is played, recorded from Python's audit events: an
+# environment should name them in `files_of`.
 #
-# Events tell what Python opens, not what compiled code or another program reads.
+# The events cover what Python opens, not what compiled code or another program reads.
 
 _SYSTEM = ("/proc", "/sys", "/dev", "/etc", "/usr", "/lib", "/lib64")
 _CODE = (".py", ".pyc", ".so", ".pth")
@@ -316,7 +326,9 @@ _PROGRAMS = ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system")
 
 @dataclass(slots=True)
 class Reads:
-    """What was opened: files to be read, files to be written, programs, and addresses."""
+    """What was opened: files for reading, files for writing, programs by name, and network
+    addresses.
+    """
 
     files: set[str] = field(default_factory=set)
     written: set[str] = field(default_factory=set)
@@ -324,7 +336,7 @@ class Reads:
     addresses: set[str] = field(default_factory=set)
 
     def note(self, event: str, args: tuple[Any, ...]) -> None:
-        """Take note of an audit event."""
+        """Record an audit event if it opens something."""
         if event == "open" and isinstance(args[0], str | bytes):
             path = str(Path(os.fsdecode(args[0])).absolute())
             mode, flags = args[1:3]
@@ -355,10 +367,10 @@ _hooked = False
 
 @contextmanager
 def listening(reads: Reads) -> Iterator[None]:
-    """Note in `reads` what this process opens during the block, in any of its threads."""
+    """Record in `reads` what this process opens during the block, in any of its threads."""
     global _hooked
     if not _hooked:
-        # A hook stays for as long as the process lives, so only a process that asks gets it.
+        # An audit hook cannot be removed, so it is only added once it is needed.
         sys.addaudithook(_hook)
         _hooked = True
     _active.append(reads)
@@ -369,19 +381,20 @@ def listening(reads: Reads) -> Iterator[None]:
 
 
 def unseen(name: str, options: Mapping[str, Any], variables: Mapping[str, str], reads: Reads) -> list[str]:
-    """Return in sentences what of an environment's reads is no part of a run's id: files that it
-    does not name in `files_of`; where it names none, also programs and addresses.
+    """Return, as sentences, which of an environment's reads are not part of a run's id: files that
+    `files_of` does not name and, if its class has no `files_of`, also programs and addresses.
 
-    Left out are what belongs to Python, to installed packages or to the system, temporary files,
-    and a folder that an option `cache_dir` names.
+    Not reported are files that belong to Python, to installed packages or to the system, temporary
+    files, and the folder of the option `cache_dir`.
     """
     kind = checked(name, options)
     own_files = files_of(name, options, variables).values()
-    # The places whose files are not the user's.
+    # Folders whose files are not the user's.
     known_folders = [*_SYSTEM, tempfile.gettempdir(), *map(str, ROOTS)]
     known_folders += [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), site.getusersitepackages()]
     for module in list(sys.modules.values()):
-        # Editable packages lie where their authors work. One without __init__ may be any folder.
+        # Packages in editable mode lie outside site-packages. A package without __init__ may be any
+        # folder.
         folders = getattr(module, "__path__", None)
         if getattr(module, "__file__", None) and isinstance(folders, list):
             known_folders += folders

@@ -1,8 +1,10 @@
-"""A world on somebody's server: an episode that outlives lost connections, restarts and garbage.
+"""A world on a remote server, whose episodes survive lost connections, restarts and unreadable
+answers.
 
-What a server does with a request whose answer is lost, nobody knows. So a request that acts is sent
-once: after a fault the episode is begun anew elsewhere on the server, its recorded actions are
-repeated with every answer compared, and the action is sent there.
+If the answer to a request is lost, the server may or may not have carried the request out. So a
+request that acts is sent once. After a fault the episode is begun again in a fresh environment of
+the server, its recorded actions are repeated with every answer compared, and then the action is
+sent there.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ _log = logging.getLogger(__name__)
 
 class Turn(NamedTuple):
     """The outcome of a step. `reward` is in [0, 1], or negative for a disaster; `success` follows
-    the rule of the world; `valid` is None where the server does not tell.
+    the rule of the world; `valid` says whether the action was accepted, None if the server does not
+    tell.
     """
 
     observation: str
@@ -43,19 +46,20 @@ class Turn(NamedTuple):
 
 
 class RemoteWorld(Environment):
-    """A world whose episodes are played on a server. A class says how one begins there (`_begin`),
-    how it acts (`_act`), and how the server is let go of (`_give_up`, `_release`).
+    """A world whose episodes are played on a server. A subclass says how an episode begins there
+    (`_begin`), how it acts (`_act`), whether it is still open (`_is_open`), and how it is ended
+    after a fault (`_give_up`) and otherwise (`_release`).
 
     Args:
         url: the address of the server.
-        example: what an address looks like.
+        example: an address of the right form, for error messages.
         timeout_s: seconds that an answer may take.
         patience_s: seconds for which an absent or full server is tried again.
         retries: how often an episode is restored for one step before the fault is raised.
-        answer_mib: the most MiB of an answer.
+        answer_mib: the largest size of an answer, in MiB.
 
     Raises:
-        ConfigError: there is no address, it is none, or a number is out of its range.
+        ConfigError: the address is missing or malformed, or a number is out of its range.
     """
 
     blocking = True
@@ -84,26 +88,28 @@ class RemoteWorld(Environment):
 
     @abstractmethod
     def _begin(self, instance: Instance) -> str:
-        """Return the first observation of an instance, begun afresh on the server."""
+        """Begin an instance afresh on the server and return its first observation."""
 
     @abstractmethod
     def _act(self, action: str) -> Turn:
-        """Return the outcome of an action, which is sent once."""
+        """Send an action once and return its outcome."""
 
     @abstractmethod
     def _is_open(self) -> bool:
-        """Return whether the episode is still on the server, as far as is known."""
+        """Return whether the episode is, as far as is known, still open on the server."""
 
     @abstractmethod
     def _give_up(self, fault: EnvironmentFault) -> None:
-        """Let go of an episode on the server after a fault."""
+        """Abandon the episode on the server after a fault."""
 
     @abstractmethod
     def _release(self) -> None:
-        """Let go of an episode on the server in good order."""
+        """End the episode on the server in the regular way."""
 
     def reset(self, instance: Instance) -> str:
-        """Return the first observation of a fresh episode."""
+        """Begin a fresh episode and return its first observation. Raises `EnvironmentFault` for an
+        unknown instance, and after `close`.
+        """
         if instance.split not in self.splits() or instance not in self.instances(instance.split):
             raise EnvironmentFault(f"{self.name} has no instance {instance.key}")
         with self._call():
@@ -113,8 +119,8 @@ class RemoteWorld(Environment):
         return self._first
 
     def step(self, action: str) -> Transition:
-        """Carry out an action and return the transition. Raises `EnvironmentFault` before a reset
-        and after the end.
+        """Carry out an action and return the transition. Raises `EnvironmentFault` before a reset,
+        and after the end of the episode or `close`.
         """
         instance = self._instance
         if instance is None or (self._steps and self._steps[-1][1].ended):
@@ -158,8 +164,8 @@ class RemoteWorld(Environment):
     # The servers know no idempotency key, so a step without an answer may have been carried out:
     # sending it once more could do it twice.
     def _insist(self, attempt: Callable[[], T]) -> T:
-        """Return the result of an attempt; after a fault, give up the episode on the server and try
-        again in a fresh one.
+        """Return the result of an attempt. After a fault, abandon the episode on the server and try
+        again, up to `retries` times, unless a replay diverged or an answer had a wrong type.
         """
         retries = self._retries
         while True:

@@ -1,1 +1,3 @@
-"""Playing: one conversation, one episode, the way back to a state, and many episodes at once."""
+"""Episodes: building the conversation, rolling out and replaying steps, grading, and running many
+episodes concurrently.
+"""

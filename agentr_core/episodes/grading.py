@@ -1,4 +1,6 @@
-"""The grade of an episode: by rule or from a model's answer, at its end or of a stored one."""
+"""Grading of episodes, by rule or from a model's answer: at the end of a rollout, or again for a
+recorded episode.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from agentr_core.types import OUT_OF_ROOM, Answer, Grade, Grading, StopReason, T
 
 
 class UnreadableGrade(ModelFault):
-    """A model's answer, in `answer`, from which no grade can be read."""
+    """No grade can be read from a model's answer, which is in `answer`."""
 
     def __init__(self, message: str, answer: Answer) -> None:
         super().__init__(message, answer)
@@ -32,10 +34,12 @@ class UnreadableGrade(ModelFault):
 async def graded(
     env: Environment, trajectory: Trajectory, ask: Helper, *, seed: int, session: str = ""
 ) -> tuple[Trajectory, Grading | None]:
-    """Return an episode with the reward that the environment's grader gives it, and the grade.
+    """Grade an episode with the environment's grader. Return the episode with the new reward,
+    success and stop reason, and the grading.
 
-    The episode stays as it is, without a grade, if there is no grader, or no end to grade: no step,
-    a disaster, or a limit that cut it off. Raises as `grade` does.
+    Return the episode unchanged and None if the environment has no grader, or the episode has no
+    steps, ended in a disaster, or was cut off by the context, token or time limit. Raises what
+    `grade` raises.
     """
     endless = trajectory.stop in (*OUT_OF_ROOM, StopReason.DISASTER)
     if env.grader is None or endless or not trajectory.steps:
@@ -50,12 +54,16 @@ async def graded(
     return replace(trajectory, steps=(*trajectory.steps[:-1], last), reward=reward, success=success, stop=stop), grading
 
 
-# Observations are not compared, as they are where an episode goes on from recorded steps: what is
-# scored is what was done, and a corrected world may well answer in other words.
+# Unlike in `restore`, observations are not compared with the recorded ones: what is scored is what
+# was done, and a corrected environment may well answer in other words.
 async def scored_again(env: Environment, trajectory: Trajectory, ask: Helper, *, seed: int) -> Grading:
-    """Return the grade that an environment gives a recorded episode now: its grader's, else what
-    the recorded actions bring when they are replayed, whatever is answered to them. Raises as
-    `grade`.
+    """Return the grade that an environment gives a recorded episode now, beside the recorded one.
+
+    With a grader it is as by `graded`, and the recorded grade if there is nothing to grade. Without
+    one, the recorded actions are replayed, and the last reward and success flag count.
+
+    Raises what `grade` raises, and `ReplayDiverged` or `ReplayDrifted` if a replayed step asks a
+    model more questions than were recorded.
     """
     before = Grade(reward=trajectory.reward, success=trajectory.success)
     if env.grader is not None:
@@ -63,7 +71,8 @@ async def scored_again(env: Environment, trajectory: Trajectory, ask: Helper, *,
         return grading or Grading(grade=Grade(reward=again.reward, success=again.success), before=before)
 
     def replay() -> Grade:
-        # Tools that were called again might answer otherwise.
+        # Where the environment can resume, only the last step is replayed: tools that were called
+        # again might answer differently.
         steps = acts_in(trajectory.steps)
         prefix = steps[:-1] if env.has(Environment.resume) else ()
         if prefix:
@@ -85,11 +94,12 @@ async def scored_again(env: Environment, trajectory: Trajectory, ask: Helper, *,
 
 
 async def grade(grader: Grader, trajectory: Trajectory, ask: Helper, *, seed: int, session: str = "") -> Grading:
-    """Return the grade of an episode: by rule if one decides, else read from a model's answer.
+    """Return the grade of an episode: that of the grader's rule if it gives one, else the one read
+    from a model's answer.
 
-    Raises `UnreadableGrade` when no grade can be read from what follows the answer's thoughts, or
-    it was cut at its token limit and may have gone on to say the opposite; and as `ask` does: no
-    fault becomes a reward.
+    Raises `UnreadableGrade` when no grade can be read from the answer (less its thoughts), or the
+    answer was cut at its token limit and might have gone on to say the opposite; `IllTypedAnswer`
+    when the grader's grade is malformed; and what `ask` raises. No fault becomes a reward.
     """
     before = Grade(reward=trajectory.reward, success=trajectory.success)
     with phase("grade"):

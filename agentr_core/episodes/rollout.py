@@ -64,16 +64,14 @@ from agentr_core.types import (
     Transition,
 )
 
-# One step: the outcome of a reply, and the time that it took.
-
 # Environments that many episodes share, one episode at a time.
 
 
 class SharedEnvironments:
-    """A pool of environments to lend, each made when all others of its world are lent out. One that
-    met an exception is closed and not lent again.
+    """A pool of environments, made on demand: a new one only when all others of the same name are
+    in use. One whose block raised an exception is closed and not reused.
 
-    `make` makes a new environment of a world, given the name that the world's instances use.
+    `make` returns a new environment by its name (`Instance.environment`); it runs in a thread.
     """
 
     def __init__(self, make: Callable[[str], Environment]) -> None:
@@ -82,7 +80,7 @@ class SharedEnvironments:
 
     @asynccontextmanager
     async def lend(self, instance: Instance) -> AsyncIterator[Environment]:
-        """Lend an environment of an instance's world for the block."""
+        """Yield an environment for an instance; it returns to the pool at the end of the block."""
         idle = self._idle.setdefault(instance.environment, [])
         with phase("environment start"):
             env = idle.pop() if idle else await asyncio.to_thread(self._make, instance.environment)
@@ -103,8 +101,8 @@ class SharedEnvironments:
                 idle.pop().close()
 
 
-# Questions to models of other roles alongside an episode: for a grade after it, or by a step that
-# cannot go on without an answer.
+# Questions to models of other roles: for a grade after the episode, or by a step that cannot go on
+# without an answer.
 
 
 class Helper(Protocol):
@@ -116,15 +114,17 @@ class Helper(Protocol):
 
 
 def steps_ask(env: Environment) -> bool:
-    """Return whether steps of an environment may ask a model, as its options stand.
+    """Return whether the steps of an environment, with its current options, may ask models of other
+    roles questions.
 
-    An environment that asks only with some options says so in an attribute `asks_in_steps`.
+    An environment that has `answer` but asks only with some options sets `asks_in_steps` to False
+    without these.
     """
     return env.has(Environment.answer) and bool(env.asks_in_steps)
 
 
 async def no_helper(question: Question, *, seed: int, session: str) -> Answer:
-    """Raise `ConfigError`: no model can be asked here."""
+    """Raise `ConfigError`: the `Helper` for where no model can be asked."""
     raise ConfigError(f"the environment asks a model of role {question.role}, but no model can be asked here")
 
 
@@ -176,20 +176,20 @@ class EpisodeTimer:
 def act(
     env: Environment, reply: str, *, generation: Generation | None = None, answers: Sequence[Answer] = ()
 ) -> Outcome:
-    """Return the outcome of a reply in the current state of the environment.
+    """Take one step of the environment with a reply, and return the outcome.
 
-    `generation` says how the reply was sampled, and `answers` are recorded answers to what its step
-    asks of models. Raises `IllTypedAnswer` for anything that is not as `Transition` says, and
-    `ConfigError` if the step asks for more.
+    `generation` is the sampled reply, None if it was not sampled; `answers` are recorded answers to
+    the questions of the step. Raises `IllTypedAnswer` if the transition is malformed (see
+    `Transition`), and `ConfigError` if the step asks more questions than there are answers.
     """
     action, key = _action_in(env, reply), state_key(env)
     return _outcome(reply, action, take_step(env, action, answers), generation, answers, state_key=key)
 
 
 def take_step(env: Environment, action: str, answers: Sequence[Answer] = ()) -> Transition:
-    """Return the transition that an action leads to; `answers` are recorded answers to what the
-    step asks of models. Raises `ConfigError` when it asks for more, since no model can be asked
-    here.
+    """Take a step of the environment with an action, and return the transition. `answers` are
+    recorded answers to the questions of the step; raises `ConfigError` if it asks more, since no
+    model can be asked here.
     """
     transition = repeat_step(env, action, answers)
     if transition.info.get("question") is not None:
@@ -198,8 +198,8 @@ def take_step(env: Environment, action: str, answers: Sequence[Answer] = ()) -> 
 
 
 def repeat_step(env: Environment, action: str, answers: Sequence[Answer]) -> Transition:
-    """Return the transition that an action leads to after recorded answers of models; it is a
-    question if they do not suffice.
+    """Take a step of the environment with an action, answer its questions with recorded answers,
+    and return the transition. If they do not suffice, `info["question"]` has the next question.
     """
     transition = env.step(action)
     for answer in answers:
@@ -209,7 +209,7 @@ def repeat_step(env: Environment, action: str, answers: Sequence[Answer]) -> Tra
 
 
 def _action_in(env: Environment, reply: str) -> str:
-    """Return the action in a reply, after the environment has heard the reply."""
+    """Return the action in a reply, and give the environment the whole reply (`hear`)."""
     action = env.parse(reply)
     env.hear(reply)
     return action
@@ -224,9 +224,9 @@ def _outcome(
     *,
     state_key: str | None = None,
 ) -> Outcome:
-    """Return the outcome of a step that is done.
+    """Return the outcome of a completed step.
 
-    A negative reward is a disaster: the step counts as reward 0 and ends the episode.
+    A negative reward is a disaster: the step gets reward 0 and no success, and the episode ends.
     """
     observation, reward, terminated, truncated, info = transition
     disaster = reward < 0
@@ -260,7 +260,9 @@ def _outcome(
 
 
 def led_elsewhere(reply: Reply, error: Undelivered) -> Reply:
-    """Return a reply with where it led to after all, since the one after it was not delivered."""
+    """Return a reply with its outcome replaced by `error.instead`: the reply after it did not reach
+    an agent outside. Raises `IllTypedAnswer` if that transition is malformed.
+    """
     step = reply.outcome.step
     transition = checked_transition(error.instead, "what an agent did without a reply")
     outcome = _outcome(step.reply, step.action, transition, reply.generation, step.answers, state_key=step.state_key)
@@ -276,11 +278,12 @@ async def step_with(
     seed: int = 0,
     session: str = "",
 ) -> Outcome:
-    """Return the outcome of a generation, or of a reply that was not sampled, in the current state
-    of the environment.
+    """Take one step of the environment with a sampled reply, or with the text of one that was not
+    sampled, and return the outcome.
 
-    `helper` answers the questions of the step; question number i has seed `derive_seed(seed, "ask",
-    i)`.
+    `helper` answers the questions of the step; question i, from 0, is asked with seed
+    `derive_seed(seed, "ask", i)`. Raises `IllTypedAnswer` for a malformed transition,
+    `EnvironmentTimeout` as `call` does, and what `helper` raises.
     """
     answers: list[Answer] = []
     reply, sampled_generation = (generation, None) if isinstance(generation, str) else (generation.text, generation)
@@ -288,7 +291,7 @@ async def step_with(
         action = _action_in(env, reply)
         if sampled_generation is not None:
             env.relay(sampled_generation)
-        # In one call, since each of a blocking environment has a thread of its own.
+        # In one call, since each call of a blocking environment starts a thread.
         key, transition = await call(env, timer, lambda: (state_key(env), env.step(action)))
         while (question := transition.info.get("question")) is not None:
             with phase("ask"), timer.sampling():
@@ -298,13 +301,12 @@ async def step_with(
 
 
 async def call(env: Environment, timer: EpisodeTimer, function: Callable[[], T]) -> T:
-    """Return the result of a function that uses the environment, run in a thread of its own if the
-    environment blocks.
+    """Run a function that uses the environment, and return its result. If the environment is
+    `blocking`, the function runs in a thread of its own. Its time is added to `timer`.
 
-    Shared threads are few: a slow answer would hold up other episodes, and the call that lets one
-    waiting for an outside agent go on might never get a thread. Raises `EnvironmentTimeout` if the
-    call takes longer than the environment allows; its thread may then go on, with nobody to wait
-    for it.
+    A pool of threads would not do: slow calls would hold up other episodes, and the call that a
+    thread waits for might never get one. Raises `EnvironmentTimeout` if the call of a blocking
+    environment takes longer than its `time_limit`; the thread is not stopped.
     """
 
     def timed() -> T:
@@ -316,8 +318,8 @@ async def call(env: Environment, timer: EpisodeTimer, function: Callable[[], T])
     limit = env.time_limit
     try:
         async with asyncio.timeout(limit) as timeout:
-            # Without a limit the end of the process waits for the call: an environment that is
-            # closed during one may release what it holds only after it.
+            # Without a limit the process waits for the call before it exits: an environment that
+            # is closed during a call may release its resources only after it.
             return await asyncio.wrap_future(started(timed, name=env.name, daemon=limit is not None))
     except TimeoutError:
         if not timeout.expired():
@@ -325,25 +327,22 @@ async def call(env: Environment, timer: EpisodeTimer, function: Callable[[], T])
         raise EnvironmentTimeout(f"{env.name} gave no answer within {limit:g} seconds, its time_limit") from None
 
 
-# Replies of a model, drawn within the room of its context.
+# Replies of a model, sampled from prompts that fit its context.
 
 Ask = Callable[[Request], Awaitable[list[Generation]]]
-"""Returns `request.n` replies. Raises `PromptTooLong` when this request, and not another of its
-batch, is too long.
+"""Returns `request.n` replies. Raises `PromptTooLong` only if this request is too long, not if
+another one in the same batch is.
 """
 
 
 async def draw_within(
     sample: Ask, request: Request, timer: EpisodeTimer, fits: Fits | None, *, least: int = 0
 ) -> tuple[list[Generation], int]:
-    """Return the replies to a request, and how many of its oldest exchanges were left out to make
-    it fit.
+    """Sample the replies to a request. Return them, and how many of the oldest exchanges were left
+    out of the prompt to make it fit.
 
-    Args:
-        fits: None leaves nothing out.
-        least: how many were left out for the previous reply; the number never falls.
-
-    Raises `PromptTooLong` when there is no room for a reply even so.
+    With `fits` None nothing is left out. `least` is the least number to leave out: that of the
+    previous reply. Raises as `draw`; `PromptTooLong` only if no further exchange can be left out.
     """
     max_dropped = 0 if fits is None else droppable(request.messages)
     num_dropped = 0 if fits is None else fewest_dropped(request.messages, fits, least=least)
@@ -361,15 +360,13 @@ async def draw_within(
 
 
 def read_through(outcome: Outcome, num_dropped: int) -> Outcome:
-    """Return the outcome of a reply that was drawn from a conversation without its `num_dropped`
-    oldest exchanges.
-    """
+    """Return an outcome with the number of exchanges that the prompt lacked in its step."""
     return replace(outcome, step=replace(outcome.step, dropped=num_dropped)) if num_dropped else outcome
 
 
 async def draw(sample: Ask, request: Request, timer: EpisodeTimer) -> list[Generation]:
-    """Return the replies to a request. Raises `ModelFault` when their number is not the one asked
-    for.
+    """Sample the replies to a request, and return them; the wait is added to `timer`. Raises
+    `ModelFault` if there are not `request.n` of them, and what `sample` raises.
     """
     with phase("generate"), timer.sampling():
         generations = await sample(request)
@@ -387,12 +384,12 @@ _QUOTED = 120
 def play(
     env: Environment, instance: Instance, replies: Sequence[str], *, recorded: Sequence[Step] = ()
 ) -> tuple[str, tuple[Outcome, ...]]:
-    """Return the first observation and the live outcomes of given replies, up to the one that ends
-    the episode.
+    """Play given replies in a fresh episode. Return the first observation and the outcome of each
+    reply, up to the one that ends the episode.
 
-    The outcomes may differ from recorded ones: this is how a spliced path is verified. Of the first
-    replies, which are those of `recorded` steps, models that the world asks give the recorded
-    answers; raises `ConfigError` when it asks in others.
+    The outcomes are not compared with recorded ones, and may differ: this is how a spliced path is
+    verified. The first `len(recorded)` replies are those of the `recorded` steps, whose recorded
+    answers are given to the questions of these steps. Raises what `act` raises.
     """
     first_observation = env.reset(instance)
     outcomes: list[Outcome] = []
@@ -405,14 +402,15 @@ def play(
 
 
 def restore(env: Environment, instance: Instance, steps: Sequence[Step], *, first_observation: str = "") -> str:
-    """Put the environment into the state after recorded steps by replaying their actions; return
-    the first observation.
+    """Put the environment into the state after recorded steps, and return the first observation.
 
-    Observations are compared as strictly as the environment promises to repeat itself. If one
-    differs, or the episode ends on the way, this raises `ReplayDiverged` or, for an environment
-    that does not promise to repeat itself to the letter, `ReplayDrifted`, which is transient. An
-    empty `first_observation` is not compared. An environment with its own `resume` is given the
-    steps, and nothing is replayed. Summaries are no steps of a world.
+    An environment with its own `resume` is given the steps; otherwise their actions are replayed,
+    and each observation is compared as `environment.repeats` does. An empty `first_observation` is
+    not compared. Steps that are summaries are skipped.
+
+    Raises `ReplayDiverged` if an observation differs, a step asks a model more questions than were
+    recorded, or the episode ends at one of the steps; if the environment is not exactly repeatable,
+    `ReplayDrifted`, which is transient.
     """
     repeatability, steps = Repeatability(env.repeatability), acts_in(steps)
     resumes = env.has(Environment.resume)
@@ -437,8 +435,8 @@ def restore(env: Environment, instance: Instance, steps: Sequence[Step], *, firs
 
 
 def diverged(env: Environment, message: str) -> ReplayDiverged:
-    """Return the error of a replay that led elsewhere; it is transient unless the environment
-    promises to repeat itself to the letter.
+    """Return the error for a replay that led elsewhere: `ReplayDiverged` for an environment whose
+    repeatability is `EXACT`, else `ReplayDrifted`, which is transient.
     """
     if Repeatability(env.repeatability) is Repeatability.EXACT:
         return ReplayDiverged(
@@ -452,7 +450,7 @@ def _differ(current: str, recorded_text: str) -> str:
 
 
 _MOST_UNDELIVERED = 100
-"""Replies of an episode that may be lost on their way to an agent outside before it is given up."""
+"""How many replies of an episode may fail to reach an agent outside before the episode fails."""
 T = TypeVar("T")
 
 
@@ -476,27 +474,34 @@ async def episode(
     limits: EpisodeLimits = NO_LIMITS,
     tokens_of: TokensOf | None = None,
 ) -> Trajectory:
-    """Return the episode the model plays after `prefix`, whose steps come first in the trajectory.
+    """Roll out one episode: restore the state after `prefix`, let the model act until the episode
+    ends, and return the trajectory, with the steps of the prefix first.
 
     Args:
-        max_steps: the most replies of the model; those of the prefix are not counted.
-        repeats: end the episode once the model has given one reply in one state this many times; 0
-            never does. Any other number needs an environment with a `state`.
-        seed: reply number i of the model is drawn with seed `derive_seed(seed, "step", len(prefix)
-            + i)`.
-        prefix: recorded steps to replay first; raises `ReplayDiverged` if they lead elsewhere.
-        diagnosis: what the model reads behind the prefix of an earlier try; no step has it.
-        fits: if given, a conversation that does not fit is read through a window; without it the
-            episode ends.
+        max_steps: the most replies of the model, summaries included; the prefix is not counted.
+        repeats: end the episode once the model has given the same reply in the same state this many
+            times; 0 never does. Any other number needs an environment with a `state`.
+        seed: the reply after n steps, those of the prefix included, is drawn with seed
+            `derive_seed(seed, "step", n)`.
+        prefix: recorded steps, restored as `restore` does.
+        diagnosis: a text on an earlier attempt that the model reads after the prefix; it is stored
+            in no step.
+        fits: whether a prompt fits. If given, the oldest exchanges of a prompt that does not fit
+            are left out; otherwise such a prompt ends the episode.
         summaries: if given, the model sums up a conversation that does not fit, and goes on from
             its summary, which is one of its replies; an empty one ends the episode.
-        on_reply: is called for each reply of the model once the episode is over. A reply that an
-            agent outside did not get is none.
+        on_reply: is called for each reply of the model once the episode is over, except those that
+            did not reach an agent outside.
         on_step: is called with the first observation and the steps so far, once before the model's
-            first reply and after each step. An agent outside may still not get the last reply.
+            first reply and after each step. What the last step led to may still change, if the next
+            reply does not reach an agent outside.
         helper: answers the questions of steps to models of other roles.
         limits: the most tokens, those of the prefix included, and the most seconds.
-        tokens_of: counts tokens; needed if these are limited.
+        tokens_of: counts the tokens of a prompt; needed if the tokens are limited.
+
+    Raises `ConfigError` if an argument does not suit the environment, `ReplayDiverged` as `restore`
+    does, and `Undelivered` as `_Progress.without` does. Faults of the environment, of `sample` and
+    of `helper` are raised as they are.
     """
     if repeats:
         require_state(env)
@@ -526,7 +531,7 @@ async def episode(
         times = progress.add(reply)
         on_step(progress.first_observation, progress.steps())
         stop = reply.outcome.stop
-        # What fails because it was cut at the last token of the episode ends by that limit.
+        # A failure whose reply was cut at the last token of the episode is due to the token limit.
         capped = request.sampling.max_new_tokens < sampling.max_new_tokens
         if stop is StopReason.FAILURE and capped and reply.generation.finish_reason == "length":
             stop = StopReason.TOKEN_LIMIT
@@ -553,11 +558,11 @@ class _Progress:
         return [*self.prefix, *(reply.outcome.step for reply in self.replies)]
 
     def dropped(self) -> int:
-        """Return how many exchanges were left out for the last reply."""
+        """Return how many exchanges the prompt of the last reply lacked; 0 without a reply."""
         return self.replies[-1].outcome.step.dropped if self.replies else 0
 
     def add(self, reply: Reply) -> int:
-        """Add a reply, and return how often it was given in its state; 0 of a summary."""
+        """Add a reply. Return how often it has now been given in its state; 0 for a summary."""
         self.replies.append(reply)
         if reply.outcome.step.summary_of is not None:
             return 0
@@ -566,11 +571,12 @@ class _Progress:
         return self.seen[moment]
 
     def without(self, error: Undelivered) -> StopReason | None:
-        """Go on with what an agent did without a reply, and return how the episode stops, if it
-        does: the step before leads there.
+        """Go on after a reply that did not reach an agent outside: what the agent did instead
+        (`error.instead`) becomes the outcome of the reply before, or the first observation if there
+        is none. Return the stop reason, None if the episode goes on.
 
-        Raises the error as it is, so that the episode is played anew, if no reply of the model is
-        left that could lead there, or too many were lost.
+        Raises the error as it is, so that the unit is retried, if more than `_MOST_UNDELIVERED`
+        were lost, or if there is no reply and the episode has a prefix or is over.
         """
         self.undelivered += 1
         if error.stop is not None:
@@ -585,30 +591,31 @@ class _Progress:
         return None
 
     def tell(self, on_reply: Callable[[Reply], None] | None) -> None:
-        """Call a function for each reply."""
+        """Call a function for each reply; None calls nothing."""
         if on_reply is not None:
             for reply in self.replies:
                 on_reply(reply)
 
 
 class _CutOff(Exception):
-    """An episode can have no further reply; `stop` is the reason."""
+    """An episode can have no further reply; `stop` is its stop reason."""
 
     def __init__(self, stop: StopReason, reason: str) -> None:
         super().__init__(reason)
         self.stop = stop
 
     def tell(self, env: Environment) -> StopReason:
-        """Return the reason, after an agent outside was told."""
+        """Tell an agent outside why it gets no further reply, and return the stop reason."""
         env.refuse(str(self))
         return self.stop
 
 
 class _Bounds:
-    """The bounds of an episode: its window, its tokens, and its time, which begins now.
+    """The limits of one episode: what fits a prompt, its tokens, and its seconds, counted from the
+    creation of this object.
 
-    Only waiting for models is given up when the time is over: a call of the environment may go on
-    in a thread, and the next episode needs the environment.
+    When the time is over only a wait for a model is cancelled, never a call of the environment: it
+    would go on in its thread, and the next episode needs the environment.
     """
 
     def __init__(
@@ -631,8 +638,9 @@ class _Bounds:
         self._opening: int | None = None
 
     def within(self, request: Request, first_observation: str, steps: Sequence[Step]) -> Request:
-        """Return a request for the reply after some steps with no more tokens than are left. Raises
-        `_CutOff` if none are, or the time is over.
+        """Return a request with `max_new_tokens` reduced to the tokens that the episode has left
+        after `steps`; those of the opening are not counted. Raises `_CutOff` if none are left or
+        the time is over, `ConfigError` if tokens are limited and nothing counts them.
         """
         self._check_time()
         if not self._limits.tokens:
@@ -642,7 +650,7 @@ class _Bounds:
             self._opening = self._count(kind.prompt(self._env, first_observation, ()))
         num_tokens = self._count(request.messages)
         if summaries := summaries_in(steps):
-            # What was summed up has had its tokens all the same.
+            # Steps that were summed up still count, and so do the summaries.
             num_tokens = self._count(kind.prompt(self._env, first_observation, acts_in(steps)))
             num_tokens += sum(self._count((Message(role="user", text=steps[at].reply),)) for at in summaries)
         remaining = self._limits.tokens - (num_tokens - self._opening)
@@ -652,7 +660,7 @@ class _Bounds:
         return replace(request, sampling=replace(sampling, max_new_tokens=min(remaining, sampling.max_new_tokens)))
 
     def sampling(self, sample: Ask) -> Ask:
-        """Return a sampler that raises `_CutOff` when the time is over."""
+        """Return `sample` with the time limit: it raises `_CutOff` when the time is over."""
 
         async def in_time(request: Request) -> list[Generation]:
             return await self._in_time(sample(request))
@@ -660,7 +668,7 @@ class _Bounds:
         return in_time
 
     def helping(self, helper: Helper) -> Helper:
-        """Return a helper that raises `_CutOff` when the time is over."""
+        """Return `helper` with the time limit: it raises `_CutOff` when the time is over."""
 
         async def in_time(question: Question, *, seed: int, session: str) -> Answer:
             return await self._in_time(helper(question, seed=seed, session=session))
@@ -697,8 +705,11 @@ async def _reply(
     *,
     is_last: bool,
 ) -> Reply:
-    """Return the reply to a request with its outcome, or a summary in its place, unless it is the
-    last one that the episode may have. Raises `_CutOff` if there is no room for one.
+    """Sample the reply to a request, take the step, and return both. If the history must be summed
+    up first, return the summary instead, unless this is the last reply that the episode may have.
+
+    Raises `_CutOff` if the time is over, or the context has no room for a reply; in the second case
+    an agent outside is told, and `Undelivered` is raised instead.
     """
     request, least = replace(request, on_text=env.listener()), progress.dropped()
     summaries = None if is_last else bounds.summaries
@@ -709,7 +720,7 @@ async def _reply(
     try:
         replies, num_dropped = await draw_within(bounds.sampling(sample), request, timer, bounds.fits, least=least)
     except (PromptTooLong, DataFault) as error:
-        # The conversation is the agent's own: it is told, and may go on with another.
+        # The conversation is the outside agent's own: it is told, and may go on with another.
         if env.has(Environment.relay):
             await call(env, timer, partial(env.decline, error))
         if isinstance(error, PromptTooLong):
@@ -732,11 +743,11 @@ async def _summary(
     summaries: Summaries,
     progress: _Progress,
 ) -> Reply | None:
-    """Return a summary in place of the reply to a request: of as many steps as fit before it. None
-    if there is no step to sum up, or no room. Raises `_CutOff` as `_Bounds.within`.
+    """Sample a summary of as many steps as the context has room for, and return it as a reply. None
+    if there is no step to sum up, or no room. Raises `_CutOff` as `_Bounds.within` does.
 
-    One that was cut is gone on from as it is. An empty one, or a mere thought, leaves nothing to go
-    on from, and the history has no room: it ends the episode.
+    A summary that was cut by its token limit is used as it is. One that is empty or only a thought
+    ends the episode: the history does not fit, and there is nothing to replace it.
     """
     first, steps = progress.first_observation, progress.steps()
     before = [steps[at].summary_of or 0 for at in summaries_in(steps)]
@@ -765,15 +776,16 @@ async def _summary(
 
 
 def state_key(env: Environment) -> str | None:
-    """Return a key of the current state of an environment, 16 hexadecimal digits, which moments of
-    episodes of one instance share if they share the state; None if it does not tell its state.
+    """Return a key of the environment's current state: 16 hexadecimal digits, equal for equal
+    states of one instance. None if the environment has no `state`. Raises `IllTypedAnswer` if its
+    state is not a text.
     """
     return fingerprint(checked_text(env.state(), f"{env.name}: its state")) if env.has(Environment.state) else None
 
 
 def require_state(env: Environment, setting: str = "repeats", *, instead: str = "") -> None:
-    """Raise `ConfigError`, which names the setting that needs it and what to do `instead`, if an
-    environment does not tell its state.
+    """Raise `ConfigError` if an environment has no `state`. The message says what to do `instead`;
+    by default, to leave out `setting`.
     """
     if not env.has(Environment.state):
         raise ConfigError(f"environment {env.name} does not tell its state; {instead or f'leave {setting} out'}")

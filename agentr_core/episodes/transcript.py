@@ -1,17 +1,17 @@
-"""How the steps of an episode become a conversation: what the model reads before its next reply,
-and what training sees of it. It is a property of the world.
+"""Transcripts: how the steps of an episode become a conversation, both the prompt of the next reply
+and the conversation that is trained on. Each environment has one transcript.
 
 Search, rollouts, splices and preferences all build their conversations here, so a model is trained
-on exactly what it reads while it acts. There are two transcripts here, and a third one in
-`NativeTurns`, of messages with tools:
+on exactly what it reads while it acts. There are three transcripts: the two below, and
+`NativeTurns` for messages with native tool calls.
 
     alternating turns   instruction | "Ok." | first observation | reply | observation | reply ...
                         user          asst.   user                asst.   user          assistant
 
     continuation        instruction | first observation | reply, observation, reply, ... reply
-                        system        user                one assistant turn of as many spans
+                        system        user                one assistant turn of several spans
 
-Examples that are turns stand before the first observation.
+Example episodes given as turns come before the first observation.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from agentr_core.types import Message, Request, Sampling, Span, Step, Trajectory
 
 # What a recipe puts before the first observation: a system turn, another instruction, examples.
 #
-# It is kept on the environment, where its transcript finds it, so that search, episodes, samples
-# and previews all begin alike. Nothing of it carries loss.
+# It is an attribute of the environment, where the transcript finds it, so that search, episodes,
+# samples and previews all begin alike. No part of it carries loss.
 
 ATTRIBUTE = "opening"
 _OBSERVED = "Observation: "
@@ -43,23 +43,23 @@ _OWN_TURN = "That was the last example. What comes next is the problem that you 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """A recipe's changes to what a world puts before the first observation."""
+    """A recipe's changes to what an environment puts before the first observation."""
 
     system: str = ""
-    """The text of the system turn; if the instruction is a system turn already, that turn begins
-    with it.
+    """The text of a system turn. If the transcript makes the instruction the system turn, this text
+    is put before it in that turn.
     """
     instruction: str | None = None
-    """The instruction that replaces the world's."""
+    """The instruction that replaces the environment's; None keeps that."""
     examples: tuple[str, ...] = ()
-    """Episodes as texts; they follow the instruction in its turn."""
+    """Example episodes as texts, which follow the instruction in its turn."""
     turns: tuple[Message, ...] = ()
-    """Episodes as turns; they stand before the first observation."""
+    """Example episodes as turns, which come before the first observation."""
 
 
 def open_with(env: Any, opening: Opening) -> None:
-    """Make the episodes of an environment begin with an opening. Raises `ConfigError` when its
-    class does not let one be set.
+    """Set the opening of an environment's episodes. Raises `ConfigError` if its class does not
+    allow the attribute, as one with `__slots__` may not.
     """
     try:
         setattr(env, ATTRIBUTE, opening)
@@ -70,7 +70,7 @@ def open_with(env: Any, opening: Opening) -> None:
 
 
 def instruction_of(env: Any) -> str:
-    """Return the instruction of an environment with its examples that are texts."""
+    """Return the instruction, the recipe's if it has one, and the example episodes as texts."""
     opening = _opening_of(env)
     instruction: str = env.instruction if opening.instruction is None else opening.instruction
     if not opening.examples:
@@ -81,26 +81,24 @@ def instruction_of(env: Any) -> str:
 
 
 def with_system(env: Any, instruction: str) -> str:
-    """Return an instruction that is a system turn, with the recipe's system text before it."""
+    """Return the text of a system turn: the recipe's system text, if any, and the instruction."""
     return "\n\n".join(filter(None, (_opening_of(env).system, instruction)))
 
 
 def system_turns(env: Any) -> tuple[Message, ...]:
-    """Return the system turn before an instruction that is a user turn; none if the recipe has
-    none.
-    """
+    """Return the recipe's system text as a turn of its own; empty if the recipe has none."""
     system = _opening_of(env).system
     return (Message(role="system", text=system),) if system else ()
 
 
 def example_turns(env: Any) -> tuple[Message, ...]:
-    """Return the turns of the examples; none if the recipe has none, or has them as texts."""
+    """Return the turns of the example episodes; empty if there are none, or they are texts."""
     return _opening_of(env).turns
 
 
 def example_text(turns: Sequence[Message]) -> str:
-    """Return the turns of an episode as one text. The first is the problem's; what the world says
-    later is marked, and what it says after the last reply is left out.
+    """Return the turns of an episode, the first of which states the problem, as one text. Later
+    user turns are marked with "Observation: "; turns after the last reply are left out.
     """
     last = max((number for number, turn in enumerate(turns) if turn.role == "assistant"), default=0)
     return "\n\n".join(
@@ -117,19 +115,17 @@ def _opening_of(env: Any) -> Opening:
 
 
 OPENING = 3
-"""Turns before the first reply where turns alternate, unless a system turn comes before them, or
-examples between.
-"""
+"""Turns before the first reply of alternating turns, not counting a system turn and examples."""
 
 
 def opening_length(messages: Sequence[Message]) -> int:
-    """Return how many turns come before the first reply of a conversation whose turns alternate."""
+    """Return how many turns come before the first reply of a conversation in alternating turns."""
     examples = sum(message.example for message in messages)
     return OPENING + examples + bool(messages and messages[0].role == "system")
 
 
 class Turns(ABC):
-    """Replies and what answers them, in turns after an opening."""
+    """Base of transcripts in turns: an opening, then each reply and the turns that answer it."""
 
     @abstractmethod
     def opening(self, env: Environment, first_observation: str) -> tuple[Message, ...]:
@@ -140,14 +136,14 @@ class Turns(ABC):
         """Return the turns that answer the reply of a step, at least one."""
 
     def prompt(self, env: Environment, first_observation: str, steps: Sequence[Step]) -> tuple[Message, ...]:
-        """Return the conversation up to the last observation; it never ends with a reply."""
+        """Return the prompt of the next reply, without what a summary has replaced."""
         return self._turns(env, first_observation, steps, [False] * len(steps))
 
     def sample(
         self, env: Environment, first_observation: str, steps: Sequence[Step], train: Sequence[bool]
     ) -> tuple[Message, ...]:
-        """Return the conversation up to the last reply. The last observation is left out: without a
-        reply it would lengthen a sample and teach nothing.
+        """Return the conversation up to the last reply; the reply of step i carries loss if
+        `train[i]`. The last observation is left out: it would lengthen a sample and teach nothing.
         """
         if not steps:
             return self.opening(env, first_observation)
@@ -190,7 +186,7 @@ class Turns(ABC):
     def _before_summary(
         self, env: Environment, first_observation: str, steps: Sequence[Step], train: Sequence[bool], number: int
     ) -> tuple[Message, ...]:
-        # An earlier summary may stand behind steps that are summed up only now.
+        # An earlier summary may come later in `steps` than the steps that are summed up now.
         places = [at for at, step in enumerate(steps) if at < number or step.summary_of is not None]
         before = self._turns(env, first_observation, [steps[at] for at in places], [train[at] for at in places])
         return asking_summary(before, env.summary_prompt)
@@ -198,10 +194,10 @@ class Turns(ABC):
 
 @dataclass(frozen=True, slots=True)
 class AlternatingTurns(Turns):
-    """Reply and observation in turns, after instruction, acknowledgement and first observation.
+    """Instruction, acknowledgement and first observation, then replies and observations in turn.
 
-    There is no system turn unless the recipe has one. Source: Agent-R (arXiv 2501.11425), the
-    set-up of its search and its evaluation.
+    There is a system turn only if the recipe has one. Source: Agent-R (arXiv 2501.11425), the
+    prompts of its search and its evaluation.
     """
 
     def opening(self, env: Environment, first_observation: str) -> tuple[Message, ...]:
@@ -215,20 +211,20 @@ class AlternatingTurns(Turns):
         )
 
     def results(self, step: Step) -> tuple[Message, ...]:
-        """Return the observation as a user's turn."""
+        """Return the observation as a user turn."""
         return (Message(role="user", text=step.observation),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuation:
-    """One assistant turn that grows: the model writes up to a stop string, which is kept; the
-    observation is appended to the same turn unchanged, tags included; then the model goes on.
+    """The transcript of one assistant turn that grows: the model generates up to a stop string,
+    which is kept; the observation is appended to the same turn as it is; then the model goes on.
 
-    The instruction is the system turn, and the first observation the user's. Each step gives two
+    The instruction is the system turn, and the first observation the user turn. Each step adds two
     spans: its reply, and its observation, which may be empty and never carries loss.
 
     Args:
-        stop: the texts that end a reply, at least one, such as `</search>` and `</answer>`.
+        stop: the strings that end a reply, at least one, such as `</search>` and `</answer>`.
     """
 
     stop: tuple[str, ...]
@@ -238,17 +234,16 @@ class Continuation:
             raise ConfigError(f"a continuation needs texts that end a reply, not {self.stop!r}; name the closing tags")
 
     def prompt(self, env: Environment, first_observation: str, steps: Sequence[Step]) -> tuple[Message, ...]:
-        """Return the conversation up to the last observation: from the second reply on it ends
-        inside the assistant turn.
-        """
+        """Return the prompt of the next reply. With steps, it ends inside the assistant turn."""
         spans = self._spans(steps, [False] * len(steps))
         return (*self._opening(env, first_observation), *([grown_turn(spans)] if spans else []))
 
     def sample(
         self, env: Environment, first_observation: str, steps: Sequence[Step], train: Sequence[bool]
     ) -> tuple[Message, ...]:
-        """Return the conversation up to the last reply. A reply that is nothing but its end carries
-        loss only as the last one: elsewhere its end is not read either.
+        """Return the conversation up to the last reply; the reply of step i carries loss if
+        `train[i]`. One that is only its end token carries loss only as the last one: elsewhere that
+        token is not in the conversation.
         """
         last = len(steps) - 1
         flags = [
@@ -259,8 +254,8 @@ class Continuation:
         return (*self._opening(env, first_observation), *([grown_turn(spans)] if spans else []))
 
     def sampling(self, sampling: Sampling) -> Sampling:
-        """Return the settings with this transcript's stop strings before their own, all kept in the
-        replies.
+        """Return the settings with this transcript's stop strings put before theirs, and with
+        `include_stop`, so that they stay in the replies.
         """
         return replace(sampling, stop=tuple(dict.fromkeys((*self.stop, *sampling.stop))), include_stop=True)
 
@@ -281,22 +276,22 @@ _ALTERNATING = AlternatingTurns()
 
 
 def transcript_of(env: Environment) -> Transcript:
-    """Return the transcript of a world: its attribute `transcript`, or else alternating turns."""
+    """Return an environment's attribute `transcript`; alternating turns if that is None."""
     return env.transcript or _ALTERNATING
 
 
 def transcript(
     env: Environment, first_observation: str, steps: Sequence[Step], *, train: Sequence[bool]
 ) -> tuple[Message, ...]:
-    """Return the conversation of an episode up to its last reply, as its world's transcript builds
-    it. A reply carries loss if its flag in `train` is set.
+    """Return the conversation of an episode up to its last reply, as the environment's transcript
+    builds it. The reply of step i carries loss if `train[i]`.
     """
     return transcript_of(env).sample(env, first_observation, steps, train)
 
 
 def whole_episode(env: Environment, trajectory: Trajectory) -> tuple[Message, ...]:
-    """Return the conversation of an episode with all its replies trained; of several, the last that
-    is about its task.
+    """Return the conversation of an episode with all its replies trained. If the episode has
+    several conversations, return the last one that is no side conversation; see `Part`.
     """
     parts = conversations(env, trajectory)
     return next((part.messages for part in reversed(parts) if not part.side), parts[-1].messages)
@@ -304,19 +299,22 @@ def whole_episode(env: Environment, trajectory: Trajectory) -> tuple[Message, ..
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Until:
-    """Where the replies to a world end whose recipe ends them at their first action: at a match of
-    a pattern, or at one of some texts, which a model writes that goes on with what it invents.
+    """Where a reply ends if the recipe ends replies at their first action: at a match of `pattern`
+    (see `Sampling.until`), or at a `stop` string, such as one that begins an invented observation.
+
+    What a small model writes after its first action is invented, and would be trained if kept.
     """
 
     pattern: str
     stop: tuple[str, ...]
 
 
-# What a small model writes after its first action is invented, and keeping it would train it.
 def conversations(env: Environment, trajectory: Trajectory) -> tuple[Part, ...]:
-    """Return the conversations of an episode in the order of their first replies, with each reply
-    trained in one of them: one of all steps, unless the world's transcript or summaries divide the
-    episode.
+    """Return the conversations of an episode, in the order of their first replies. There are
+    several only if the environment's transcript is `Dividing`, or summaries divide the episode.
+
+    Each reply is trained in exactly one of them, except those that a `Dividing` transcript leaves
+    out on purpose.
     """
     kind, first, steps = transcript_of(env), trajectory.first_observation, trajectory.steps
     if isinstance(kind, Dividing):
@@ -330,8 +328,8 @@ def conversations(env: Environment, trajectory: Trajectory) -> tuple[Part, ...]:
 
 
 def _divided(steps: Sequence[Step]) -> list[tuple[int, ...]]:
-    """Return the steps of each conversation of an episode in turns: a summary ends the one that it
-    was drawn from, and is one of its own if that had gone on by then.
+    """Return for each conversation of an episode in turns the positions of its steps. A summary
+    ends the conversation that it sums up; it is one of its own if it leaves out some of its steps.
     """
     parts: list[tuple[int, ...]] = []
     start = 0
@@ -343,25 +341,25 @@ def _divided(steps: Sequence[Step]) -> list[tuple[int, ...]]:
     return [positions for positions in parts if positions] or [()]
 
 
-# A continuation may be sampled with a diagnosis of an earlier try, and is trained without it: the
-# steps of the episode stay as the world gave them.
+# Replies may be sampled with a diagnosis of an earlier attempt in the prompt, and are trained
+# without it: the steps of the episode stay as the environment returned them.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """A text that a model reads behind what answers step number `after` of an episode, counted from
-    1, or behind the first observation (0).
+    """A text that is appended, in prompts only, to the observation of step number `after`, counted
+    from 1, or to the first observation if that is 0.
     """
 
     text: str
     after: int
 
     def read_with(self, first_observation: str, steps: Sequence[Step]) -> tuple[str, Sequence[Step]]:
-        """Return the first observation and the steps of an episode as a model reads them."""
+        """Return the first observation and the steps of an episode with the text appended."""
         if not self.after:
             return f"{first_observation}\n\n{self.text}", steps
         before, step, later = steps[: self.after - 1], steps[self.after - 1], steps[self.after :]
-        # Of several results, the last one.
+        # If the observation holds the results of several calls, append to the last one.
         *results, last = results_in(step.observation)
         observation = format_results((*results, f"{last}\n\n{self.text}"))
         return first_observation, (*before, replace(step, observation=observation), *later)
@@ -378,8 +376,8 @@ def ask_next(
     n: int = 1,
     diagnosis: Diagnosis | None = None,
 ) -> Request:
-    """Return the request for the reply that follows the given steps, as the world's transcript
-    builds and stops it, with what the model is told of an earlier try.
+    """Return the request for the reply after the given steps. The environment's transcript gives
+    the prompt and the stop strings; those of `env.until` and `diagnosis`, if any, are added.
     """
     kind = transcript_of(env)
     if diagnosis is not None:
@@ -399,8 +397,8 @@ def ask_next(
 
 
 def _reply(step: Step, train: bool) -> Span:
-    """Return the reply of a step with the token ids it was sampled as, so that it is read again and
-    trained on as the same tokens, and why it ended, so that a cut one is not trained to end there.
+    """Return the reply of a step as a span, with the sampled token ids, so that the same tokens are
+    read again and trained, and the finish reason, so that a cut reply is not trained to end there.
     """
     return Span(
         text=step.reply,
@@ -412,7 +410,7 @@ def _reply(step: Step, train: bool) -> Span:
 
 
 def reply_turn(step: Step, train: bool) -> Message:
-    """Return the reply of a step as a turn, with the tokens that it was sampled as."""
+    """Return the reply of a step as an assistant turn, with the token ids that were sampled."""
     reply = _reply(step, train)
     return Message(
         role="assistant",
@@ -425,36 +423,36 @@ def reply_turn(step: Step, train: bool) -> Message:
 
 
 Fits = Callable[[tuple[Message, ...]], bool]
-"""Returns whether a prompt leaves room for a whole reply."""
+"""Returns whether a prompt leaves room in the context for a reply of the maximum length."""
 
 # Summaries of a conversation in turns.
 #
-# The policy may sum up a history that fills the context. It is asked for that after the last turn,
-# and goes on from instruction, goal and summary:
+# The policy may sum up a history that fills the context. It is asked for a summary after the last
+# turn, and goes on from instruction, goal and summary:
 #
 #     instruction, "Ok.", goal             | reply   | turn | reply | turn and request | summary
 #     instruction, "Ok.", goal and request | summary | turn | reply | turn ...
 #
-# A summary is a step that the world is not told of, so it is sampled, stored and trained as any
-# reply. Where the last turns are so long that no summary fits behind them, it is drawn from the
-# conversation before these, which then follow it.
+# A summary is stored as a step that is not sent to the environment, so it is sampled, stored and
+# trained like any reply. If the last turns are so long that there is no room for a summary after
+# them, it is drawn from the conversation before them, and they then follow it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summaries:
-    """When a history is summed up."""
+    """When a history is summed up: once `fits` is False for its request for a summary."""
 
     fits: Fits
-    """Whether a prompt that asks for a summary has room for that and for a whole reply."""
+    """Returns whether a prompt that asks for a summary has room for that and a whole reply."""
     room: Fits
-    """Whether it has room for a whole summary."""
+    """Returns whether a prompt that asks for a summary has room for a whole summary."""
     max_new_tokens: int
-    """The most tokens of a summary."""
+    """The maximum number of tokens of a summary."""
 
 
 def asking_summary(messages: tuple[Message, ...], prompt: str) -> tuple[Message, ...]:
-    """Return a conversation with a request for a summary at its end: in the last turn if that is
-    the user's, since many chat templates refuse two of these in a row, else in a turn of its own.
+    """Return a conversation with the request `prompt` for a summary at its end: in the last turn if
+    that is a user turn, since many chat templates refuse two in a row, else in a new user turn.
     """
     *before, last = messages
     if last.role != "user":
@@ -463,18 +461,18 @@ def asking_summary(messages: tuple[Message, ...], prompt: str) -> tuple[Message,
 
 
 def summaries_in(steps: Sequence[Step]) -> list[int]:
-    """Return the positions of the steps that are summaries."""
+    """Return the positions of the steps that are summaries, in order."""
     return [at for at, step in enumerate(steps) if step.summary_of is not None]
 
 
 def acts_in(steps: Sequence[Step]) -> list[Step]:
-    """Return the steps that the world was told of: all but summaries."""
+    """Return the steps that were taken in the environment: all but summaries."""
     return [step for step in steps if step.summary_of is None]
 
 
 def turns_of(env: Environment) -> Turns:
-    """Return the transcript of a world whose history can be summed up. Raises `ConfigError` if it
-    cannot: it is one turn that grows, or somebody else's, or an episode has a single step.
+    """Return the transcript of an environment whose history can be summed up. Raises `ConfigError`
+    if it cannot: the transcript is not one of `Turns`, or an episode has a single step.
     """
     kind = transcript_of(env)
     if not isinstance(kind, Turns):
@@ -488,21 +486,21 @@ def turns_of(env: Environment) -> Turns:
 
 # Windows over a conversation of alternating turns.
 #
-# A history that outgrows the context may be read through a window, as the authors do: the oldest
-# exchanges, each an observation, which may be several turns, and the reply to it, are left out.
+# If a history outgrows the context, the oldest exchanges may be left out of the prompt, as in
+# Agent-R's code. An exchange is an observation, which may be several turns, and the reply to it.
 #
 #     instruction, "Ok.", first observation, first reply | turn        | turn        | observation
 #     always kept                                          dropped = 1   dropped = 2   always kept
 #
-# A turn that was grown by continuation is always read whole.
+# Nothing is left out of a turn that was grown by continuation.
 
 TokensOf = Callable[[tuple[Message, ...]], int]
 """Returns the number of tokens of a prompt."""
 
 
 def windowed(messages: tuple[Message, ...], num_dropped: int) -> tuple[Message, ...]:
-    """Return a conversation without its `num_dropped` oldest exchanges, of which a prompt has at
-    most `droppable`.
+    """Return a conversation without its `num_dropped` oldest exchanges, at most `droppable` in a
+    prompt. The opening and the first reply are kept.
     """
     if not num_dropped:
         return messages
@@ -511,24 +509,23 @@ def windowed(messages: tuple[Message, ...], num_dropped: int) -> tuple[Message, 
 
 
 def droppable(messages: tuple[Message, ...]) -> int:
-    """Return how many exchanges of a prompt may be left out: all but its last observation; none if
-    a turn was grown by continuation.
+    """Return how many exchanges of a prompt may be left out: all between the first reply and the
+    last observation. 0 if a turn was grown by continuation.
     """
     return 0 if is_grown(messages) else max(0, len(reply_positions(messages[:-1])) - 1)
 
 
 def reply_positions(messages: Sequence[Message]) -> list[int]:
-    """Return where the replies of a conversation stand whose turns alternate; several turns may
-    answer one.
+    """Return the positions of the replies in a conversation of turns, in order: those of the
+    assistant turns after the opening.
     """
     start = opening_length(messages)
     return [start + number for number, message in enumerate(messages[start:]) if message.role == "assistant"]
 
 
 def fewest_dropped(messages: tuple[Message, ...], fits: Fits, *, least: int = 0) -> int:
-    """Return how many exchanges of a prompt to leave out, `least` or more: as few as make it fit.
-
-    The number is `droppable` if not even that is enough.
+    """Return the smallest number of exchanges, `least` or more, that must be left out of a prompt
+    to make it fit. If no number is enough, return `droppable(messages)`.
     """
     maximum = droppable(messages)
     num_dropped = min(least, maximum)
@@ -540,8 +537,8 @@ def fewest_dropped(messages: tuple[Message, ...], fits: Fits, *, least: int = 0)
 def of_another_run(steps: Iterable[Step]) -> tuple[Step, ...]:
     """Return steps that another run recorded, for use in this one.
 
-    Token ids of an unknown tokenizer, such as those that earlier versions stored, are left out:
-    only their own run knows whose they are.
+    Steps that do not name their tokenizer, such as those that earlier versions stored, lose their
+    token ids and log-probabilities: the tokenizer may not be that of this run.
     """
     return tuple(step if step.tokenizer else replace(step, token_ids=(), logprobs=None) for step in steps)
 
@@ -551,16 +548,16 @@ def is_grown(messages: Sequence[Message]) -> bool:
     return any(message.spans for message in messages)
 
 
-# Tool calls as written by chat models that were trained on tools: a JSON object between two marks,
-# in a turn of its own.
+# Tool calls as text, in the form of chat models that were trained on tools: a JSON object between
+# two marks.
 #
 #     I look it up.
 #     <tool_call>
 #     {"name": "search", "arguments": {"query": "Ostra"}}
 #     </tool_call>
 #
-# Models of the Qwen and Hermes families write this; a server of OpenAI's protocol reports the same
-# in fields of its own, which `models.openai.wire` translates. A reply may have several calls.
+# Models of the Qwen and Hermes families write this; a server of OpenAI's protocol returns calls in
+# separate fields, which `models.openai.wire` translates. A reply may have several calls.
 
 
 OPENS: Final = "<tool_call>"
@@ -570,8 +567,8 @@ _OPENING: Final = re.compile(rf"{OPENS}\s*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A tool that a model is offered. Each of its arguments, given as name and description, is a
-    required text.
+    """A tool that a model is offered. `arguments` are pairs of name and description; each argument
+    is a required string.
     """
 
     name: str
@@ -593,7 +590,7 @@ class Tool:
 
 
 class NativeCall(NamedTuple):
-    """A call in a reply, and what the reply says beside it."""
+    """A tool call in a reply; `beside` is the reply's text outside of all calls."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -601,7 +598,7 @@ class NativeCall(NamedTuple):
 
 
 class Misread(NamedTuple):
-    """What is wrong with a call that cannot be read; nothing of the reply is repeated."""
+    """A tool call that cannot be read; `why` says what is wrong, without quoting the reply."""
 
     why: str
 
@@ -612,17 +609,17 @@ def definitions(tools: Sequence[Tool]) -> str:
 
 
 def read_calls(reply: str) -> tuple[NativeCall, ...] | Misread | None:
-    """Return the calls in a reply in their order, or None if it has none; what a thought considers
-    is no call. All have the same `beside`: what the reply says outside of all calls.
+    """Return the tool calls in a reply, in order, or None if it has none. Text within a thought is
+    not searched.
 
-    One call that cannot be read makes the reply a `Misread`, which says which one of several. Never
-    raises.
+    If any call cannot be read, return a `Misread` for the whole reply; it says which of several
+    calls that is. Never raises.
     """
     plain = outside_thoughts(reply)
     calls: list[tuple[str, Mapping[str, Any]]] = []
     beside, position = "", 0
     while opening := _OPENING.search(plain, position):
-        # Code may print the marks, and small models break lines in it without escaping them.
+        # Code in an argument may contain the marks, so the end of the JSON is found first.
         end = plain.find(CLOSES, json_end(plain, opening.end()))
         call = _call_in(plain[opening.end() : end]) if end >= 0 else Misread(f"it does not end with {CLOSES}")
         if isinstance(call, Misread):
@@ -638,13 +635,13 @@ def read_calls(reply: str) -> tuple[NativeCall, ...] | Misread | None:
 
 
 def calls_in(reply: str) -> tuple[NativeCall, ...]:
-    """Return the calls in a reply; none where one of them cannot be read."""
+    """Return the tool calls in a reply; empty if it has none or any of them cannot be read."""
     calls = read_calls(reply)
     return () if calls is None or isinstance(calls, Misread) else calls
 
 
 def _call_in(inside: str) -> tuple[str, Mapping[str, Any]] | Misread:
-    """Return the name and the arguments of a call, from what is between its marks."""
+    """Return the name and the arguments of a call, given the text between its marks."""
     try:
         call = json.loads(inside, strict=False)
     except (ValueError, RecursionError):
@@ -656,8 +653,8 @@ def _call_in(inside: str) -> tuple[str, Mapping[str, Any]] | Misread:
 
 
 def text_arguments(call: NativeCall, tools: Sequence[Tool]) -> dict[str, str] | Misread:
-    """Return the arguments of a call of one of the given tools; a `Misread` if there is no such
-    tool, or its arguments are others.
+    """Return the arguments of a call by name. Return a `Misread` if no given tool has the call's
+    name, the names of the arguments are not exactly the tool's, or a value is not a valid string.
     """
     tool = next((tool for tool in tools if tool.name == call.name), None)
     if tool is None:
@@ -674,13 +671,13 @@ def text_arguments(call: NativeCall, tools: Sequence[Tool]) -> dict[str, str] | 
 
 
 def call_text(name: str, arguments: str, *, beside: str = "") -> str:
-    """Return the reply that calls a tool with arguments, given as JSON, after the text `beside`."""
+    """Return a reply with a tool call after the text `beside`; `arguments` is a JSON object."""
     call = f'{OPENS}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}\n{CLOSES}'
     return f"{beside}\n{call}" if beside else call
 
 
 def calling(tool: Tool, *texts: str, beside: str = "") -> str:
-    """Return the reply that calls a tool with texts as its arguments, in their order."""
+    """Return a reply that calls a tool with a text for each of its arguments, in their order."""
     arguments = dict(zip((name for name, _ in tool.arguments), texts, strict=True))
     return call_text(tool.name, json.dumps(arguments, ensure_ascii=False), beside=beside)
 
@@ -690,20 +687,21 @@ def calling(tool: Tool, *texts: str, beside: str = "") -> str:
 # tools    system        user                assistant   tool     assistant   user      assistant
 # tools  | instruction | first observation | call      | result | no call   | answer  | ...
 #
-# A turn of role `tools` comes first; its text is the JSON list of their definitions. A chat
-# template is given that list as `tools`, and so is a server. The result of each call is a turn of
-# role `tool`; the observation after a reply without a readable call is a user turn.
+# A turn of role `tools` comes first; its text is the JSON list of the tools' definitions, which
+# chat templates and servers are given as `tools`. The result of each call is a turn of role `tool`;
+# the observation after a reply without a readable call is a user turn.
 
 
-# A call stays the text that was sampled, so that its tokens are trained as they were; only the
-# adapter of OpenAI's protocol makes fields of it, and text of fields.
+# A call stays the text that was sampled, so that training uses the sampled tokens; only the adapter
+# of OpenAI's protocol translates calls to and from fields.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeTurns(Turns):
-    """Reply and result in turns, after tools, instruction and first observation.
+    """Tools, instruction and first observation, then replies and the results of their calls in
+    turn.
 
     Args:
-        tools: what the model is offered, at least one.
-        note: goes after the world's instruction.
+        tools: the tools that the model is offered, at least one.
+        note: a text that is appended to the instruction.
     """
 
     tools: tuple[Tool, ...]
@@ -714,7 +712,7 @@ class NativeTurns(Turns):
             raise ConfigError("a world without tools has nothing to call; leave transcript: native out")
 
     def opening(self, env: Environment, first_observation: str) -> tuple[Message, ...]:
-        """Return the definitions of the tools, then instruction and first observation."""
+        """Return three turns: the tool definitions, the instruction and the first observation."""
         return (
             Message(role="tools", text=definitions(self.tools)),
             Message(role="system", text=with_system(env, "\n\n".join(filter(None, (instruction_of(env), self.note))))),
@@ -722,8 +720,8 @@ class NativeTurns(Turns):
         )
 
     def results(self, step: Step) -> tuple[Message, ...]:
-        """Return a turn of role `tool` for each call of the reply, in their order; the observation
-        as one turn of the user if there are no readable calls, or not one result for each.
+        """Return a turn of role `tool` for each call of the reply, in order. If the reply has no
+        readable calls, or the observation not one result for each, return it as one user turn.
         """
         results = read_results(step.observation, len(calls_in(step.reply)))
         if results is None:
@@ -731,22 +729,22 @@ class NativeTurns(Turns):
         return tuple(Message(role="tool", text=text) for text in results)
 
 
-# A step is a reply and one observation, in the store as in a replay, so the results of several
-# calls are one text: a JSON list of turns. A single result is not wrapped, so that steps of before,
-# and worlds that know nothing of several calls, are read as they were.
+# A step has one observation, so the results of several calls are stored as one text: a JSON list of
+# turns. A single result is stored as it is, so that steps stored by earlier versions, and
+# environments that take one call only, need no conversion.
 #
-# The turns that an outside agent sends have the same form, in which a conversation that does not go
-# on from the last reply begins with a head.
+# The turns that an outside agent sends have the same form. If they do not continue the conversation
+# of the last reply, the list begins with a head, an entry of role `ANEW`.
 TURNS: Final = '[{"role": '
-"""How an observation begins that is a list of turns."""
+"""How an observation begins that is a JSON list of turns."""
 ANEW: Final = "anew"
-"""The role of a head."""
+"""The role of the head of a list of turns that begins another conversation."""
 _RESULTS: Final = TURNS + '"tool"'
 
 
 def format_results(results: Sequence[str]) -> str:
-    """Return the results of the calls in a reply as an observation: a single one as it is, several
-    as JSON.
+    """Return the results of the calls in a reply as an observation: a single result as it is,
+    several as a JSON list of turns.
     """
     if len(results) == 1:
         return results[0]
@@ -754,15 +752,18 @@ def format_results(results: Sequence[str]) -> str:
 
 
 def read_results(observation: str, num_calls: int) -> tuple[str, ...] | None:
-    """Return the results in the observation after a reply with a number of calls; None if there
-    were no calls, or what was said is not a result for each, as where a world takes one call only.
+    """Return the results in the observation after a reply with `num_calls` calls, in order. None if
+    there were no calls, or the observation has not one result for each, as in an environment that
+    takes one call only.
     """
     results = (observation,) if num_calls == 1 else results_in(observation)
     return results if len(results) == num_calls else None
 
 
 def results_in(observation: str) -> tuple[str, ...]:
-    """Return the results that an observation holds: it alone, unless it has the form of several."""
+    """Return the results of calls in an observation: those in a JSON list of `tool` turns, or else
+    the observation as the only one.
+    """
     if observation.startswith(_RESULTS):
         with suppress(ValueError, RecursionError, TypeError, KeyError):
             turns = json.loads(observation)
@@ -772,8 +773,8 @@ def results_in(observation: str) -> tuple[str, ...]:
 
 
 def readable_turns(observation: str) -> tuple[str, ...]:
-    """Return an observation for a person, turn by turn: it alone unless it has the form of several.
-    What an outside agent sent other than results of calls has its role before it.
+    """Return an observation for people to read: a text for each turn if it is a JSON list of turns,
+    or else the observation alone. Turns other than results of calls begin with their role.
     """
     if not observation.startswith(TURNS):
         return (observation,)

@@ -1,8 +1,8 @@
 """Many independent units of work at once, under an error budget.
 
-A unit is a tree or an episode. An exception in a unit is reported with its phase and traceback,
-retried when it is transient, and otherwise counted against the budget: it never turns into a
-result.
+A unit is a search tree or an episode. An exception in a unit is reported with its phase and
+traceback and retried if it is transient. If it is not, or the retries are used up, the unit has no
+result and counts against the budget.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ _MAX_BACKOFF_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitError:
-    """One failed try of a unit. `kind` is the class of the exception; `phase` is empty if it is not
-    known.
+    """One failed attempt at a unit. `kind` is the name of the exception's class; `phase` is empty
+    if it is not known.
 
-    `final` says that no further try follows, so that the unit has no result; `spent` is then the
-    share of the error budget that is spent with it, as long as it is not more than all.
+    `final` says that no further attempt follows, so that the unit has no result. `spent` is then
+    the fraction of the error budget used up so far, this unit included; 0 if this unit exceeds the
+    budget, or the error is not final.
     """
 
     key: str
@@ -44,8 +45,8 @@ class UnitError:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Mark exceptions that leave the block with what was being done; the innermost mark is the one
-    reported.
+    """Attach the name of a phase to exceptions that leave the block. With nested phases, `phase_of`
+    returns the innermost.
     """
     try:
         yield
@@ -75,20 +76,22 @@ async def run_all(
     """Return the results of the units that succeeded, by key, in the order of `units`.
 
     Args:
-        worker: makes the result of one unit; a further try calls it again.
-        on_error: is called for each failed try, before the next one.
-        concurrency: the most units in progress at a time.
-        on_result: is called as soon as a unit has its result.
-        total: the number of units of the whole stage, finished ones included, which the budget is a
-            share of; by default the number of `units`.
-        backoff_seconds: the wait before the second try; it doubles with each further one, up to 30
-            seconds.
+        worker: makes the result of one unit; it is called again for each retry.
+        key: returns the key of a unit; keys must be unique.
+        on_error: is called for each failed attempt, before the next one.
+        concurrency: the maximum number of units in progress at a time.
+        on_result: is called with key and result as soon as a unit has its result.
+        total: the number of units of the whole stage, finished ones included, of which
+            `errors.budget` is a fraction; by default the number of `units`.
+        backoff_seconds: the wait before the second attempt; it doubles with each further one, up to
+            30 seconds.
 
     Raises:
         ErrorBudgetSpent: more units failed for good than `errors.budget * total`; the others are
             cancelled.
-        UserError: at once and as it is, because every other unit would meet it too.
-        ValueError: two units have one key, or `concurrency` is below 1.
+        UserError: a worker raised it; it is not retried, because every other unit would meet it
+            too, and the others are cancelled.
+        ValueError: two units have the same key, or `concurrency` is below 1.
     """
     keys = [key(unit) for unit in units]
     if len(set(keys)) != len(keys):
@@ -132,8 +135,8 @@ async def _tried(
     on_error: Callable[[UnitError], None],
     backoff_seconds: float,
 ) -> R:
-    """Return the result of a unit, tried again after errors that may heal. Raises the last
-    error.
+    """Return the result of a unit, retried after transient errors. Raises the error of the last
+    attempt, or at once a `UserError`.
     """
     attempt = 0
     while True:
@@ -153,8 +156,8 @@ async def _tried(
 async def _finish_all(
     queue: Iterator[tuple[str, U]], finish: Callable[[str, U], Awaitable[None]], concurrency: int
 ) -> None:
-    """Finish all units of a queue, at most `concurrency` at a time; the first exception cancels the
-    others.
+    """Finish all units of a queue, at most `concurrency` at a time. The first exception is raised,
+    and the other units are cancelled.
     """
 
     async def serve() -> None:
@@ -173,7 +176,7 @@ async def _finish_all(
 
 
 def allowed_losses(errors: ErrorsConfig, total: int) -> int:
-    """Return how many of the units of a stage may fail for good."""
+    """Return how many of the `total` units of a stage may fail for good, rounded down."""
     return int(round(errors.budget * total, 9))
 
 

@@ -36,13 +36,17 @@ class EpisodePlan:
     greedy: bool = False
     max_steps: int | None = None
     repeats: int | None = None
-    """The limits of its world, instead of those that all episodes share; see `Player`."""
+    """`max_steps` and this are the limits of the episode's own world; None: those of its
+    `Player`.
+    """
     diagnosis: str = ""
-    """What the model is told behind the prefix of an earlier try to go on from there."""
+    """A text that the model reads after the prefix, the steps of an earlier try, before it goes on
+    from there.
+    """
 
     @property
     def key(self) -> str:
-        """Its name among the episodes of an evaluation; see `Instance.episode`."""
+        """The name of the episode, unique in its evaluation; see `Instance.episode`."""
         return self.instance.episode(self.number, len(self.prefix))
 
 
@@ -79,8 +83,8 @@ def episode_plans(instances: Sequence[Instance], *, episodes: int, seed: int) ->
 class Player:
     """A player of episodes, which also has them graded.
 
-    `sample` draws the replies of the model as `sampling` says; `helper` answers the questions that
-    steps and the environment's grader put to models of other roles.
+    `sample` returns replies of the model, sampled as `sampling` says; `helper` answers the
+    questions that steps and the environment's grader put to models of other roles.
     """
 
     environments: SharedEnvironments
@@ -89,22 +93,26 @@ class Player:
     max_steps: int
     """The maximum number of model replies in an episode, not counting the prefix."""
     repeats: int = 0
-    """How often one reply may be given in one state, as in `rollout.episode`."""
+    """End an episode once the model gives one reply in one state this many times; 0: never."""
     fits: Fits | None = None
-    """If given, a conversation that does not fit is read through a window."""
+    """If given, the oldest exchanges of a conversation that does not fit the context are left
+    out.
+    """
     summaries: Summaries | None = None
-    """If given, one that does not fit is summed up."""
+    """If given, the model sums up a conversation that does not fit, and goes on from that."""
     helper: Helper = no_helper
     limits: EpisodeLimits = NO_LIMITS
     tokens_of: TokensOf | None = None
     """Counts the tokens of a prompt; see `rollout.episode`."""
     ungraded: dict[str, EpisodeResult] = field(default_factory=dict)
-    """Episodes that were played and have no grade yet, by key: these are not played again, only
-    graded.
+    """Episodes that were played and have no grade yet, by `EpisodePlan.key`. They are not played
+    again, only graded.
     """
 
     async def result(self, plan: EpisodePlan) -> EpisodeResult:
-        """Return a plan's episode with its grade."""
+        """Play the episode of a plan, have it graded, and return the result. If grading fails, the
+        played episode stays in `ungraded`, and the next call only grades it.
+        """
         async with self.environments.lend(plan.instance) as env:
             result = self.ungraded.get(plan.key)
             if result is None:
@@ -157,14 +165,14 @@ async def play_all(
     missing.
 
     Args:
-        on_error: is called for each failed attempt at an episode.
-        on_result: is called for each finished episode.
+        on_error: called for each failed attempt at an episode.
+        on_result: called for each finished episode.
         total: the number of episodes of the whole evaluation, if `plans` holds only the remaining
             ones.
-        on_ungraded: is called for each episode that was played and could not be graded.
+        on_ungraded: called at the end for each episode that was played but could not be graded.
 
     Raises:
-        ErrorBudgetSpent: more episodes failed for good than `errors.budget` of the whole
+        ErrorBudgetSpent: more episodes failed for good than the share `errors.budget` of the whole
             evaluation.
         UserError: raised at once, unchanged.
     """
@@ -187,7 +195,9 @@ async def play_all(
 
 
 def count_invalid(replies: Sequence[Reply]) -> int | None:
-    """Return the number of refused actions; None if the environment does not report them."""
+    """Return the number of actions that the environment refused; None if it does not report
+    that.
+    """
     flags = [reply.outcome.step.valid for reply in replies if reply.outcome.step.summary_of is None]
     return None if None in flags else flags.count(False)
 
@@ -201,11 +211,12 @@ def count_invalid(replies: Sequence[Reply]) -> int | None:
 def revision_plans(
     episodes: Sequence[tuple[int, Trajectory]], *, cuts: int, seed: int
 ) -> tuple[tuple[EpisodePlan, ...], tuple[Rejection, ...]]:
-    """Return an episode to be played from each cut, and the failed trajectories that cannot be cut.
+    """Return a plan for an episode from each cut, and a rejection for each failed trajectory that
+    cannot be cut, since it has fewer than two steps.
 
-    A trajectory failed if its reward is 0. From each, up to `cuts` different numbers of steps are
-    drawn; at least one step is kept and at least one is cut off, so that no prefix ends the
-    episode.
+    A trajectory failed if its reward is not above 0. For each, up to `cuts` different lengths of
+    the prefix are drawn; at least one step is kept and at least one is cut off, so that no prefix
+    ends the episode.
 
     Args:
         episodes: the base model's, each with its number among those of its instance.

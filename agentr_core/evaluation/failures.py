@@ -1,4 +1,4 @@
-"""What went wrong in a failed episode: its first refused, looping or losing step."""
+"""Find what went wrong in a failed episode: its refused, looping and losing steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentr_core.types import StopReason
 
 _LOSSES: Final = (StopReason.FAILURE, StopReason.DISASTER)
 _EXCERPT: Final = 90
-"""Characters of an action or an answer that a sentence has."""
+"""The maximum length of an action or an answer in a sentence."""
 
 
 class StepLike(Protocol):
@@ -23,7 +23,7 @@ class StepLike(Protocol):
 
     @property
     def action(self) -> str:
-        """What the parser found in it."""
+        """What the environment's parser found in `reply`."""
 
     @property
     def observation(self) -> str:
@@ -31,34 +31,36 @@ class StepLike(Protocol):
 
     @property
     def valid(self) -> bool | None:
-        """Whether the world took it; None from a world that does not say."""
+        """Whether the world accepted the action; None if it does not report that."""
 
 
 class FailureStep(NamedTuple):
     """A step with which a failed episode went wrong."""
 
     kind: str
-    """refused, loop, lost, or ended: the last step of an episode in which nothing else is seen."""
+    """`refused`, `loop`, `lost`, or `ended`: the last step of an episode with none of the
+    others.
+    """
     step: int
     """Its position, from 0; of a loop, that of its first action."""
     words: str
-    """What is the matter with it, as `step 3 ...` goes on."""
+    """What went wrong, as the rest of a sentence that begins with `step 3`."""
     actions: list[str]
-    """Its action, or its reply where that has none; all actions of a loop, once."""
+    """Its action, or its reply if that has no action; of a loop, the actions of one pass."""
     answer: str
-    """What the world answered; of a loop, nothing."""
+    """What the world answered; empty for a loop."""
 
     @property
     def sentence(self) -> str:
-        """The step in one line, long texts cut."""
+        """One line about the step, with long texts cut."""
         actions, answer = "; ".join(map(_excerpt, self.actions)), _excerpt(self.answer)
         return f"step {self.step} {self.words}: {actions}{f' → {answer}' if answer else ''}"
 
 
 def failure_steps(steps: Sequence[StepLike], stop: str) -> list[FailureStep]:
-    """Return the first refused step, the first loop, the longest loop and the losing step of a
-    failed episode, as far as it has them, the earliest first; with none of these, its last step.
-    Empty for an episode without steps.
+    """Return the first refused step, the first loop, the longest loop if that is another one, and
+    the losing step of a failed episode, as far as it has them, the earliest first; with none of
+    these, its last step. Empty for an episode without steps.
 
     Args:
         stop: why the episode ended, a `StopReason`.

@@ -19,10 +19,10 @@ from agentr_core.types import StopReason, Trajectory
 
 LOOP_LENGTHS = range(1, 6)
 IN_A_ROW = 3
-"""How often a sequence comes in an episode that is stuck."""
+"""How many times in a row a sequence of actions must occur for its episode to count as stuck."""
 _RESAMPLES = 2000
 _AT_ONCE = 1 << 14
-"""How many values of a bootstrap are drawn at a time: few enough for the caches of a processor."""
+"""How many values a bootstrap draws at a time: few enough for the caches of a processor."""
 _Z = NormalDist().inv_cdf(0.975)
 # Student's t, two-sided 95%, for 1 to 30 degrees of freedom.
 _T = (
@@ -50,8 +50,8 @@ NO_ESTIMATE = Estimate(mean=math.nan, low=math.nan, high=math.nan, n=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loops:
-    """Measures of how episodes repeat themselves. `per_episode[L]` is the mean of `count_loops` for
-    length L, 1 to 5.
+    """Measures of how much episodes repeat themselves. `per_episode[L]` is the mean over episodes
+    of `count_loops` for length L, 1 to 5.
 
     `stuck_share` is the share of episodes in which a sequence of 1 to 5 actions occurs at least
     three times in a row.
@@ -62,7 +62,7 @@ class Loops:
 
 
 def success_rate(successes: Sequence[bool]) -> Estimate:
-    """Return the share of successes with its Wilson interval."""
+    """Return the share of successes with its Wilson score interval (Wilson 1927)."""
     n = len(successes)
     return _wilson(sum(successes) / n, n) if n else NO_ESTIMATE
 
@@ -75,7 +75,9 @@ def _wilson(share: float, n: int) -> Estimate:
 
 
 def mean_reward(rewards: Sequence[float], *, seed: int = 0) -> Estimate:
-    """Return the mean with its percentile bootstrap interval, drawn with `seed`."""
+    """Return the mean with its percentile bootstrap interval from 2,000 resamples, which `seed`
+    determines.
+    """
     n = len(rewards)
     if n == 0:
         return NO_ESTIMATE
@@ -96,12 +98,15 @@ def counted_reward(trajectory: Trajectory, disaster_counts: float) -> float:
 
 
 def clustered_mean(values: Sequence[float], clusters: Sequence[str]) -> Estimate:
-    """Return the mean with its interval over clusters of values that are not independent of each
-    other.
+    """Return the mean with an interval that allows for dependence between values of one cluster.
 
-    The interval uses the sandwich estimate of the variance with its correction for few clusters,
-    and Student's t; if each value is a cluster of its own, it is the usual interval of a mean.
-    Source: Cameron and Miller (2015), section II. `n` counts values.
+    The interval uses the cluster-robust (sandwich) variance with the factor G / (G - 1) for G
+    clusters, and Student's t with G - 1 degrees of freedom; if each value is a cluster of its own,
+    it is the usual t interval. It is NaN for a single cluster. `n` counts values. Source: Cameron
+    and Miller (2015), section II.
+
+    Args:
+        clusters: the name of each value's cluster.
     """
     n = len(values)
     if n == 0:
@@ -119,15 +124,17 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[str]) -> Estimate
 
 
 def clustered_share(values: Sequence[float], clusters: Sequence[str]) -> Estimate:
-    """Return the mean of values in [0, 1] with its interval over clusters, clipped to [0, 1], and
-    never without a width.
+    """Return the mean of values in [0, 1] with the interval of `clustered_mean`, clipped to [0, 1]
+    and never of zero width (`with_width`).
     """
     return with_width(within(clustered_mean(values, clusters), 0.0, 1.0), len(set(clusters)))
 
 
 def with_width(estimate: Estimate, independent: int) -> Estimate:
-    """Return an estimate of a mean in [0, 1]. Where its interval has no width, as when nothing is
-    won, it gets Wilson's for as many `independent` values; a mean outside [0, 1] keeps its own.
+    """Return an estimate whose interval is not of zero width, as it is when no episode succeeded.
+
+    An interval of zero width is replaced by Wilson's for `independent` values; that of a mean
+    outside [0, 1] is kept.
     """
     if math.isclose(estimate.low, estimate.high, abs_tol=1e-9) and 0.0 <= estimate.mean <= 1.0:
         return replace(_wilson(estimate.mean, independent), n=estimate.n)
@@ -177,7 +184,7 @@ def is_stuck(actions: Sequence[str]) -> bool:
 
 
 class Loop(NamedTuple):
-    """A sequence of actions that comes several times in a row."""
+    """A sequence of `length` actions that occurs `times` times in a row."""
 
     start: int
     """The position of its first action, from 0."""
@@ -191,9 +198,9 @@ class Loop(NamedTuple):
 
 
 def first_loop(actions: Sequence[str], start: int = 0) -> Loop | None:
-    """Return the first sequence of 1 to 5 actions from `start` on that occurs at least three times
-    in a row: of those that begin at the same action, the one that reaches furthest, then the
-    shortest; None where there is none.
+    """Return the first loop that begins at or after position `start`: a sequence of 1 to 5 actions
+    that occurs at least three times in a row. Of several that begin at the same action it is the
+    one that reaches furthest, then the shortest. None if there is no loop.
     """
     for at in range(start, len(actions)):
         loops = [Loop(at, length, _times(actions, at, length)) for length in LOOP_LENGTHS]
@@ -204,7 +211,9 @@ def first_loop(actions: Sequence[str], start: int = 0) -> Loop | None:
 
 
 def all_loops(actions: Sequence[str]) -> Iterator[Loop]:
-    """Yield the loops of an episode in their order, each the first one after the one before it."""
+    """Yield the loops of an episode in order; each is the first that begins after the one before it
+    has ended.
+    """
     loop = first_loop(actions)
     while loop:
         yield loop
@@ -212,7 +221,7 @@ def all_loops(actions: Sequence[str]) -> Iterator[Loop]:
 
 
 def _times(actions: Sequence[str], start: int, length: int) -> int:
-    """Return how many times in a row a sequence of actions occurs."""
+    """Return how many times in a row the `length` actions from `start` occur, at least 1."""
     times = 1
     first = actions[start : start + length]
     while actions[start + times * length : start + (times + 1) * length] == first:
@@ -240,8 +249,8 @@ def over_seeds(scores: Sequence[float]) -> Estimate:
 
 
 def t_quantile(freedom: int) -> float:
-    """Return the 97.5% quantile of Student's t: tabulated up to 30 degrees of freedom, then
-    computed by its expansion in 1/freedom.
+    """Return the 97.5% quantile of Student's t with `freedom` degrees of freedom: tabulated up to
+    30, then the first terms of its expansion in 1/freedom (Abramowitz and Stegun 1964, 26.7.5).
     """
     if freedom <= len(_T):
         return _T[freedom - 1]
@@ -251,7 +260,7 @@ def t_quantile(freedom: int) -> float:
 
 # How often a policy wins each instance, and what to expect of further episodes; pure functions.
 #
-# An instance of pass rate p is won by an episode with chance p, independently of its other
+# Each episode of an instance with pass rate p is won with probability p, independently of the other
 # episodes. Most rates are near 0 or 1, and only those in between teach by contrast, so a mean rate
 # says little. The rates are assumed to have a Beta distribution, whose mean and spread are matched
 # to the sample; an instance's own episodes then update it to the Beta distribution of that instance
@@ -284,14 +293,16 @@ class InstanceResults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassRates:
-    """The pass rates of instances: the tried instances, and the Beta distribution of all rates."""
+    """The results of the tried instances, and the Beta(`alpha`, `beta`) distribution of the pass
+    rates of all instances.
+    """
 
     tried: tuple[InstanceResults, ...]
     alpha: float
     beta: float
 
     def run(self, result: InstanceResults) -> Run:
-        """Return the chances of wins and losses of a tried instance."""
+        """Return the chances of further wins and losses of a tried instance, given its results."""
         alpha, beta = self.alpha + result.wins, self.beta + result.episodes - result.wins
         log_norm = _log_beta(alpha, beta)
         return lambda wins, losses: math.exp(_log_beta(alpha + wins, beta + losses) - log_norm)
@@ -303,13 +314,15 @@ class PassRates:
         *,
         per_instance: float = math.inf,
     ) -> Estimate:
-        """Return the expected sum over `num_instances` instances, of which the tried ones are a
-        sample, with a 95% interval clustered by origin.
+        """Return the expected sum of a value over `num_instances` instances, of which the tried
+        ones are a sample, with a 95% interval clustered by origin.
 
-        If every episode was won, or every one lost, the values have no spread; then the interval
-        also holds the sums at both ends of Wilson's interval of the pass rate (Wilson 1927).
+        If every episode was won, or every one lost, the values have no spread; then the interval is
+        widened to the sums at both ends of Wilson's interval of the pass rate (Wilson 1927).
 
-        `n` is the number of tried instances; `per_instance` is the most that an instance can give.
+        Args:
+            expectation: returns the expected value of an instance, given its chances.
+            per_instance: the largest value that an instance can have; the least is 0.
         """
         values = [expectation(result, self.run(result)) for result in self.tried]
         mean = clustered_mean(values, [result.origin for result in self.tried])
@@ -323,18 +336,18 @@ class PassRates:
                     return math.pow(rate, wins) * math.pow(1 - rate, losses)
 
                 value = fmean(expectation(result, chance) for result in self.tried)
-                # Of a single instance the interval is unknown, and comparisons with NaN are false.
+                # With a single origin the interval is NaN, and comparisons with NaN are false.
                 low, high = min(value, mean.mean, low), max(value, mean.mean, high)
         total = Estimate(mean=mean.mean * num_instances, low=low * num_instances, high=high * num_instances, n=mean.n)
         return within(total, 0.0, per_instance * num_instances)
 
 
 def pass_rates(results: Sequence[InstanceResults]) -> PassRates:
-    """Return the pass rates of instances of which some were tried, each at least twice.
+    """Return the pass rates estimated from the tried instances, each with at least two episodes.
 
     The Beta distribution has the observed mean rate, and the observed correlation between two
     episodes of one instance: (E[p^2] - E[p]^2) / (E[p] - E[p]^2), with unbiased estimates of both
-    expectations. Raises `ValueError` if no instance was tried, or one only once.
+    expectations. Raises `ValueError` if no instance was tried, or if one has a single episode.
     """
     if not results or min(result.episodes for result in results) < 2:
         raise ValueError("pass rates need at least one instance, and two episodes of each")
@@ -352,8 +365,8 @@ def pass_rates(results: Sequence[InstanceResults]) -> PassRates:
 
 
 def mixed(run: Run, episodes: int) -> float:
-    """Return the chance that among `episodes` episodes at least one wins and at least one does not:
-    a group with contrast.
+    """Return the chance that of `episodes` episodes at least one wins and at least one does not, so
+    that as a group they have contrast.
     """
     return 1 - run(0, episodes) - run(episodes, 0)
 
@@ -362,7 +375,7 @@ def _log_beta(alpha: float, beta: float) -> float:
     return math.lgamma(alpha) + math.lgamma(beta) - math.lgamma(alpha + beta)
 
 
-# Records of what a policy could learn from its own experience, estimated before any training.
+# What a policy could learn from its own experience, estimated before any training.
 
 _FEW = 8
 """Fewer contrasts than this are less than one batch."""
@@ -394,10 +407,10 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judge:
-    """What the verdicts of a judge on all steps of some lost episodes are worth; shares in [0, 1].
+    """The quality of a judge's verdicts on all steps of some lost episodes, as shares in [0, 1].
 
-    All but `read` are compared with the world's oracle; without one they are NaN, as is a share of
-    nothing.
+    All shares but `read` are relative to the world's oracle; without an oracle they are NaN, as is
+    a share of no cases.
     """
 
     name: str
@@ -405,21 +418,23 @@ class Judge:
     episodes: int
     steps: int
     read: Estimate
-    """Verdicts that could be read."""
+    """The share of verdicts that could be read."""
     right: Estimate
-    """Verdicts that are the oracle's."""
+    """The share of verdicts that agree with the oracle."""
+    bad: Estimate
+    """The share of steps that are bad: the precision of a judge that calls every step bad."""
     bad_is_right: Estimate
-    """Steps called bad that are bad."""
+    """The share of steps called bad that are bad (precision)."""
     bad_is_seen: Estimate
-    """Bad steps that are called bad."""
+    """The share of bad steps that are called bad (recall)."""
     first_error: Estimate
-    """Episodes whose first bad step is the oracle's, or that have none for both."""
+    """The share of episodes in which judge and oracle name the same first bad step, or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prospect:
-    """The prospect of a method: whether it has anything to learn from, why, and the numbers behind
-    it.
+    """The prospect of a method: whether it has enough to learn from, the reason, and the forecasts
+    behind it.
     """
 
     method: str
@@ -429,8 +444,8 @@ class Prospect:
 
 
 def prospect(method: str, forecasts: Sequence[Forecast], *, needs: str, short: str) -> Prospect:
-    """Return the prospect of a method, judged by the one forecast that it needs most: it must be
-    worth a batch, and its interval must not contain 0.
+    """Return the prospect of a method, judged by the one forecast that it needs most: the expected
+    number must be at least a batch, 8, and its interval must be above 0.
 
     Args:
         needs: the name of that forecast.

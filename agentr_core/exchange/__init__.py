@@ -1,1 +1,1 @@
-"""Training sets in the formats of other programs: export to folders, and import of files."""
+"""Exchange with other programs: export of training sets and evaluations, and import of files."""

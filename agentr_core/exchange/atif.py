@@ -1,4 +1,4 @@
-"""Trajectories in the agent trajectory interchange format (ATIF) of Harbor, one for each sample."""
+"""Export in Harbor's agent trajectory interchange format (ATIF): one trajectory for each sample."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ Logprobs = Sequence[Sequence[float] | None]
 
 
 def write_atif(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
-    """Write a file for each sample, and for each side of a pair, named after its id."""
+    """Write a file for each sample, named `ID.json`, and for each side of a pair, `ID-SIDE.json`.
+    Return their glob pattern by the name of the set.
+    """
     (folder / _FOLDER).mkdir()
     trajectories = {row.id: trajectory(row.id, row.sample, row.origin, row.logprobs) for row in training_set.samples}
     for pair in training_set.pairs:
@@ -37,8 +39,8 @@ def write_atif(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
 
 
 def impossible(training_set: TrainingSet) -> str:
-    """Return why ATIF cannot hold a training set; empty if it can: an observation belongs to the
-    step of a reply.
+    """Return why a training set cannot be written in ATIF; empty if it can. In ATIF a tool's result
+    belongs to the step of a reply, so none may come without one before it.
     """
     for sample in samples_of(training_set):
         for before, message in pairwise(sample.messages):
@@ -50,14 +52,14 @@ def impossible(training_set: TrainingSet) -> str:
 
 
 def sides_apart(training_set: TrainingSet) -> str:
-    """Return that pairs are taken apart; empty if there are none."""
+    """Return a note that the sides of pairs become separate trajectories; empty without pairs."""
     warning = "each side of a pair is a trajectory of its own (`extra.side`), which `agentr import` does not join again"
     return warning if training_set.pairs else ""
 
 
 def infinite_logprobs(training_set: TrainingSet) -> str:
-    """Return of how many replies the log-probabilities are left out; empty if of none. JSON has no
-    infinite number, and the format allows no null among them.
+    """Return a note on how many replies lose their log-probabilities; empty if none do. Those with
+    an infinite value do: JSON has none, and ATIF allows no null in the list.
     """
     count = sum(
         logprobs is not None and not all(map(isfinite, logprobs))
@@ -69,12 +71,13 @@ def infinite_logprobs(training_set: TrainingSet) -> str:
 
 
 def trajectory(key: str, sample: Sample, origin: Origin, logprobs: Logprobs = ()) -> dict[str, Any]:
-    """Return a sample as a trajectory: the world's response to a reply is the observation of its
-    step, and a reply that is not trained is copied context.
+    """Return a sample as a trajectory in ATIF. What the environment answers to a reply is the
+    observation of the reply's step; replies that are not trained get `is_copied_context`.
 
     Args:
-        logprobs: the natural-log probabilities of the tokens of each reply, None where they are not
-            known.
+        key: the id of the trajectory.
+        logprobs: for each reply the natural-log probabilities of its tokens, None where they are
+            not known.
     """
     steps = [{"step_id": number, **step} for number, step in enumerate(_steps(sample, logprobs), start=1)]
     first = sample.messages[0]
@@ -146,21 +149,22 @@ def _reply(part: Message | Span, logprobs: Sequence[float] | None) -> dict[str, 
         "source": "agent",
         "message": part.text,
         **({"metrics": metrics, "llm_call_count": 1} if ids else {}),
-        # "Should not be included in training data", says the format of such steps.
+        # ATIF says of such steps that they "should not be included in training data".
         **({} if part.train else {"is_copied_context": True}),
         "extra": {"train": part.train},
     }
 
 
 def _call(step: dict[str, Any], *, number: int) -> list[str]:
-    """Move the calls in the message of a step to a field of their own, and return their ids. The
-    reply as it was sampled stays in `extra` where the fields do not spell it.
+    """Move the calls in the message of a step to its field `tool_calls`, in place, and return their
+    ids. If the reply's text cannot be rebuilt from the fields, it is kept in `extra`. Calls with a
+    number that is not finite stay in the message.
     """
     calls = calls_in(step["message"])
     try:
         json.dumps([dict(call.arguments) for call in calls], allow_nan=False)
     except ValueError:
-        # A number in one is not finite, and JSON has no place for it.
+        # A number in a call is not finite, which JSON cannot express.
         return []
     if not calls:
         return []
@@ -177,7 +181,9 @@ def _call(step: dict[str, Any], *, number: int) -> list[str]:
 
 
 def _unanswered(steps: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the last step is a reply with a turn of its own, and no observation yet."""
+    """Return whether the last step is a reply without an observation yet, and not one whose
+    observation is part of the assistant turn or a tool's turn (`OBSERVED_AS`).
+    """
     last = steps[-1] if steps else {}
     return last.get("source") == "agent" and OBSERVED_AS not in last["extra"] and "observation" not in last
 

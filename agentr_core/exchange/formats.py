@@ -1,4 +1,6 @@
-"""The formats of exports: what each writes, and whether it can express which turns carry loss."""
+"""The export formats: what each of them writes, and whether it can express which turns carry
+loss.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,9 @@ from agentr_core.exchange.training_set import (
 from agentr_core.system import new_folder
 from agentr_core.types import Message, Sample
 
-# Conversations as JSON for TRL, for readers of ShareGPT, for LLaMA-Factory, as AgentTraj, as
-# Alpaca, and for XTuner.
+# Conversations as JSON, in the formats of TRL, ShareGPT, LLaMA-Factory, AgentTraj, Alpaca and
+# XTuner. Each `write_...` function puts files into a folder, and returns their paths in it by the
+# name of the set.
 
 _LLAMA_FACTORY = "agentr"
 """The name of the data set in `dataset_info.json`."""
@@ -86,7 +89,7 @@ def write_llama_factory(training_set: TrainingSet, folder: Path) -> Mapping[str,
 
 
 def not_for_llama_factory(training_set: TrainingSet) -> str:
-    """Return why LLaMA-Factory cannot read a training set; empty if it can."""
+    """Return why a training set cannot be written for LLaMA-Factory; empty if it can."""
     if any(len(side) != 1 for pair in training_set.pairs for side in pair.sides):
         return "its pairs have one reply on each side, and these have whole episodes; choose parquet, trl or sharegpt"
     if any(message.spans for sample in samples_of(training_set) for message in sample.messages):
@@ -106,8 +109,8 @@ def not_for_llama_factory(training_set: TrainingSet) -> str:
 
 
 def cutoff(training_set: TrainingSet) -> str:
-    """Return at which length LLaMA-Factory cuts, and the length of the longest sample if it is
-    known. Source: `DataArguments` of LLaMA-Factory 0.9.5.
+    """Return a note on the length to which LLaMA-Factory truncates, with the length of the longest
+    sample if it is known. Source: `DataArguments` of LLaMA-Factory 0.9.5.
     """
     longest = max((len(row.tokens[0]) for row in training_set.samples if row.tokens), default=0)
     note = f"; the longest sample has {longest:,} with the model of its run" if longest else ""
@@ -115,10 +118,11 @@ def cutoff(training_set: TrainingSet) -> str:
 
 
 def lacks_rewards(training_set: TrainingSet) -> str:
-    """Return why rewards are left out; empty if all pairs have some.
+    """Return a note that the rewards are left out, since some pairs have none; empty if all have
+    them.
 
-    LLaMA-Factory reads the file with `datasets`, which a key that is null or missing at first stops
-    at its first value.
+    LLaMA-Factory reads the file with `datasets`, which fails at the first value of a key that is
+    null or missing in all rows before.
     """
     pairs = [pair.preference for pair in training_set.pairs]
     count = sum(pair.chosen_reward is None or pair.rejected_reward is None for pair in pairs)
@@ -130,7 +134,7 @@ def _unless_system(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def not_for_agenttraj(training_set: TrainingSet) -> str:
-    """Return why AgentTraj cannot hold a training set; empty if it can."""
+    """Return why a training set cannot be written as AgentTraj; empty if it can."""
     if training_set.pairs:
         return "it has no form for preference pairs; choose parquet, trl, sharegpt or atif"
     messages = [message for row in training_set.samples for message in _unless_system(row.sample.messages)]
@@ -140,15 +144,15 @@ def not_for_agenttraj(training_set: TrainingSet) -> str:
 
 
 def systems_beside(training_set: TrainingSet) -> str:
-    """Return how many samples have a system text, for which AgentTraj has no turn; empty if
-    none.
+    """Return a note on how many samples have a system text, for which AgentTraj has no turn; empty
+    if none.
     """
     count = sum(row.sample.messages[0].role == "system" for row in training_set.samples)
     return f"{count} samples have a system text in a field `system`, which AgentGym does not read" if count else ""
 
 
 def write_agenttraj(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
-    """Write `agenttraj.json`, one array."""
+    """Write `agenttraj.json`, one array with an object for each sample."""
     records = []
     for row in training_set.samples:
         instance, messages = row.sample.instance, row.sample.messages
@@ -179,7 +183,9 @@ def write_agenttraj(training_set: TrainingSet, folder: Path) -> Mapping[str, str
 
 
 def not_in_exchanges(training_set: TrainingSet) -> str:
-    """Return why a format of inputs and outputs cannot hold a training set; empty if it can."""
+    """Return why a training set cannot be written as pairs of input and output (Alpaca, XTuner);
+    empty if it can.
+    """
     if training_set.pairs:
         return "it has no form for preference pairs; choose parquet, trl, sharegpt or atif"
     for row in training_set.samples:
@@ -194,22 +200,24 @@ def not_in_exchanges(training_set: TrainingSet) -> str:
 
 
 def unanswered(training_set: TrainingSet) -> str:
-    """Return how many samples end with a turn that is no reply, which is left out; empty if
-    none.
+    """Return a note on how many samples end with a turn that is no reply, which is left out; empty
+    if none.
     """
     count = sum(row.sample.messages[-1].role != "assistant" for row in training_set.samples)
     return f"left out is the last turn of {count} samples, which has no reply" if count else ""
 
 
 def beside_alpaca(training_set: TrainingSet) -> str:
-    """Return that the lines have more than the three fields of Alpaca; empty if none has."""
+    """Return a note on how many samples need more than the three fields of Alpaca; empty if none
+    do.
+    """
     count = sum(len(row.sample.messages) > 2 for row in training_set.samples)
     more = f"{count} samples have earlier turns in `history`, or a system text in `system`"
     return f"{more}, which LLaMA-Factory reads and readers of `instruction` and `output` alone do not" if count else ""
 
 
 def write_alpaca(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
-    """Write `alpaca.jsonl`: a line for each trained turn, which is its `output`."""
+    """Write `alpaca.jsonl`: a line for each trained turn, with that turn as `output`."""
     lines = [
         {
             "instruction": exchanges[place][0].text,
@@ -230,7 +238,7 @@ def write_alpaca(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
 
 
 def write_xtuner(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
-    """Write `xtuner.jsonl`: a line for each sample, with a flag for each output."""
+    """Write `xtuner.jsonl`: a line for each sample, with a loss flag for each output."""
     lines = [
         {
             "conversation": [
@@ -253,7 +261,7 @@ def write_xtuner(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
 
 
 def _exchanges(sample: Sample) -> tuple[str, list[tuple[Message, Message]]]:
-    """Return the system text of a sample, and its inputs with their outputs."""
+    """Return the system text of a sample (empty for none), and its pairs of user turn and reply."""
     turns, first = _answered(sample), sample.messages[0]
     system = first.text if first.role == "system" else ""
     return system, list(zip(turns[::2], turns[1::2], strict=True))
@@ -325,23 +333,26 @@ def _dumped(record: Mapping[str, Any]) -> str:
     return json.dumps(record, ensure_ascii=False)
 
 
-# The types of the columns of JSON files, for the head of an export's README.md.
+# The column types of JSON files, for the metadata at the head of an export's README.md.
 #
-# `datasets` types a JSON file from its first 10 MB, and stops at the first value of a key that was
-# null or missing until then. The types in the head hold for the whole file.
+# `datasets` infers the types of a JSON file from its first 10 MB, and fails at the first value of a
+# key that was null or missing until then. The types in the metadata are those of the whole file.
 
 _ANY = ("tools", "tool_definitions", "arguments")
-"""Keys whose values have no common type: each tool has its own arguments, and a whole number in a
-call may have any size.
+"""Keys whose values have no common type: each tool has its own arguments, and integers in a call
+may be of any size.
 """
 _BATCH = 1000
 
 
 def column_types(folder: Path, files: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return `dataset_info` for the JSON files of an export: the features of each set, by the name
-    that a reader asks for.
+    """Return the `dataset_info` of a README.md for the JSON files of an export: one entry with the
+    column types of each set that has such files; empty if there are none.
+
+    Args:
+        files: the paths or glob patterns in the folder, by the name of the set.
     """
-    # The library takes a second to import, and most commands do without.
+    # Imported here, since the import takes a second and most commands do not need the library.
     from datasets import DatasetInfo, Features, Json
     from datasets.info import DatasetInfosDict
     from huggingface_hub import DatasetCardData
@@ -374,7 +385,7 @@ def _records(file: Path) -> Iterator[Any]:
 
 
 def _without_any(value: Any) -> Any:
-    """Return a record without the values that have no common type."""
+    """Return a record with None in place of the values of the keys in `_ANY`."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return [_without_any(each) for each in value]
     if not isinstance(value, dict):
@@ -384,7 +395,7 @@ def _without_any(value: Any) -> Any:
 
 def _with_any(features: Any, kind: Any) -> Any:
     for name, feature in features.items():
-        # That of a list has the one of its values.
+        # The feature of a list has that of its values in `feature`.
         inner = getattr(feature, "feature", feature)
         if name in _ANY:
             features[name] = kind
@@ -393,8 +404,7 @@ def _with_any(features: Any, kind: Any) -> Any:
     return features
 
 
-# A training set as Parquet that `datasets.load_dataset` opens, with everything that is known about
-# each row.
+# A training set as a Parquet file for `datasets.load_dataset`, with all columns of its origin.
 
 FILE = "data/train-00000-of-00001.parquet"
 _TURNS = pa.list_(
@@ -416,7 +426,7 @@ ORIGIN = pa.schema(
         *((name, pa.float64()) for name in ("good_reward", "bad_reward")),
     ]
 )
-"""The columns for the origin of a row, as `origin` names them."""
+"""The columns for the origin of a row; see `training_set.Origin`."""
 _SAMPLES = pa.schema(
     [
         ("id", pa.string()),
@@ -442,7 +452,7 @@ _PAIRS = pa.schema(
 
 
 def write_parquet(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
-    """Write one Parquet file; `tool_calls` and `extra` are JSON."""
+    """Write one Parquet file; its columns `tool_calls` and `extra` have JSON texts."""
     rows = [_pair(pair) for pair in training_set.pairs] or [_sample(row) for row in training_set.samples]
     schema = _PAIRS if training_set.pairs else _SAMPLES
     file = folder / FILE
@@ -511,16 +521,16 @@ def card(
     mask_gap: str,
     notes: Sequence[str],
 ) -> str:
-    """Return the card of an export.
+    """Return the text of an export's README.md: YAML metadata and Markdown.
 
     Args:
-        contents: how many rows there are, and of what.
-        files: the paths in its folder by the name of the set that a reader asks for; the first is
-            the default.
-        types: `dataset_info` of those of these sets that have no types of their own.
-        read_with: how the files are read.
-        mask_gap: what the files leave out about the loss mask; empty if nothing.
-        notes: what else a reader has to know.
+        files: the paths or glob patterns in the folder, by the name of the set that
+            `datasets.load_dataset` takes; the first is the default.
+        types: `dataset_info` as from `column_types`, for files without types of their own.
+        contents: the number and the kind of the rows.
+        read_with: a text on how to read the files.
+        mask_gap: what the files do not express about the loss mask; empty if nothing.
+        notes: further notes for readers.
     """
     configs = [
         {"config_name": name, "data_files": [{"split": "train", "path": path}], "default": number == 0}
@@ -530,7 +540,7 @@ def card(
         "pretty_name": training_set.name,
         **({"license": training_set.licence} if training_set.licence else {}),
         "tags": ["agentr", "agent-trajectories"],
-        # A session has lines of a program, and these are no rows.
+        # Without files, as for sessions, there is no set to load.
         **({"configs": configs} if configs else {}),
         **({"dataset_info": list(types)} if types else {}),
     }
@@ -550,13 +560,13 @@ def card(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """A format of exports.
+    """An export format.
 
-    `write` puts files into a folder and returns their paths, by the name of the set that a reader
-    asks for. `unmasked` returns what the format cannot express about the loss mask of a training
-    set; empty if nothing. `impossible` returns why a set cannot be written at all. `told` returns
-    how many rows are written, and of what. Each of `notes` returns what a reader has to know, such
-    as what is left out; empty if nothing.
+    `write` puts files into a folder and returns their paths or glob patterns, by the name of the
+    set. `unmasked` returns what the format cannot express about the loss mask of a training set,
+    and `impossible` why the set cannot be written at all; both return "" if there is nothing.
+    `told` returns the number and the kind of the rows. Each of `notes` returns a note for readers,
+    such as on what is left out, or "".
     """
 
     write: Callable[[TrainingSet, Path], Mapping[str, str]]
@@ -567,16 +577,16 @@ class Format:
     notes: Sequence[Callable[[TrainingSet], str]] = (cut_replies,)
 
     def notes_on(self, training_set: TrainingSet) -> list[str]:
-        """Return what a reader of a training set has to know."""
+        """Return all notes of the format that apply to a training set."""
         return [note for notes in self.notes if (note := notes(training_set))]
 
 
 def export(training_set: TrainingSet, folder: Path, name: str, *, without_mask: bool = False) -> tuple[str, ...]:
-    """Write a training set into a new folder in a format, and return the paths of its files in it.
-
-    The folder appears once it is complete.
+    """Write a training set and its README.md into a new folder, and return the paths of all files,
+    relative to the folder, sorted. The folder appears only when it is complete.
 
     Args:
+        name: the name of the format, a key of `FORMATS`.
         without_mask: write the set even if the format cannot express which turns carry loss.
 
     Raises:
@@ -716,4 +726,4 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         ),
     }
 )
-"""The formats by the name that `--format` takes."""
+"""The formats by their name in the option `--format`."""

@@ -1,9 +1,9 @@
-"""The import of files of other programs, or folders of them, record by record into the one form
-that recipes take.
+"""Import of files of other programs, or folders of them: each record is read, checked and converted
+to the one form that recipes take.
 
-The files are JSON lines or one array: conversations of AgentTraj, ETO or ShareGPT, turns of OpenAI,
-prompts and completions of TRL, or trajectories in ATIF; for pairs, the formats that TRL,
-LLaMA-Factory and `agentr export` have.
+The files are JSONL or one JSON array. Conversations may be in the format of AgentTraj, ETO,
+ShareGPT or OpenAI, TRL's prompts and completions, or ATIF trajectories; pairs in the format of TRL,
+LLaMA-Factory or `agentr export`.
 """
 
 from __future__ import annotations
@@ -47,15 +47,13 @@ from agentr_core.types import (
     grown_turn,
 )
 
-# Files of demonstrations and of preference pairs, read and checked.
-
 # Demonstrations in a file: an expert's replies, to be played again in the environment.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration:
-    """The replies of an expert in one episode. `reward` is what the file claims: 1 unless it says
-    otherwise.
+    """The replies of an expert in one episode. `reward` is the one given in the file, 1 if there is
+    none.
     """
 
     instance: Instance
@@ -68,15 +66,16 @@ class Demonstration:
 def read_demonstrations(
     path: Path, *, world: World, split: str, opening: int, setting: str = "eto.expert.file"
 ) -> dict[str, tuple[Demonstration, ...]]:
-    """Return the demonstrations of a file by the key of their instance, those of one instance in
-    file order.
+    """Return the demonstrations of a file by the key of their instance; those of one instance are
+    in file order.
 
-    A record is a conversation as `chat_file.read_chat` takes it, with the `id` of its instance and,
-    if it is not 1, the `reward` that was reached. `setting` names the file for error messages.
+    A record is a conversation as in `chat_file.read_chat`, with the `id` of its instance and the
+    `reward` that was reached, if that is not 1. `setting` is the field of a recipe that names the
+    file, for error messages. For the other arguments see `demonstration`.
 
     Raises:
-        DataFileError: the file cannot be read, or a record has a different form, no reply, or the
-            same replies as an earlier one of its instance.
+        DataFileError: the file cannot be read, `demonstration` raises it, or a record has the same
+            replies as an earlier one of its instance.
     """
     by_instance: dict[str, tuple[Demonstration, ...]] = {}
     for number, record in records(path, setting=setting):
@@ -88,14 +87,16 @@ def read_demonstrations(
 
 
 def demonstration(record: dict[str, Any], where: str, *, world: World, split: str, opening: int) -> Demonstration:
-    """Return the demonstration in a record.
+    """Return the demonstration in a record. Only the replies are read: the environment gives the
+    observations again when they are replayed.
 
-    Turns of the system are skipped, and so are definitions of tools, the `opening` turns before the
-    problem's and everything after the last reply. Recorded observations are not read: the
-    environment gives them again.
+    Args:
+        world, split: the environment, and the split of an id that is a mere index.
+        opening: the number of turns before the one that states the problem, not counting system
+            and `tools` turns; they are skipped.
 
-    Raises `DataFileError` for a record of a different form, without a reply, with replies that are
-    not to be trained, or with only the beginning of an episode.
+    Raises `DataFileError` for a malformed record, one without a reply or with a reply that is not
+    trained, or one that continues in another file.
     """
     record = as_conversation(record, where)
     instance = instance_of(record, where, world=world, split=split)
@@ -106,7 +107,7 @@ def demonstration(record: dict[str, Any], where: str, *, world: World, split: st
         )
     messages = conversation(record, where)
     turn_list = [message for message in messages if message.role not in ("system", "tools")][opening:]
-    # Of a turn that was grown, every second span is a result.
+    # In a turn that was grown by continuation, every second span is an observation.
     parts = [part for message in turn_list if message.role == "assistant" for part in message.parts[::2]]
     replies = tuple(part.text for part in parts)
     if not replies or turn_list[0].role != "user":
@@ -124,8 +125,8 @@ def demonstration(record: dict[str, Any], where: str, *, world: World, split: st
 
 
 def check_other(new: Demonstration, previous: Iterable[Demonstration]) -> None:
-    """Raise `DataFileError` when a demonstration says the same as an earlier one of its
-    instance.
+    """Raise `DataFileError` if a demonstration has the same replies as one of the `previous` ones,
+    which are of the same instance.
     """
     for other in previous:
         if other.replies == new.replies:
@@ -142,16 +143,16 @@ STAGE = "preferences"
 def read_pairs(path: Path, *, world: World, split: str) -> tuple[tuple[Preference, ...], tuple[Rejection, ...]]:
     """Return the preferences of a file, and the rejections of unusable pairs.
 
-    A record has lists of turns under `prompt` (its last turn the user's), `chosen` and `rejected`
-    (first and last turn the assistant's), the `id` of its instance, and maybe `chosen_reward` and
-    `rejected_reward`. As in files for LLaMA-Factory, the prompt may stand under `conversations`,
-    and a side be one turn. A turn of a side whose flag `train`, `loss` or `weight` says no is not
-    trained. A pair is unusable when both sides are the same, a side does not end with a reply that
-    is trained, the sides differ before their first one, or only one of the rewards is given.
+    A record has lists of turns under `prompt` (the last one a user turn), `chosen` and `rejected`
+    (the first and the last one a reply), the `id` of its instance, and optionally `chosen_reward`
+    and `rejected_reward`. As in files for LLaMA-Factory, the prompt may be under `conversations`,
+    and a side may be one turn. Replies of a side are trained unless a flag (`chat_file.FLAGS`) says
+    no. Pairs are unusable for the reasons of `fault_of`; the subject of a rejection is the file's
+    name and the line.
 
     Raises:
-        DataFileError: the file cannot be read, or a line has a different form; the message names
-            file and line.
+        DataFileError: the file cannot be read, or a record is malformed; the message names file and
+            line.
     """
     preferences, rejections = [], []
     for number, record in records(path, setting="eto.preferences.file"):
@@ -168,8 +169,8 @@ def read_pairs(path: Path, *, world: World, split: str) -> tuple[tuple[Preferenc
 def preference_of(
     record: dict[str, Any], where: str, name: str, number: int, *, world: World, split: str
 ) -> Preference:
-    """Return the preference in a record, which is line `number` of a file. Raises `DataFileError`
-    for a record of a different form.
+    """Return the preference in a record. File name and line `number` are stored as its provenance;
+    `where` is for error messages. Raises `DataFileError` for a malformed record.
     """
     record = as_pair(record, where)
     prompt, *sides = parts_of(record, where)
@@ -191,8 +192,8 @@ def preference_of(
 def parts_of(
     record: dict[str, Any], where: str
 ) -> tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]]:
-    """Return the prompt of the pair in a record, which carries no loss, and its two sides. Raises
-    `DataFileError` for a record of a different form.
+    """Return the prompt (without loss), the chosen side and the rejected side of the pair in a
+    record. Raises `DataFileError` for a malformed record.
     """
     record = as_pair(record, where)
     check_texts(record, where)
@@ -225,7 +226,12 @@ def _side(record: dict[str, Any], key: str, where: str, *, tools: bool) -> tuple
 
 
 def fault_of(preference: Preference) -> str:
-    """Return in a word why a pair is unusable; the empty string for one that can be trained on."""
+    """Return why a pair cannot be trained on, as a slug; the empty string if it can.
+
+    The reasons: a side does not end with a trained reply, or has results of tools that it does not
+    define; the sides are equal, or differ before their first trained reply; only one of the rewards
+    is given, or the chosen one is not higher.
+    """
     sides = (preference.chosen, preference.rejected)
     if any(side.messages[-1].role != "assistant" for side in sides):
         return "no-agent-turn-at-the-end"
@@ -245,13 +251,13 @@ def fault_of(preference: Preference) -> str:
 
 
 EXPERT, PAIRS, GENERAL = "eto.expert.file", "eto.preferences.file", "data.general.file"
-"""The fields of a recipe that take these files."""
+"""The fields of a recipe that name files of demonstrations, of pairs and of general chat data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The world and split that the instances of a file belong to. `known` are the existing
-    instances, None if these are not known.
+    """The environment and split to which the instances of a file belong. `known` are the instances
+    that exist, None if that is not known; records of others are invalid.
     """
 
     world: World
@@ -261,8 +267,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportResult:
-    """The valid records of a file as lines of JSON, and for each invalid one a sentence with its
-    line number. `left_out` has the fields of valid records that were not read, and in how many.
+    """The result of an import: the valid records as lines of JSON, and an error message with file
+    and line for each invalid one. `left_out` maps each field that was ignored to the number of
+    valid records that have it.
     """
 
     lines: tuple[str, ...]
@@ -271,12 +278,12 @@ class ImportResult:
 
 
 def import_experts(path: Path, target: Target, *, opening: int) -> ImportResult:
-    """Return the demonstrations in a file; an instance may have several.
+    """Import the demonstrations in a file or folder; an instance may have several.
 
     Args:
-        opening: the number of turns before that of the problem, without system turns.
+        opening: see `demonstration`.
 
-    Raises `DataFileError` when the file cannot be read.
+    Raises `DataFileError` when a file cannot be read.
     """
     by_instance: dict[str, list[Demonstration]] = {}
 
@@ -296,7 +303,7 @@ def import_experts(path: Path, target: Target, *, opening: int) -> ImportResult:
 
 
 def import_pairs(path: Path, target: Target) -> ImportResult:
-    """Return the preference pairs in a file. Raises `DataFileError` when the file cannot be
+    """Import the preference pairs in a file or folder. Raises `DataFileError` when a file cannot be
     read.
     """
 
@@ -319,11 +326,11 @@ def import_pairs(path: Path, target: Target) -> ImportResult:
 
 
 def import_chat(path: Path, tools: list[Any] | None = None) -> ImportResult:
-    """Return the general conversations in a file. Raises `DataFileError` when the file cannot be
-    read.
+    """Import the general conversations in a file or folder. Raises `DataFileError` when a file
+    cannot be read.
 
     Args:
-        tools: the definitions for those that call tools and define none.
+        tools: the tool definitions for conversations that have results of tools but define none.
     """
 
     def read(record: dict[str, Any], where: str, line: int) -> dict[str, Any]:
@@ -337,8 +344,8 @@ def import_chat(path: Path, tools: list[Any] | None = None) -> ImportResult:
 
 
 def read_tools(path: Path) -> list[Any]:
-    """Return the definitions of tools in a file, a JSON list of functions as OpenAI defines them.
-    Raises `DataFileError` for any other.
+    """Return the tool definitions in a file, a JSON list of functions as in OpenAI's protocol.
+    Raises `DataFileError` if the file cannot be read, or contains no such list or an empty one.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -367,12 +374,12 @@ def _imported(path: Path, read: Callable[[dict[str, Any], str, int], dict[str, A
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the file, or the files of the folder that hold records, sorted by name. Raises
-    `DataFileError` for a folder that holds the same samples twice.
+    """Return the file, or the files with records in a folder and its subfolders, sorted by path.
+    Raises `DataFileError` for a folder with an export for TRL that has the same samples twice.
     """
     if not path.is_dir():
         return [path]
-    # LLaMA-Factory's description of the files beside it has no records.
+    # `dataset_info.json`, which describes files for LLaMA-Factory, has no records.
     files = sorted(file for file in path.rglob("*.json*") if file.is_file() and file.name != "dataset_info.json")
     for file in files:
         if file.name == "prompt_completion.jsonl" and file.with_name("messages.jsonl") in files:
@@ -399,8 +406,8 @@ def _check_use(fault: str, where: str) -> None:
 
 
 def _record_of(messages: tuple[Message, ...], key: str, *, flags: bool = True) -> dict[str, Any]:
-    """Return turns under a key, and the definitions of tools, if they begin with some, beside them.
-    With `flags`, replies that are not trained say so.
+    """Return a record with the turns under `key` and, if they begin with tool definitions, these
+    under `tools`. With `flags`, replies that are not trained have `train` False.
     """
     tools = [message for message in messages[:1] if message.role == "tools"]
     turns = [_turn(message, flags=flags) for message in messages[len(tools) :]]

@@ -1,7 +1,7 @@
-"""Evaluations as logs of Inspect, which its viewer, its reader and its data frames open.
+"""Export of evaluations as Inspect logs, for Inspect's viewer, log reader and data frames.
 
-Facts are those of inspect_ai 0.3.285: a JSON file of version 2 holds one evaluation, and a sample
-in it is an episode. `make test-inspect` has its own reader open what is written here.
+Source: inspect_ai 0.3.285. A JSON file of version 2 holds one evaluation, and each sample in it is
+an episode. `make test-inspect` opens the files written here with Inspect's own reader.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from agentr_core.types import Message, StopReason, Trajectory
 VERSION = 2
 _CHAT = ("system", "user", "assistant", "tool")
 _LIMITS = {StopReason.TOKEN_LIMIT: "token", StopReason.TIME_LIMIT: "time", StopReason.STEP_LIMIT: "custom"}
-"""What Inspect calls the limits of an episode; a limit there has a number."""
+"""Inspect's names for the types of limits that end an episode, by stop reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedEpisode:
-    """One episode of an evaluation: number `number`, counted from 1, of the sample `key`.
+    """One episode of an evaluation: number `number`, counted from 1, of instance `key`. In Inspect,
+    it is epoch `number` of sample `key`.
 
-    `messages` is the whole conversation, of which the first `opening` come before the first reply.
-    `scores` is empty for an episode that failed for good and does not count; `error` says why it
-    failed. `target` has the right answers, in a world that has some. Tokens and seconds are None
-    where they are not known.
+    `messages` is the whole conversation; the first `opening` turns come before the first reply.
+    `scores` has a value by the name of each measure; it is empty for an episode that failed for
+    good and does not count. `error` says why an episode failed for good; otherwise it is empty.
+    `target` has the right answers, if the environment knows them. Tokens and seconds are None where
+    they are not known.
     """
 
     key: str
@@ -52,9 +54,10 @@ class LoggedEpisode:
 class LoggedEvaluation:
     """One evaluation with its episodes.
 
-    `sampling` has Inspect's names of what replies are drawn with, `limits` those of an episode by
-    stop reason, and `measures` the mean, the bounds of its interval (None where there are none) and
-    the number of episodes of each score.
+    `measures` has for each score its mean, the lower and upper bound of the mean's 95 % confidence
+    interval (None where there is none), and the number of episodes. `sampling` has the sampling
+    settings by Inspect's names, and `limits` the limits of an episode by the stop reason of an
+    episode that reaches them.
     """
 
     evaluation_id: str
@@ -73,7 +76,7 @@ class LoggedEvaluation:
 
     @property
     def file(self) -> str:
-        """The name of its file, of the form by which Inspect lists logs."""
+        """The name of the log's file, in the form that Inspect needs to list logs."""
         task = re.sub(r"[^A-Za-z0-9]+", "-", self.task)
         return f"{self.started:%Y-%m-%dT%H-%M-%S}+00-00_{task}_{self.evaluation_id}.json"
 
@@ -86,8 +89,8 @@ def write_log(evaluation: LoggedEvaluation, folder: Path) -> str:
 
 
 def log_of(evaluation: LoggedEvaluation) -> dict[str, Any]:
-    """Return an evaluation as a log of Inspect, ready for JSON. Its keys are in the order that lets
-    Inspect read the header without the samples.
+    """Return an evaluation as the JSON object of an Inspect log. `samples` is the last key, so that
+    Inspect can read the header without them.
     """
     episodes = evaluation.episodes
     usage = {evaluation.model: _usage(episodes)}
@@ -191,7 +194,7 @@ def _turn(message: Message, model: str, *, given: bool) -> dict[str, Any]:
 
 
 def _output(episode: LoggedEpisode, model: str) -> dict[str, Any]:
-    """Return the last reply as Inspect's output of a sample."""
+    """Return Inspect's `output` of a sample: the model and, if there is any, the last reply."""
     replies = [message for message in episode.messages[episode.opening :] if message.role == "assistant"]
     if not replies:
         return {"model": model}
@@ -215,15 +218,17 @@ def _has_tools(episode: LoggedEpisode) -> bool:
 
 
 def _time(moment: datetime) -> str:
-    # A time without a zone is one of UTC in the store.
+    # The store's times have no zone and are in UTC.
     return moment.replace(tzinfo=UTC).isoformat()
 
 
-# What a log cannot hold, in sentences.
+# Notes on what a log cannot hold.
 
 
 def notes(evaluations: Sequence[LoggedEvaluation]) -> list[str]:
-    """Return what a reader of some logs has to know, such as what is left out."""
+    """Return notes for readers of the logs, such as on what is left out, each with the number of
+    episodes that it applies to; empty if none applies.
+    """
     episodes = [episode for evaluation in evaluations for episode in evaluation.episodes]
 
     cases: list[tuple[Callable[[LoggedEpisode], object], str]] = [

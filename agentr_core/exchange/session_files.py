@@ -1,8 +1,8 @@
-"""Sessions in the form that coding agents write and go on with, a file of JSON lines for each
-sample: those of Claude Code, codex and pi.
+"""Export as session files of the coding agents Claude Code, codex and pi, which can resume them: a
+JSONL file for each sample.
 
-Source: files that Claude Code 2.1.332, codex 0.171.0 and pi 0.73.1 wrote, and what these programs
-asked a model when they went on with files of this module.
+Source: files that Claude Code 2.1.332, codex 0.171.0 and pi 0.73.1 wrote, and the requests that
+these programs sent to a model when they resumed files of this module.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from agentr_core.types import Message, Sample
 
 _FOLDER = "sessions"
 _TIME = "1970-01-01T00:00:00.000Z"
-"""The programs want a time, and a sample has none."""
+"""A placeholder: the programs require a time, and a sample has none."""
 _CWD = "/"
-"""They want a working directory, too."""
+"""A placeholder for the working directory, which the programs require."""
 _MODEL = "agentr"
 Line = dict[str, Any]
 
@@ -38,8 +38,8 @@ class Call(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A turn of a session. `calls` are those of a reply, without which its text is; `answers` is
-    the call whose result it has.
+    """A turn of a session. `calls` are the tool calls of a reply, which are not in its `text`. A
+    `tool` turn has the result of the call `answers`; in other turns that is None.
     """
 
     role: str
@@ -49,8 +49,8 @@ class Turn(NamedTuple):
 
 
 class Session(NamedTuple):
-    """A sample as the programs have it: its system text, its tools as OpenAI defines them, its
-    turns, and what they have no field for.
+    """A sample as a session: its system text, its tools in the form of OpenAI's protocol, its
+    turns, and in `note` the fields that the programs do not have.
     """
 
     id: UUID
@@ -61,7 +61,7 @@ class Session(NamedTuple):
 
 
 def session_of(row: SampleRow) -> Session:
-    """Return the session of a sample for which `impossible` has no reason."""
+    """Return the session of a sample. `impossible` must have returned "" for its training set."""
     messages = row.sample.messages
     tools = json.loads(messages[0].text) if messages[0].role == "tools" else []
     system = next((message.text for message in messages[:2] if message.role == "system"), "")
@@ -90,15 +90,16 @@ def _turns(sample: Sample) -> Iterator[Turn]:
 
 
 def _without_context(sample: Sample) -> Sequence[Message]:
-    """Return the turns of a sample after its tools and its system text."""
+    """Return the turns of a sample after its `tools` turn and its system turn."""
     messages = sample.messages
     start = int(messages[0].role == "tools")
     return messages[start + (messages[start].role == "system") :]
 
 
 def _calls(sample: Sample, reply: Message) -> list[tuple[str, tuple[str, Mapping[str, Any]]]]:
-    """Return each call in a reply, after the text beside the calls: none where the sample has no
-    tools, or where a number in one is not finite, for which JSON has no place.
+    """Return each call in a reply as the reply's text outside of all calls, and the call's name and
+    arguments. Empty if the sample has no tools, or a number in a call is not finite, which JSON
+    cannot express.
     """
     calls = calls_in(reply.text) if sample.messages[0].role == "tools" else ()
     try:
@@ -109,7 +110,7 @@ def _calls(sample: Sample, reply: Message) -> list[tuple[str, tuple[str, Mapping
 
 
 def impossible(training_set: TrainingSet) -> str:
-    """Return why a session cannot hold a training set; empty if it can."""
+    """Return why a training set cannot be written as sessions; empty if it can."""
     if training_set.pairs:
         return "it has no form for preference pairs; choose parquet, trl, sharegpt or atif"
     for row in training_set.samples:
@@ -129,7 +130,9 @@ def impossible(training_set: TrainingSet) -> str:
 
 
 def without_flags(training_set: TrainingSet) -> str:
-    """Return how many replies are not trained, which a session cannot say; empty if none."""
+    """Return a note on how many replies are not trained, which a session cannot express; empty if
+    none.
+    """
     replies = [
         message for row in training_set.samples for message in row.sample.messages if message.role == "assistant"
     ]
@@ -138,7 +141,7 @@ def without_flags(training_set: TrainingSet) -> str:
 
 
 def respelt_calls(training_set: TrainingSet) -> str:
-    """Return of how many replies the spelling of their calls is left out; empty if of none."""
+    """Return a note on how many replies lose the exact text of their calls; empty if none do."""
     count = sum(
         written_calls(reply_calls[0][0], [call for _, call in reply_calls]) != message.text
         for row in training_set.samples
@@ -149,18 +152,20 @@ def respelt_calls(training_set: TrainingSet) -> str:
 
 
 def noted(training_set: TrainingSet) -> str:
-    """Return where what the programs have no field for stands."""
+    """Return a note on the field that holds what the programs have no field for."""
     return f"the ids behind a sample stand in a field `{NOTE}` of the first line, which the program passes over"
 
 
 def beside_codex(training_set: TrainingSet) -> str:
-    """Return of how many samples codex does not read the tools; empty if of none."""
+    """Return a note on how many samples have tools, which codex does not read; empty if none."""
     count = sum(row.sample.messages[0].role == "tools" for row in training_set.samples)
     return f"codex offers its own tools in place of those of {count} samples" if count else ""
 
 
 def beside_pi(training_set: TrainingSet) -> str:
-    """Return of how many samples pi does not read tools or system text; empty if of none."""
+    """Return a note on how many samples have tools or a system text, which pi does not read; empty
+    if none.
+    """
     count = sum(row.sample.messages[0].role in ("tools", "system") for row in training_set.samples)
     return f"pi has its own tools and system text in place of those of {count} samples" if count else ""
 
@@ -183,7 +188,9 @@ def write_pi(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
 def _write(
     training_set: TrainingSet, folder: Path, name: str, lines: Callable[[Session], Iterable[Line]]
 ) -> Mapping[str, str]:
-    """Write the sessions. They are no rows, so there is no set of them to ask for."""
+    """Write a session file for each sample. Return an empty mapping: the files are no data set that
+    `datasets` could load.
+    """
     (folder / _FOLDER).mkdir()
     for row in training_set.samples:
         session = session_of(row)
@@ -193,7 +200,7 @@ def _write(
 
 
 def claude_code_lines(session: Session) -> Iterator[Line]:
-    """Yield the lines of a session of Claude Code, each after the one before it."""
+    """Yield the lines of a session file of Claude Code; the parent of each is the line before."""
     note, parent = {NOTE: session.note}, None
     for number, line in enumerate(_claude_rows(session)):
         key = str(uuid5(session.id, str(number)))
@@ -213,8 +220,8 @@ def claude_code_lines(session: Session) -> Iterator[Line]:
 
 
 def _claude_rows(session: Session) -> Iterator[Line]:
-    """Yield the lines of a session, without what all of them have: one for each block of a
-    reply.
+    """Yield the lines of a session without the fields that all lines have: system text and tools,
+    if any, then one line for each other turn and for each block of a reply.
     """
     if session.system or session.tools:
         snapshot = {
@@ -256,7 +263,7 @@ def _claude_rows(session: Session) -> Iterator[Line]:
 
 
 def codex_lines(session: Session) -> Iterator[Line]:
-    """Yield the lines of a session of codex: what it is, and the items of its requests."""
+    """Yield the lines of a session file of codex: the metadata, then the items of its requests."""
     head = {
         "id": str(session.id),
         "timestamp": _TIME,
@@ -286,7 +293,9 @@ def _codex_items(turn: Turn) -> Iterator[Line]:
 
 
 def pi_lines(session: Session) -> Iterator[Line]:
-    """Yield the lines of a session of pi: what it is, and a tree of messages without branches."""
+    """Yield the lines of a session file of pi: the metadata, then messages in a tree without
+    branches.
+    """
     tools = {"tools": session.tools} if session.tools else {}
     system = {"system": session.system} if session.system else {}
     yield {

@@ -1,4 +1,6 @@
-"""A training set with everything that is known about its rows: the input of every format."""
+"""The input of all export formats: a training set with the origin of its rows, and its samples and
+pairs as lines of JSON.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from agentr_core.errors import ConfigError, DataFault
 from agentr_core.samples.identity import sample_id
 from agentr_core.types import Message, Preference, Role, Sample
 
-# Samples as lines of JSON for other trainers. Every format says which turns must not be trained,
-# in its own way.
+# Samples as lines of JSON for other trainers. Each format has its own way to say which turns carry
+# no loss.
 
 Format = Literal["trl", "sharegpt", "llamafactory"]
 Tokens = tuple[Sequence[int], Sequence[int]]
@@ -59,12 +61,12 @@ def export_lines(samples: Iterable[Sample], format: str, *, rows: Mapping[str, T
 
 
 def pair_lines(preferences: Iterable[Preference], format: str) -> Iterator[str]:
-    """Yield preferences as lines of JSON that `pairs_file.read_pairs` and TRL read: `prompt`,
-    `chosen`, `rejected`.
+    """Yield preferences as lines of JSON that `imports.read_pairs` and TRL read: `prompt`, `chosen`
+    and `rejected`, the id of the instance, and the rewards.
 
-    `trl` writes `role` and `content`, `sharegpt` writes `from` and `value`. TRL itself masks the
-    prompt alone: trained with its stock collator, the observations within a side would carry loss
-    too. A reply within a side that carries none says so in its flag `train`.
+    Turns have `role` and `content` in format `trl`, `from` and `value` in `sharegpt`. A reply
+    within a side that carries no loss has the flag `train` False. TRL's own collator masks only the
+    prompt: with it, the observations within a side carry loss too.
 
     Raises `ConfigError` for another format: LLaMA-Factory's pairs have one reply on each side.
     """
@@ -113,8 +115,8 @@ def _sharegpt(sample: Sample) -> dict[str, Any]:
 
 
 def _without_tools(sample: Sample) -> tuple[Message, ...]:
-    """Return the turns of a sample, without the one that defines tools: these have a field of their
-    own.
+    """Return the turns of a sample without the one that defines tools, which are written to a
+    separate field.
     """
     return sample.messages[1:] if sample.messages[0].role == "tools" else sample.messages
 
@@ -159,19 +161,21 @@ def _loss_flag(message: Message) -> dict[str, bool]:
 
 
 def spans_of(message: Message) -> dict[str, Any]:
-    """Return the spans of a turn as a field of its record; nothing for a turn without any."""
+    """Return the spans of a turn as `{"spans": [{"text", "train"}, ...]}`; `{}` for a turn without
+    spans.
+    """
     spans = [{"text": span.text, "train": span.train} for span in message.spans]
     return {"spans": spans} if spans else {}
 
 
 Origin = Mapping[str, Any]
-"""The origin of a row: ids in the store by the names of its columns."""
+"""The origin of a row: ids of records in the store, by column name (see `formats.ORIGIN`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The question of an instance and its right answers, as a reward function of another program
-    asks for them: `data_source` is the name by which that function knows its rule.
+    """The question of an instance and its right answers, for the reward function of another
+    program, which chooses its scoring rule by `data_source`.
     """
 
     text: str
@@ -182,8 +186,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What a recipe says about a training in groups that another program is to do, with the values
-    of ET-Agent's scripts where it says nothing. `model` is the directory that it starts from.
+    """The settings of a group-based RL training (GRPO) that another program is to run: the recipe's
+    or, by default, those of ET-Agent's scripts. `model` is the directory of the initial policy.
     """
 
     model: str
@@ -201,10 +205,10 @@ class Launch:
 class SampleRow:
     """A sample in a training set.
 
-    `tokens` are the tokens it was trained as, None if they are not known; `tool_calls` are the tool
-    calls in its episode, in order. `question` is that of its instance, None in a world without
-    right answers. `logprobs` are the natural-log probabilities of the tokens of each reply, as they
-    were sampled, None where they are not known.
+    `tokens` are the token ids and labels that were trained, None if they are not known. `question`
+    is that of its instance, None in an environment without right answers. `tool_calls` are the
+    tool calls in its episode, in order. `logprobs` has for each reply the natural-log probabilities
+    of its tokens at sampling time, None where they are not known.
     """
 
     id: str
@@ -218,7 +222,7 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairRow:
-    """A preference in a training set, by its id."""
+    """A preference pair in a training set."""
 
     id: str
     preference: Preference
@@ -226,32 +230,32 @@ class PairRow:
 
     @property
     def start(self) -> int:
-        """The number of turns that both sides begin with: those before the first that carries
-        loss.
+        """The length of the prompt: the number of turns before the first one that carries loss,
+        which are the same on both sides.
         """
         turns = self.preference.chosen.messages
         return next(position for position, message in enumerate(turns) if message.train)
 
     @property
     def sides(self) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-        """The turns of the chosen and of the rejected side after those that both begin with."""
+        """The turns of the chosen and of the rejected side after the prompt."""
         pair = self.preference
         return pair.chosen.messages[self.start :], pair.rejected.messages[self.start :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSet:
-    """The training set of an iteration, of samples or of pairs. `facts` describe its contents to a
-    reader.
+    """The training set of an iteration, of samples or of pairs. `facts` are listed in its card,
+    value by name.
     """
 
     name: str
-    """Short enough for the name of a data set: recipe, iteration."""
+    """A short name for the data set: recipe and iteration."""
     facts: Mapping[str, Any]
     samples: Sequence[SampleRow] = ()
     pairs: Sequence[PairRow] = ()
     launch: Launch | None = None
-    """None where it is not known what a training would start from."""
+    """The settings of a training on it; None where the initial policy is not known."""
     about: Mapping[str, str] = field(default_factory=dict)
     """The sections of its card: their text, in Markdown, by their heading."""
     licence: str = ""
@@ -262,7 +266,7 @@ class TrainingSet:
 
 
 TOOL_TURNS = ("tools", "tool")
-"""The roles of the turns that define tools, and that have the results of calls."""
+"""The roles of the turn that defines tools and of the turns with the results of calls."""
 
 
 def samples_of(training_set: TrainingSet) -> Iterator[Sample]:
@@ -273,8 +277,8 @@ def samples_of(training_set: TrainingSet) -> Iterator[Sample]:
 
 
 def cut_replies(training_set: TrainingSet) -> str:
-    """Return how many trained replies ended at their token limit, which texts do not say; empty if
-    none.
+    """Return a note on how many trained replies were cut at their token limit, which the exported
+    texts do not show; empty if none.
     """
     spans = [span for sample in samples_of(training_set) for message in sample.messages for span in message.parts]
     count = sum(span.train and span.finish_reason == "length" for span in spans)
@@ -283,12 +287,12 @@ def cut_replies(training_set: TrainingSet) -> str:
 
 
 def rows_told(training_set: TrainingSet) -> str:
-    """Return how many rows there are, and of what."""
+    """Return the number and the kind of the rows, as in "12 samples"."""
     return f"{len(training_set)} {'preference pairs' if training_set.pairs else 'samples'}"
 
 
 def cut_turns(training_set: TrainingSet) -> int:
-    """Return how many turns of samples carry loss only in part."""
+    """Return how many turns of the samples carry loss in some of their spans, but not in all."""
     return sum(
         message.train and not all(span.train for span in message.parts)
         for row in training_set.samples
@@ -297,7 +301,9 @@ def cut_turns(training_set: TrainingSet) -> int:
 
 
 def spared_turns(training_set: TrainingSet) -> int:
-    """Return how many turns within a side of a pair carry no loss."""
+    """Return how many turns within the sides of pairs carry no loss in at least one span. Such
+    turns include observations.
+    """
     return sum(
         not all(span.train for span in message.parts)
         for pair in training_set.pairs
@@ -307,8 +313,8 @@ def spared_turns(training_set: TrainingSet) -> int:
 
 
 def opening(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Return the turns of an episode before its first reply: system and user if its assistant turn
-    is grown; else instruction, acknowledgement and first observation.
+    """Return the turns of an episode before its first reply: those before the turn that was grown
+    by continuation, if there is one, else as many as `opening_length` says.
     """
     first_span = next((position for position, message in enumerate(messages) if message.spans), None)
     return messages[: opening_length(messages) if first_span is None else first_span]

@@ -1,8 +1,8 @@
-"""The hand-over to verl and back: rows for its reinforcement learning, a script that starts it, and
-the rollouts that it wrote.
+"""Exchange with verl: prompts for its reinforcement learning and a script that starts it, and the
+reader of the rollouts that it writes.
 
-Facts are those of verl 0.9.1 (`RLHFDataset`, `trainer.rollout_data_dir`, `main_generation`) and of
-the copy of verl in ET-Agent's repository, whose reward manager `efficiency` reads `data_source`,
+Source: verl 0.9.1 (`RLHFDataset`, `trainer.rollout_data_dir`, `main_generation`) and the copy of
+verl in ET-Agent's repository, whose reward manager `efficiency` reads `data_source`,
 `reward_model.ground_truth` and `extra_info.index`.
 """
 
@@ -26,7 +26,7 @@ from agentr_core.types import Message, Sample, SampleKind
 
 FILE, SCRIPT = "train.parquet", "launch.sh"
 SOURCES: Mapping[str, str] = {"math": "math_effi_rl", "knowledge": "qa_effi_rl"}
-"""The data sources that ET-Agent's reward knows, by the domain of a question."""
+"""The names of data sources that ET-Agent's reward function knows, by the domain of a question."""
 ABILITIES: Mapping[str, str] = {"math": "math", "knowledge": "qa"}
 _TURN = pa.struct([("role", pa.string()), ("content", pa.string())])
 _INTERACTION = pa.struct([("name", pa.string()), ("instance_id", pa.string())])
@@ -34,11 +34,12 @@ _ORIGIN = ("id", "run_id", "recipe", "dataset_id")
 
 
 def schema(*, has_questions: bool) -> pa.Schema:
-    """Return verl's own columns; it reads further ones from `extra_info`.
+    """Return the schema of the table: the columns that verl defines, with all others as fields of
+    `extra_info`.
 
     Args:
-        has_questions: whether there are questions with right answers. `ground_truth` then is a
-            list of texts, else one text, the key of the instance.
+        has_questions: whether there are questions with right answers. If so, `ground_truth` is a
+            list of strings, otherwise a string, the key of the instance.
     """
     truth = pa.list_(pa.string()) if has_questions else pa.string()
     question_fields = [("question", pa.string()), ("need_tools_kwargs", pa.bool_())] if has_questions else []
@@ -63,7 +64,9 @@ def schema(*, has_questions: bool) -> pa.Schema:
 
 
 def write(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
-    """Write a row for each instance, in the order of the set, and a script that trains on them.
+    """Write a table with a row for each instance, in the order of the set, and, if the set has a
+    `launch`, a script that trains on it. Return the table's path by the name of the set.
+
     Raises `ConfigError` if no sample belongs to an instance.
     """
     has_questions = any(row.question for row in training_set.samples)
@@ -77,8 +80,8 @@ def write(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
     pq.write_table(table, folder / FILE)
     if training_set.launch is not None:
         script = folder / SCRIPT
-        # A script that trains on the rows: with ET-Agent's reward if all are questions, else with a
-        # reward that the user names.
+        # The script uses ET-Agent's reward if all rows are questions, else a reward function that
+        # the user names.
         efficient = {row["data_source"] for row in rows} <= {*SOURCES.values()}
         facts = ", ".join(f"{name} {fact}" for name, fact in training_set.facts.items() if name != "counts")
         script.write_text(
@@ -99,13 +102,13 @@ def write(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
 
 
 def prompts_text(training_set: TrainingSet) -> str:
-    """Return how many prompts there are."""
+    """Return the number of prompts, as in "12 prompts"."""
     return f"{len(_episodes(training_set))} prompts"
 
 
 def tools_elsewhere(training_set: TrainingSet) -> str:
-    """Return how many prompts offer tools, which verl reads from a file of its own; empty if
-    none.
+    """Return a note on how many prompts offer tools, which are left out, since verl reads tools
+    from a separate file; empty if none.
     """
     count = sum(sample.messages[0].role == "tools" for _, sample, _, _ in _episodes(training_set).values())
     return (
@@ -116,7 +119,10 @@ def tools_elsewhere(training_set: TrainingSet) -> str:
 
 
 def _episodes(training_set: TrainingSet) -> dict[str, tuple[str, Sample, Origin, SampleRow | None]]:
-    """Return the first sample of each instance with its id, origin and row, by the instance."""
+    """Return for each instance, by its key, its first sample: the id and the sample (the chosen
+    side of a pair), the origin, and the row, which is None for a pair. Samples of judges are
+    skipped.
+    """
     by_instance: dict[str, tuple[str, Sample, Origin, SampleRow | None]] = {}
     for row in training_set.samples:
         if row.sample.instance is not None and row.sample.kind != SampleKind.JUDGE:
@@ -129,8 +135,8 @@ def _episodes(training_set: TrainingSet) -> dict[str, tuple[str, Sample, Origin,
 
 
 def turns(messages: tuple[Message, ...]) -> list[dict[str, str]]:
-    """Return the turns that a prompt for verl has: those before the first reply, without the
-    definitions of tools.
+    """Return the prompt for verl as `role` and `content` of each turn: the turns before the first
+    reply, without the `tools` turn.
     """
     return [{"role": message.role, "content": message.text} for message in opening(messages) if message.role != "tools"]
 
@@ -147,7 +153,7 @@ def _row(
         "ability": question.ability if question else "agent",
         "reward_model": {"style": "rule", "ground_truth": truth},
         "extra_info": {
-            # The reward finds the other rollouts of a prompt by this number.
+            # ET-Agent's reward manager groups the rollouts of a prompt by this number.
             "index": index,
             "split": instance.split,
             "question": question.text if question else None,
@@ -256,12 +262,13 @@ agentr import "$OUT" --as iteration --run {launch.run_id} -w "$WORKSPACE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """A reply that verl sampled, in a dump of its trainer or a table of its generation.
+    """A reply that verl sampled, from a dump of its trainer or a table of `main_generation`.
 
-    `prompt` is the text of the prompt, as the tokenizer decodes it without special tokens, empty in
-    a table, which has `turns`. `score` is what the reply was worth to the training, None where it
-    was not scored; `correctness` is its part in [0, 1] that has no penalty for cost or format, None
-    where the reward function told none. `validates` is whether it is of a validation.
+    In a dump, `prompt` is the text of the prompt, decoded without special tokens. In a table it is
+    empty, and `turns` has the prompt (see `canonical_turns`). `score` is the reward in training,
+    None for a reply that was not scored. `correctness` is the score without penalties for cost or
+    format, None if the reward function did not report it. `validates` says whether the rollout is
+    of a validation.
     """
 
     where: str
@@ -276,13 +283,13 @@ class Rollout:
 
 
 def rollout_files(folder: Path) -> list[Path]:
-    """Return the files of a folder that may have rollouts, sorted by their path."""
+    """Return the JSONL and Parquet files in a folder and its subfolders, sorted by path."""
     return sorted(file for file in folder.rglob("*") if file.suffix in (".jsonl", ".parquet") and file.is_file())
 
 
 def has_prompts_only(file: Path) -> bool:
-    """Return whether a file is a table of prompts to train on, such as `write` makes. Raises
-    `DataFileError` when a table cannot be read.
+    """Return whether a file is a table of prompts without replies, such as `write` makes. Raises
+    `DataFileError` when a Parquet file cannot be read.
     """
     if file.suffix != ".parquet":
         return False
@@ -294,10 +301,11 @@ def has_prompts_only(file: Path) -> bool:
 
 
 def read_rollouts(file: Path) -> Iterator[Rollout]:
-    """Yield the rollouts of a file in order: a dump that has `input` and `output`, as JSON lines or
-    a table, or a table of prompts with their `responses`.
+    """Yield the rollouts of a file in order. The file is a dump with `input` and `output`, as JSONL
+    or Parquet, or a table of prompts with a list of `responses` each.
 
-    Files below a folder whose name begins with `val` are of a validation. Raises `DataFileError`.
+    If the name of its folder begins with `val`, its rollouts are of a validation. Raises
+    `DataFileError` when the file cannot be read or a row is malformed.
     """
     validates = any(part.startswith("val") for part in file.parent.parts[-1:])
     if file.suffix == ".jsonl":
@@ -352,7 +360,7 @@ def _of_table(row: Mapping[str, Any], where: str, step: int, *, validates: bool)
 
 
 def canonical_turns(messages: Iterable[Mapping[str, Any]]) -> str:
-    """Return turns as one text, equal for equal roles and contents."""
+    """Return the roles and contents of turns as JSON text, to compare prompts by."""
     return json.dumps([[message.get("role"), message.get("content")] for message in messages], ensure_ascii=False)
 
 

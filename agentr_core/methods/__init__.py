@@ -1,1 +1,1 @@
-"""The shipped methods, a package each, and the table of all."""
+"""The shipped methods, each in a package of its own, and the table of all methods."""

@@ -1,4 +1,4 @@
-"""The shipped stages and report parts. Methods choose from these, and may add their own."""
+"""The shipped trainings, stages and report parts. Methods choose from these, and may add others."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _UNUSED_ONLINE: dict[str, Any] = {
     "max_seconds": _PLAIN.max_seconds,
     "step_tokens": _PLAIN.step_tokens,
 }
-"""Settings for the length of an offline training: they affect neither group RL nor the ids of its
-results."""
+"""Settings for the length of training on a dataset, at their defaults. Group RL does not read them,
+so with these values they do not change the ids of its results either."""
 
 
 def supervised(recipe: Recipe, iteration: int, *, anew: bool = False) -> Training:
     """Return supervised fine-tuning in an iteration, counted from 1.
 
     Args:
-        anew: train the model that the run began with, whatever `training.start_from` says.
+        anew: start from the model that the run began with, whatever `training.start_from` says.
     """
     return Training(
         objective=Supervised(),
@@ -53,13 +53,14 @@ def supervised(recipe: Recipe, iteration: int, *, anew: bool = False) -> Trainin
     )
 
 
-# A run may have both trainings (`agent_r.phases`), and they cannot share a learning rate.
+# A run may have supervised training and group RL (`agent_r.phases`), which need different learning
+# rates.
 def reinforced(recipe: Recipe, *, anew: bool = False) -> Training:
-    """Return group RL that goes on from the last policy; settings of section `grpo` take precedence
-    over section `training`.
+    """Return group RL, which starts from the latest policy; settings of section `grpo` take
+    precedence over section `training`.
 
     Args:
-        anew: train the model that the run began with.
+        anew: start from the model that the run began with instead.
     """
     grpo = recipe.grpo
     settings = {name: getattr(grpo, name) for name in SCHEDULE}
@@ -71,8 +72,12 @@ def reinforced(recipe: Recipe, *, anew: bool = False) -> Training:
 
 
 def sampled_groups(recipe: Recipe, test: int) -> dict[str, Demand]:
-    """Return the most that group RL asks in an iteration. The development set that it plays between
-    its steps is one of the held-out sets, with `test` episodes together.
+    """Return upper bounds on what group RL asks of models in an iteration, by purpose (`groups`,
+    `cut`, `validate`).
+
+    Args:
+        test: the number of held-out episodes of all sets; the development set, which is played
+            between the steps, is one of these.
     """
     grpo, evaluation = recipe.grpo, recipe.evaluation
     number = grpo.steps * grpo.groups * (1 + grpo.resample) * grpo.num_generations
@@ -98,7 +103,7 @@ def acting_in_groups(recipe: Recipe) -> Acting:
 
 
 def swapping_faults(recipe: Recipe) -> list[str]:
-    """Return why a step of group RL could not hand its weights to the sampler of the next step, one
+    """Return why group RL could not hand the weights of one step to the sampler of the next, one
     sentence each.
     """
     faults = online_faults(recipe.training)
@@ -127,22 +132,24 @@ def swapping_faults(recipe: Recipe) -> list[str]:
 
 
 def _stays(training: TrainingConfig) -> bool:
-    """Return whether a trainer cannot leave its GPU to a sampler."""
+    """Return whether the trainer holds its GPU memory throughout, so that no sampler can use it: it
+    does under DeepSpeed without offloading.
+    """
     launch = training.launch
     if launch is None or not launch.deepspeed:
         return False
     try:
         return not offloads(read_zero(launch.deepspeed))
     except ConfigError:
-        # Reported by `requirements`.
+        # `requirements` reports an unreadable DeepSpeed configuration.
         return False
 
 
 def reinforcing_faults(recipe: Recipe, *, alone: bool) -> list[str]:
-    """Return what is wrong with the iterations `rl` of a recipe, one sentence each.
+    """Return what is wrong with a recipe that has iterations of phase `rl`, one sentence each.
 
     Args:
-        alone: the recipe has no iterations of another kind.
+        alone: all iterations of the recipe are of phase `rl`.
     """
     faults = grpo_faults(recipe.grpo, recipe.training, recipe.data) if alone else group_faults(recipe.grpo)
     faults += swapping_faults(recipe)
@@ -152,8 +159,8 @@ def reinforcing_faults(recipe: Recipe, *, alone: bool) -> list[str]:
 
 
 def summary_faults(recipe: Recipe) -> list[str]:
-    """Return why a method that cuts episodes up cannot have summaries in them, as one sentence, if
-    a recipe of it asks for them.
+    """Return a list of one sentence if a recipe has `context: summary`, else an empty list. For
+    methods that join parts of different episodes, which summaries do not allow.
     """
     if recipe.context != "summary":
         return []
@@ -164,21 +171,18 @@ def summary_faults(recipe: Recipe) -> list[str]:
 
 
 def arguments_for(schedule: str, training: TrainingConfig) -> dict[str, Any]:
-    """Return the arguments of a schedule that takes the place of the one in section `training`:
-    those given there belong to that one, and stay only where both are the same.
+    """Return `lr_scheduler_kwargs` for the learning-rate schedule that a section other than
+    `training` chooses: those of `training` if both name the same schedule, else the default.
     """
     return training.lr_scheduler_kwargs if schedule == training.lr_scheduler_type else _PLAIN.lr_scheduler_kwargs
 
 
 def preference(recipe: Recipe, turn: int) -> Training:
     """Return preference training; settings of section `eto.dpo` take precedence over section
-    `training`.
-
-    Training starts from the last policy, which played the episodes that the pairs are made of; that
-    policy is also the reference.
+    `training`. It starts from the latest policy, which is also the reference model.
 
     Args:
-        turn: the number of the iteration among those that train on preferences, from 0.
+        turn: how many earlier iterations trained on preferences.
     """
     dpo = recipe.eto.dpo
     config = replace(
@@ -207,15 +211,15 @@ def preference(recipe: Recipe, turn: int) -> Training:
     )
 
 
-# Phrases that several methods use in their lines of `agentr plan`.
+# Phrases that several methods use in what `agentr plan` prints.
 
 MOST_NAMED = 10
-"""The most iterations like the last value that are each listed."""
+"""The most iterations after those in `values` for which `by_iteration` repeats the last value."""
 
 
 def by_iteration(recipe: Recipe, values: Sequence[str]) -> str:
-    """Return a value for each iteration as text; for a long run, only those that differ, and "from
-    then on".
+    """Return the values of all iterations as text. The last value is repeated for later iterations;
+    in a long run it is given once, with "from then on".
     """
     more = recipe.iterations - len(values)
     if more <= MOST_NAMED:
@@ -224,7 +228,7 @@ def by_iteration(recipe: Recipe, values: Sequence[str]) -> str:
 
 
 def of_groups(recipe: Recipe, train: int) -> str:
-    """Return what group RL does in an iteration as a phrase: its steps, groups and instances."""
+    """Return a phrase for what group RL does in an iteration: its steps, groups and instances."""
     grpo = recipe.grpo
     steps = "1 step" if grpo.steps == 1 else f"{grpo.steps} steps"
     phrase = f"{steps} of {grpo.groups} groups of {grpo.num_generations} episodes of {train} instances"
@@ -241,8 +245,8 @@ def of_groups(recipe: Recipe, train: int) -> str:
 
 
 def of_unread(recipe: Recipe) -> list[str]:
-    """Return a line about the settings of the recipe's supervised training that its iterations `rl`
-    do without, if there are any.
+    """Return a line with the settings of supervised training that iterations of phase `rl` do not
+    read; an empty list if the recipe has none.
     """
     settings = unread_online(recipe.training)
     return [f"an iteration rl does not read {', '.join(settings)}"] if settings else []
@@ -294,7 +298,7 @@ DEMONSTRATE = Stage(
     work=imported("agentr_core.stages.demonstrate:demonstrate"),
     reads=("environment", "instances", "eto.expert"),
     needs=("env",),
-    # The recipe's method says what to do where there is no expert.
+    # The error message for a missing expert depends on the recipe's method.
     check=lambda recipe, env, instances: imported("agentr_core.stages.demonstrate:check_expert")(
         recipe, env, instances, method_of(recipe)
     ),
@@ -403,22 +407,28 @@ EVALUATE_BASE = replace(EVALUATE, reads=("model", "evaluation"))
 
 
 def reinforce_stage(grpo: GrpoConfig) -> Stage:
-    """Return the stage of group RL."""
+    """Return the stage of group RL: with a judge if revisions are cut at its first error."""
     return REINFORCE_JUDGED if grpo.revision_cut == "verdict" else REINFORCE
 
 
 def splice_stage(config: SpliceConfig) -> Stage:
-    """Return the stage that makes samples from judged pairs."""
+    """Return the stage that makes samples from judged pairs, with a model to play on if the splice
+    mode needs one.
+    """
     return SPLICE_CONTINUED if config.goes_on else SPLICE
 
 
 def cloning(eto: EtoConfig) -> tuple[Stage, ...]:
-    """Return the stages that make samples from the expert's episodes, with thoughts if wanted."""
+    """Return the stages that make samples of the expert's episodes, with an editor's thoughts if
+    the recipe enables them.
+    """
     return (DEMONSTRATE, THINK_AND_CLONE) if eto.expert.thoughts.enabled else (CLONE,)
 
 
 def demonstrating(eto: EtoConfig) -> tuple[Stage, ...]:
-    """Return the stages that make the expert's episodes, with thoughts where wanted."""
+    """Return the stages that play the expert, with an editor's thoughts if the recipe enables them;
+    unlike those of `cloning`, they make no samples.
+    """
     return (DEMONSTRATE, THINK) if eto.expert.thoughts.enabled else (DEMONSTRATE,)
 
 

@@ -1,4 +1,4 @@
-"""Recipes read from files and mappings, and checked with the rules of their methods."""
+"""Read recipes from files and mappings, and check them by the rules of their methods."""
 
 from __future__ import annotations
 
@@ -24,27 +24,28 @@ from agentr_core.runtime.place import Training
 
 
 def load(path: Path, overrides: Sequence[str] = (), *, workspace: str = "") -> Recipe:
-    """Return the recipe in a YAML file, checked as `faults_of` says; all else as `parsing.load`."""
+    """Return the recipe in a YAML file, checked with `faults_of`. Otherwise like `parsing.load`."""
     return parsing.load(path, overrides, check=faults_of, workspace=workspace)
 
 
 def parse(
     data: dict[str, Any], overrides: Sequence[str] = (), *, source: str = "recipe", stored: bool = False
 ) -> Recipe:
-    """Return the recipe of a mapping, checked as `faults_of` says; all else as `parsing.parse`."""
+    """Return the recipe of a mapping, checked with `faults_of`. Otherwise like `parsing.parse`."""
     return parsing.parse(data, overrides, check=faults_of, source=source, stored=stored)
 
 
 def faults_of(name: Any, recipe: Recipe | None) -> list[str]:
-    """Return what is wrong with the method that a recipe names and with the recipe as a whole, one
-    sentence each: by the rules for all methods and for its own.
+    """Return the faults of a recipe's method and of the recipe as a whole, one sentence each: those
+    against the rules of all methods, and against those of its own.
 
     Args:
-        recipe: None where its fields have faults already.
+        name: the value of the field `method`, of any type.
+        recipe: the parsed recipe; None if its fields have faults, so that only `name` is checked.
     """
     faults: list[str] = []
     try:
-        # Another value than a text is a fault of the field itself.
+        # A value that is not a string is reported as a fault of the field itself.
         if isinstance(name, str):
             method_named(name)
     except ConfigError as error:
@@ -59,9 +60,9 @@ def faults_of(name: Any, recipe: Recipe | None) -> list[str]:
     faults += method.faults(recipe)
     if not faults or recipe.method in SHIPPED:
         faults += _unread_settings(recipe)
-    # The plans go through both lists.
+    # Plans index both lists, so neither may be empty.
     if not faults and recipe.pairs.alpha and recipe.training.num_train_epochs:
-        # The stages of a comparison depend on its arms, which are not settled yet.
+        # The stages of a comparison depend on its arms, which are not parsed yet.
         plans = [] if method.flow == "compare" else plans_of(recipe)
         roles = {role for plan in plans for stage in plan.stages for role in stage.roles}
         if recipe.data.scoring:
@@ -75,18 +76,19 @@ def faults_of(name: Any, recipe: Recipe | None) -> list[str]:
                 "model.vllm.sleep: only group RL takes turns with its sampler, and no iteration here is group RL; "
                 "leave it out, since servers end before any other training begins"
             )
-        # Processes do not share the steps of group RL, which divides each by episodes. A comparison
-        # always trains on datasets.
+        # These faults are about steps over a dataset. Group RL divides each step by episodes
+        # instead; a comparison, whose `rows` are empty here, always trains on datasets.
         if rows != {"episodes"}:
             faults += sharing_faults(recipe.training, back=recipe.alarms.reaction == "back")
     return faults + faults_of_sections(recipe) + faults_of_choice(recipe, goes_round=method.flow == "flywheel")
 
 
 def _faults_of_scoring(recipe: Recipe, stages: Set[str]) -> list[str]:
-    """Return why data of a recipe cannot be made by a scoring, as one sentence; empty if it can.
+    """Return why a recipe cannot take its rewards from `data.scoring`, as a list of one sentence;
+    an empty list if it can.
 
     Args:
-        stages: the names of all stages of the recipe; none are known of a comparison.
+        stages: the names of all stages of the recipe; empty for a comparison.
     """
     compares = method_of(recipe).flow == "compare"
     if "reinforce" in stages:
@@ -112,12 +114,14 @@ def _faults_of_scoring(recipe: Recipe, stages: Set[str]) -> list[str]:
 
 
 def _unread_settings(recipe: Recipe) -> list[str]:
-    """Return a sentence for each setting of section `training` that none of a recipe's trainings
-    reads; none for a comparison, whose arms share the section and read what they need.
+    """Return a sentence for each setting of section `training` that differs from its default and is
+    read by none of a recipe's trainings.
+
+    A comparison has no such faults: its arms share the section, and each reads a part of it.
     """
     trainings: list[Training] = []
     if method_of(recipe).flow != "compare":
-        # A list without a number for an iteration has a fault of its own; nothing is planned then.
+        # A list too short for some iteration is a fault that is reported elsewhere; planning fails.
         with suppress(IndexError):
             trainings = [plan.training for plan in plans_of(recipe) if plan.training is not None]
     plain, faults = TrainingConfig(), []
@@ -127,7 +131,8 @@ def _unread_settings(recipe: Recipe) -> list[str]:
             faults.append(f"training.{name}: {' and '.join(dict.fromkeys(reasons))}; leave it out")
     epochs = recipe.training.num_train_epochs
     reasons = [why_unread("num_train_epochs", epochs, training) for training in trainings[len(epochs) - 1 :]]
-    # One number says nothing of a single iteration, and the default has numbers to spare.
+    # A single number is for all iterations, and the default has more numbers than some runs have
+    # iterations; neither is a fault.
     if not faults and len(epochs) > 1 and epochs != plain.num_train_epochs and reasons and all(reasons):
         faults.append(
             f"training.num_train_epochs: its last number is for iteration {len(epochs)} and later ones, where "
@@ -140,7 +145,9 @@ def why_unread(name: str, value: Any, training: Any) -> str:
     """Return why a training does not read a field of section `training`; empty if it does.
 
     Args:
-        value: the recipe's; that of `training.config` differs where another section replaces it.
+        value: the field's value in the recipe. `training.config` has another one if a setting of
+            another section takes its place.
+        training: a `runtime.place.Training`.
     """
     kind, section = training.objective.kind, training.section if training.section != "training" else "grpo"
     if name == "start_from":

@@ -1,7 +1,7 @@
 """Methods by name: the shipped ones and those that other packages add.
 
 A package adds a method with an entry point in the group `agentr.methods` that names a `Method`. A
-method is imported only when it is asked for: a broken package stops its own recipes alone.
+method is imported only when it is asked for, so a broken package affects only its own recipes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def method_named(name: str) -> Method:
 
 
 def method_of(recipe: Recipe) -> Method:
-    """Return the method of a recipe."""
+    """Return the method of a recipe. Raises as `method_named`."""
     return method_named(recipe.method)
 
 
@@ -53,13 +53,13 @@ def plan_of(recipe: Recipe, iteration: int) -> Plan:
 
 
 def plans_of(recipe: Recipe) -> list[Plan]:
-    """Return the different plans of a recipe's iterations, in order."""
+    """Return the plan of each of `recipe.distinct_iterations()`, in order."""
     return [plan_of(recipe, iteration) for iteration in recipe.distinct_iterations()]
 
 
 def importable() -> list[Method]:
-    """Return the methods that can be imported. A broken third-party package must not stop runs of
-    other methods; it is reported when its own method is asked for.
+    """Return the methods that can be imported, and leave out the others: a broken third-party
+    package must not stop runs of other methods. `method_named` reports it.
     """
     methods: list[Method] = []
     for name in names():

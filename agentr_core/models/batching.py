@@ -20,18 +20,18 @@ from agentr_core.protocols import ChatModel, checked_generations
 from agentr_core.types import Generation, Request
 
 _QUIET_TURNS = 3
-"""Turns of the event loop without a new request after which the loop counts as idle: a future's
-result takes two turns to reach the coroutine that awaits it through a task.
+"""The number of passes of the event loop without a new request after which the loop counts as idle:
+a future's result takes two passes to reach the coroutine that awaits it through a task.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStats:
-    """The counters of a batcher. `sequences` counts replies; `prompt_tokens` counts each request's
-    prompt once.
+    """The counters of a sampler. `sequences` counts replies, `failures` batches that failed, and
+    `prompt_tokens` each request's prompt once.
 
-    `fill` is the mean of sequences / max_batch over all batches; it is above 1 if single requests
-    ask for more replies than `max_batch`.
+    `fill` is the mean of sequences / max_batch over all batches; it may exceed 1 where a single
+    request asks for more replies than `max_batch`.
     """
 
     requests: int = 0
@@ -44,7 +44,9 @@ class BatchStats:
     fill: float = 0.0
 
     def with_batch(self, replies: list[list[Generation]], *, fill: float, seconds: float = 0.0) -> BatchStats:
-        """Return the counters after a further batch, given its replies to each request."""
+        """Return the counters after one more batch. `replies` are its replies to each request,
+        `fill` is its share of `max_batch`, and `seconds` the time that it took.
+        """
         batches = self.batches + 1
         return replace(
             self,
@@ -86,10 +88,11 @@ class Batcher:
         self._closed = False
 
     async def sample(self, request: Request) -> list[Generation]:
-        """Return the replies to one request.
+        """Return the `request.n` replies to one request.
 
-        Raises what the model raises for this request alone: `PromptTooLong` at once, other faults
-        from its batch; and `ModelFault` after `close`.
+        Raises `PromptTooLong` at once if the prompt alone fills the context; later what the model
+        raises for this request, or a `Transient` fault of its whole batch; and `ModelFault` after
+        `close`.
         """
         if self._closed:
             raise ModelFault("the batcher is closed; make a new one")
@@ -104,7 +107,7 @@ class Batcher:
 
     @property
     def capacity(self) -> int:
-        """The most replies that are under way at once."""
+        """The most replies of a batch, except for a single request that asks for more."""
         return self._max_batch
 
     def stats(self) -> BatchStats:
@@ -113,8 +116,8 @@ class Batcher:
         return replace(self._stats, generate_seconds=self._stats.generate_seconds + running)
 
     async def close(self) -> None:
-        """Fail the requests that wait, and return when the batch under way has ended. Calling it
-        twice is harmless.
+        """Fail the requests that still wait (`ModelFault`), and return when the batch in progress
+        has ended. Calling it twice is harmless.
         """
         self._closed = True
         for waiting in self._waiting:
@@ -124,8 +127,8 @@ class Batcher:
             await asyncio.shield(self._dispatcher)
 
     async def _dispatch(self) -> None:
-        """Send batches until no request waits. Whatever ends this early, every waiting request is
-        failed or cancelled.
+        """Send batches until no request waits. If this task fails or is cancelled, every waiting
+        request fails or is cancelled, too.
         """
         batch: list[_Waiting] = []
         try:
@@ -141,7 +144,7 @@ class Batcher:
                     before = len(self._waiting)
                     await asyncio.sleep(0)
                     quiet = quiet + 1 if len(self._waiting) == before else 0
-                # The oldest requests that fit in a batch, those with shorter prompts first.
+                # The oldest requests that fit in a batch, sorted by the length of their prompts.
                 alive = [waiting for waiting in self._waiting if not waiting.future.done()]
                 end = 0
                 sequences = 0
@@ -164,7 +167,9 @@ class Batcher:
             self._dispatcher = None
 
     async def _serve(self, batch: list[_Waiting]) -> None:
-        """Answer a batch. A batch that fails is halved until the requests at fault are isolated."""
+        """Answer a batch. A batch that fails is halved, again and again, until the requests at
+        fault are isolated.
+        """
         if await self._served(batch):
             return
         middle = len(batch) // 2
@@ -172,11 +177,11 @@ class Batcher:
         await self._serve(batch[middle:])
 
     async def _served(self, batch: list[_Waiting]) -> bool:
-        """Return whether each request of a batch has its answer or its fault; if not, halves of the
-        batch may succeed.
+        """Send a batch; return False if it failed and its halves should be tried, else True: each
+        of its requests then has its replies or its error.
 
-        The error of a batch ends here: its frames hold what the model had allocated, which the
-        halves need where memory ran out.
+        The exception of a batch must not leave this method: its frames keep the model's allocations
+        alive, and the halves need that memory if it ran out.
         """
         start = self._busy_since = time.perf_counter()
         try:
@@ -209,8 +214,8 @@ class Batcher:
         return True
 
     def _checked(self, waiting: _Waiting, generations: list[Generation]) -> list[Generation] | ModelFault:
-        """Return the replies to one request, or a fault of that request alone if they are
-        invalid.
+        """Return the replies to one request or, if they are invalid, the `ModelFault` for that
+        request alone.
         """
         try:
             return checked_generations(generations, waiting.request, self.model.name)
@@ -229,8 +234,8 @@ T = TypeVar("T")
 
 
 async def all_or_none(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return all results; the first fault cancels the others, and is raised when they have
-    ended.
+    """Run coroutines concurrently and return their results in order. The first exception cancels
+    the others, and is raised once they have ended.
     """
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
@@ -241,12 +246,12 @@ async def all_or_none(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-# Which replica serves which session: rendezvous hashing.
+# Which replica serves which session: rendezvous hashing (Thaler and Ravishankar, 1998).
 
 
 def replica_of(session: str, replicas: int) -> int:
-    """Return the number of the replica, below `replicas`, that all requests of a session go to.
+    """Return the number of the replica, in [0, `replicas`), that all requests of a session go to.
 
-    With one replica more or fewer, only the sessions of that replica move.
+    When the last replica is removed or one is added, only the sessions of that replica move.
     """
     return max(range(replicas), key=lambda number: hashlib.sha256(f"{number}:{session}".encode()).digest())

@@ -1,4 +1,4 @@
-"""Hugging Face model directories, checked before anything heavy is loaded."""
+"""Hugging Face model directories: their files, and checks before anything heavy is loaded."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ _INDEX = "model.safetensors.index.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 CHECKPOINTS = "checkpoints"
-"""The folder of a workspace that has a folder for each checkpoint trained in it."""
+"""The folder of a workspace with one folder for each checkpoint trained in it."""
 SHARED_MEMORY = Path("/dev/shm")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _RECORDS = ("manifest.json", "job.json")
 _YOUNG_SECONDS = 2.0
-"""A file of this age may be written again within the grain of its times, which then stay the same.
+"""A file younger than this may be written again without a change of its timestamps, whose
+resolution is coarse.
 """
 
 
@@ -46,16 +47,16 @@ def checkpoint_folder(workspace: Path, checkpoint_id: str) -> Path:
 
 
 def weights_now(workspace: Path, checkpoint_id: str, stored_folder: str) -> str:
-    """Return the folder of a checkpoint's weights: the one in the workspace if it is there, since a
-    workspace may have been copied or moved, else `stored_folder`.
+    """Return the folder of a checkpoint's weights: the one in the workspace if it exists, since a
+    workspace may have been copied or moved; else `stored_folder`.
     """
     folder = checkpoint_folder(workspace, checkpoint_id)
     return str(folder) if folder.is_dir() else stored_folder
 
 
 def checkpoint_entries(workspace: Path) -> dict[str, list[Path]]:
-    """Return what trainings left in a workspace, by the id of the checkpoint: its folder, that of
-    its logs, and those of unfinished work.
+    """Return the folders that trainings left in a workspace, by the id of the checkpoint: that of
+    the checkpoint, of its logs, and of unfinished work.
     """
     entries: dict[str, list[Path]] = {}
     for entry in sorted((workspace / CHECKPOINTS).glob("*")):
@@ -64,7 +65,7 @@ def checkpoint_entries(workspace: Path) -> dict[str, list[Path]]:
 
 
 def iteration_of(folder: Path) -> str:
-    """Return the id of the iteration that a training in a folder, finished or not, belongs to;
+    """Return the id of the iteration that trained the checkpoint in a folder, or is training it;
     empty if the folder does not say.
     """
     for name in _RECORDS:
@@ -75,16 +76,16 @@ def iteration_of(folder: Path) -> str:
 
 
 def shared_weights(workspace: Path, checkpoint_id: str) -> list[Path]:
-    """Return the folder in memory in which the weights of a training are shared with its samplers,
-    if it is there: a process that was killed leaves it.
+    """Return the folder in shared memory through which a training passes weights to its samplers,
+    in a list; an empty list if it does not exist. A process that was killed leaves it behind.
     """
     folder = SHARED_MEMORY / shared_name(checkpoint_folder(workspace, checkpoint_id))
     return [folder] if folder.is_dir() else []
 
 
 def shared_name(output_dir: Path) -> str:
-    """Return the name of the folder in which the weights of a training are shared: it depends only
-    on the folder of the checkpoint, so that a rerun finds what a killed process left.
+    """Return the name of the folder in shared memory for a training's weights. It depends only on
+    the folder of the checkpoint, so that a rerun finds what a killed process left.
     """
     return f"agentr-weights-{fingerprint(str(output_dir.absolute()))}"
 
@@ -109,8 +110,8 @@ def adapter_base(path: Path) -> Path | None:
 
 
 def weights_sha256(path: Path) -> str:
-    """Return the SHA-256 of a model's weights: of its only weight file, or of the names and hashes
-    of several.
+    """Return the SHA-256 of a model's weights: that of its only weight file or, if there are
+    several, of their names and hashes.
 
     For an adapter, it covers the adapter's weights and those of its model.
 
@@ -129,8 +130,8 @@ def weights_sha256(path: Path) -> str:
 
 
 def _sha256(file: Path) -> str:
-    """Return the SHA-256 of a file, which this process remembers: gigabytes take minutes, and every
-    stage asks for them.
+    """Return the SHA-256 of a file, cached in this process: hashing gigabytes takes minutes, and
+    every stage asks for it.
     """
     state = file.stat()
     if time.time() - max(state.st_mtime, state.st_ctime) < _YOUNG_SECONDS:
@@ -144,8 +145,9 @@ def _remembered(file: Path, *_: int) -> str:
 
 
 def no_model(path: Path) -> ModelDirectoryError:
-    """Return the error of a path that is no model directory, with the way to make one: of a GGUF
-    file, or of the name of a model on the Hub.
+    """Return the error to raise for a path that is no model directory. If the path is a GGUF file,
+    contains one, or looks like the name of a model on the Hub, its message says how to make a
+    directory of it.
     """
     if path.is_file() and _is_gguf(path):
         return ModelDirectoryError(
@@ -206,7 +208,9 @@ def weight_files(path: Path) -> tuple[Path, ...]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises `ModelDirectoryError` when it has none."""
+    """Return the object in a JSON file. Raises `ModelDirectoryError` if the file cannot be read or
+    holds something else.
+    """
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -235,16 +239,18 @@ def _tensor_names(file: Path) -> frozenset[str]:
 TWO_TURNS = tuple(
     Message(role=role, text="Go on.", train=role == "assistant") for role in ("user", "assistant", "user", "assistant")
 )
-"""The shortest conversation with an earlier turn, which a template must not change."""
+"""The shortest conversation with two replies: a template must not change the earlier one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShippedTemplate:
-    """A chat template of `data/chat_templates`, and the marks of the models that it fits."""
+    """A chat template of `data/chat_templates`, and how to recognise the models that it fits."""
 
     file: str
     model_types: tuple[str, ...] = ()
-    """The values of `model_type` in the `config.json` of these models; none: the tokens tell."""
+    """The values of `model_type` in the `config.json` of these models; empty: only the tokens
+    count.
+    """
     tokens: tuple[str, ...]
     """Control tokens that the tokenizer must have, each as one token."""
     without: tuple[str, ...] = ()
@@ -288,9 +294,11 @@ SHIPPED = (
 
 
 def fitting_template(path: Path, *, at: datetime) -> ShippedTemplate | None:
-    """Return the shipped template that fits the model in a directory, or None. It fits if the
-    model's control tokens match and, where it is for some kinds only, its kind, and if two turns
-    render with it.
+    """Return the first shipped template that fits the model in a directory, or None.
+
+    It fits if `model_type` is among its own (if it has any), if the tokenizer has its control
+    tokens and none of other models, and if a conversation of two turns renders with it. `at` is the
+    date for templates that print one.
 
     Raises `ModelDirectoryError` when the tokenizer or `config.json` cannot be read.
     """
@@ -312,8 +320,8 @@ def fitting_template(path: Path, *, at: datetime) -> ShippedTemplate | None:
 
 
 def way_out(path: Path) -> str:
-    """Return the end of an error message: which shipped template fits the model in a directory, if
-    any does.
+    """Return an addition to an error message that names the shipped template that fits a model
+    directory; empty if none does.
     """
     try:
         template = fitting_template(path, at=datetime.now(UTC))
@@ -342,7 +350,7 @@ _TOKENIZER_FILES = (
 
 
 def check_model_directory(path: Path) -> tuple[Path, ...]:
-    """Return the weight files of a complete model directory, in the order of their names.
+    """Check that a model directory is complete; return its weight files, sorted by name.
 
     A PEFT directory is complete if the model that it names is, and if it has its own tokenizer.
     Only headers are read, so the check is cheap for large models.
@@ -369,11 +377,11 @@ def check_model_directory(path: Path) -> tuple[Path, ...]:
 
 
 def behaviour_files_sha256(path: Path) -> dict[str, str]:
-    """Return the SHA-256, by name, of each small file that decides replies: tokenizer, template,
-    configuration.
+    """Return the SHA-256, by name, of each small file that affects replies: tokenizer, chat
+    templates, configuration.
 
-    For an adapter, the files of its model are included, and its own settings without the path of
-    its model.
+    For an adapter, the files of its model are included, and a hash of its own settings without the
+    path of its model.
     """
     hashes = {name: file_sha256(path / name) for name in sorted(_TOKENIZER_FILES) if (path / name).is_file()}
     hashes |= {f"{file.parent.name}/{file.name}": file_sha256(file) for file in _named_templates(path)}
@@ -386,7 +394,7 @@ def behaviour_files_sha256(path: Path) -> dict[str, str]:
 
 
 def prints_date(path: Path) -> bool:
-    """Return whether the chat template of a directory uses the date."""
+    """Return whether a chat template of a directory uses the date."""
     names = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
     files = [*(path / name for name in names if (path / name).is_file()), *_named_templates(path)]
     return any(DATE in file.read_text(encoding="utf-8", errors="replace") for file in files)
@@ -398,8 +406,8 @@ def _named_templates(path: Path) -> list[Path]:
 
 
 def check_same_tokens(scorer: Path, policy: Path) -> None:
-    """Raise `ConfigError` unless two model directories have the same tokenizer: a scorer is given
-    the ids of tokens. Raises `ModelDirectoryError` if one cannot be loaded.
+    """Raise `ConfigError` unless two model directories have the same vocabulary: a scorer reads the
+    token ids that the policy sampled. Raises `ModelDirectoryError` if a tokenizer cannot be loaded.
     """
     if load_tokenizer(scorer).get_vocab() != load_tokenizer(policy).get_vocab():
         raise ConfigError(
@@ -409,8 +417,8 @@ def check_same_tokens(scorer: Path, policy: Path) -> None:
 
 
 def end_ids(path: Path, tokenizer: Any) -> frozenset[int]:
-    """Return the token ids that may end a reply, according to the files of a model directory; for
-    an adapter, to those of its model.
+    """Return the token ids that may end a reply: those of the tokenizer, `generation_config.json`
+    and `config.json`; for an adapter, the files of its model.
     """
     values = [tokenizer.eos_token_id]
     folder = adapter_base(path) or path
@@ -444,8 +452,8 @@ def context_length_of(path: Path, configured_length: int) -> int:
 
 
 def own_context_length(path: Path) -> int:
-    """Return the most tokens that a model takes by its configuration, or that of an adapter's
-    model; 0 where that has no limit.
+    """Return the most tokens that a model takes according to its configuration (for an adapter,
+    that of its model); 0 if it has no limit.
     """
     config = read_json((adapter_base(path) or path) / "config.json")
     length = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")

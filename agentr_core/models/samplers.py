@@ -1,5 +1,5 @@
-"""Samplers: coroutines ask them for replies, one request at a time, in the way that suits the
-model's backend.
+"""Samplers: the objects that coroutines ask for replies, one request at a time. Each passes the
+requests on in the way that suits the model's backend: singly or in batches.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from agentr_core.protocols import ChatModel, Estimating, checked_generations
 from agentr_core.recipes.models import ModelConfig
 from agentr_core.types import Generation, Request
 
-# Passes requests one by one to a model that makes its own batches, such as a server. The
-# alternative is `batching`.
+# Requests one by one to a model that makes its own batches, such as a server. The alternative is
+# `batching`.
 
 
-# Not in batches: one would wait for its slowest reply, fail as a whole, and be sent, and paid for,
-# again in halves.
+# Not in batches: a batch would wait for its slowest reply, fail as a whole, and then be sent, and
+# paid for, again in halves.
 class DirectSampler:
-    """A sender of requests one by one, so that a fault belongs to one request alone. It has
-    `Batcher`'s methods.
+    """A sampler that sends each request by itself, so that a fault affects only its own request. It
+    has the methods of `Batcher`.
 
-    The model limits how many requests are under way at once. In the statistics each request is a
-    batch, `fill` is the mean share of `concurrency` that was in use when a request was answered,
-    and `generate_seconds` is the time during which anything was under way.
+    The model limits how many requests are in flight at once. In the statistics each request counts
+    as a batch, `fill` is the mean share of `concurrency` in use when a request was answered, and
+    `generate_seconds` is the time during which any request was in flight.
 
     Args:
-        model: The model that gets the requests. The relay does not close it.
-        concurrency: The most requests that may be under way at once.
+        model: The model that gets the requests. The sampler does not close it.
+        concurrency: The most requests that may be in flight at once.
     """
 
     def __init__(self, model: ChatModel, *, concurrency: int) -> None:
@@ -44,11 +44,13 @@ class DirectSampler:
         self._closed = False
 
     async def sample(self, request: Request) -> list[Generation]:
-        """Return the replies to one request. Raises what the model raises; after `close`,
-        `ModelFault`.
+        """Return the `request.n` replies to one request.
+
+        Raises `PromptTooLong` if the prompt alone fills the context, `ModelFault` for invalid
+        replies and after `close`, and what the model raises.
         """
         if self._closed:
-            raise ModelFault("the relay is closed; make a new one")
+            raise ModelFault("the sampler is closed; make a new one")
         tokens = 0 if self._estimates else self.model.count_tokens(request)
         if tokens >= self.model.context_length:
             raise PromptTooLong.counted(tokens, self.model.context_length, self.model.name)
@@ -73,7 +75,7 @@ class DirectSampler:
 
     @property
     def capacity(self) -> int:
-        """The most requests that are under way at once."""
+        """The most requests that are in flight at once."""
         return self._concurrency
 
     def stats(self) -> BatchStats:
@@ -82,7 +84,7 @@ class DirectSampler:
         return replace(self._stats, generate_seconds=self._stats.generate_seconds + running)
 
     async def close(self) -> None:
-        """Refuse further requests, and return when those under way have ended. Calling it twice is
+        """Refuse further requests, and wait until those in flight have ended. Calling it twice is
         harmless.
         """
         self._closed = True
@@ -90,12 +92,13 @@ class DirectSampler:
 
 
 class WorkerBatchers:
-    """One batcher for each worker of a model, so that no worker waits for another. It has
-    `Batcher`'s methods.
+    """A sampler with one batcher for each worker of a model, so that no worker waits for another.
+    It has the methods of `Batcher`.
 
     Args:
         model: The model whose workers get the requests. It is not closed here.
-        max_batch: The most replies that all workers decode at once.
+        max_batch: The most replies that all workers decode at once, rounded up to a multiple of the
+            number of workers.
     """
 
     def __init__(self, model: Workers, *, max_batch: int) -> None:
@@ -104,7 +107,9 @@ class WorkerBatchers:
         self._batchers = {worker: Batcher(worker, max_batch=share) for worker in model.members}
 
     async def sample(self, request: Request) -> list[Generation]:
-        """Return the replies to one request. Raises as `Batcher.sample`."""
+        """Return the replies to one request, from the worker of its session. Raises what
+        `Batcher.sample` raises.
+        """
         return await self._batchers[self.model.member(request)].sample(request)
 
     @property
@@ -113,8 +118,8 @@ class WorkerBatchers:
         return sum(batcher.capacity for batcher in self._batchers.values())
 
     def stats(self) -> BatchStats:
-        """Return the counters of all batchers together; `generate_seconds` is that of the busiest
-        one.
+        """Return the counters of all batchers together: sums, except `generate_seconds`, which is
+        that of the busiest batcher, and `fill`, which is the mean over all batches.
         """
         parts = [batcher.stats() for batcher in self._batchers.values()]
         batches = sum(part.batches for part in parts)
@@ -138,7 +143,7 @@ Sampler = Batcher | DirectSampler | WorkerBatchers
 
 
 def sampler_of(model: ChatModel, config: ModelConfig) -> Sampler:
-    """Return the sampler that suits a model's backend."""
+    """Return the sampler that suits a model's backend. It does not close the model."""
     if config.backend == "openai":
         return DirectSampler(model, concurrency=config.server.concurrency)
     if config.backend == "vllm":

@@ -1,5 +1,5 @@
-"""A chat model whose replies are written by a function: for examples, and for tests that fix the
-model's choices.
+"""A chat model whose replies are computed by a function: for examples, and for tests that prescribe
+the model's choices.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from agentr_core.models.local.waves import cut_at_stop
 from agentr_core.types import Generation, Message, Request
 
 ReplyFunction = Callable[[tuple[Message, ...], int, int], str]
-"""(messages, seed, reply number) -> the reply's text. It must be pure."""
+"""(messages, seed, reply number) -> the reply's text. It must be a pure function."""
 
 _WORD = re.compile(r"\S+\s*")
 
@@ -23,9 +23,9 @@ class ScriptedModel:
 
     Its tokens are words (a run of non-space characters and the space after it): `max_new_tokens`
     and the context limit count them. Generations carry no token ids, since no tokenizer made them,
-    so training renders their text; when log-probabilities are asked for they are an empty tuple. Of
-    the sampling settings only stop strings have an effect; the function decides what a seed does.
-    `script` names the function's behaviour in the fingerprint.
+    so training renders their text; if log-probabilities are asked for, they are an empty tuple. Of
+    the other sampling settings only `stop`, `include_stop` and `until` have an effect; the function
+    decides what a seed does. `script` names the function's behaviour in the fingerprint.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class ScriptedModel:
         self._closed = False
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
-        """Return the written replies; `finish_reason` is "length" for a reply cut by
-        `max_new_tokens` or the context.
+        """Return the replies of the function, `request.n` for each request. `finish_reason` is
+        "length" for a reply that was cut by `max_new_tokens` or the context, else "stop".
 
         Raises `PromptTooLong` when a prompt fills the context, `ModelFault` after `close`.
         """
@@ -77,5 +77,5 @@ class ScriptedModel:
         return sum(1 + len(_WORD.findall(message.text)) for message in request.messages)
 
     async def close(self) -> None:
-        """Refuse further work."""
+        """Refuse further requests."""
         self._closed = True

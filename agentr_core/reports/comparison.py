@@ -61,7 +61,9 @@ DIFFERENCES_NOTE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedMean:
-    """A mean over `n` seeds; `low` and `high` are its 95% interval, None for a single seed."""
+    """A mean over `n` seeds; `low` and `high` bound its 95% interval (Student's t), or are None for
+    a single seed.
+    """
 
     value: float
     low: float | None
@@ -71,28 +73,28 @@ class SeedMean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMean:
-    """The scores of runs that differ in the seed only: on a set, after an iteration (0: of the
-    model that they begin with).
+    """The mean scores of a group of runs that differ only in the seed: of the models of one
+    iteration (0: the base model) on one evaluation set.
     """
 
     group: str
     name: str
-    """Of the set."""
+    """The name of the set."""
     iteration: int
     success: SeedMean | None
     reward: SeedMean | None
     against: SeedMean | None
     """Success minus that of the first group with the same seeds; None for that group itself."""
     runs: Mapping[int, str]
-    """The runs that it is a mean of, by their seeds."""
+    """The ids of the runs, by seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmRun:
     """One training of an arm and where to find it. `seconds` is the time spent in training.
 
-    A whole run has the number of tokens that it sampled; a run on a pool has its rows and the
-    number of passes over them.
+    `sampled_tokens` is set for a whole run, `rows` and the number of `passes` over them for a run
+    on a pool.
     """
 
     seed: int
@@ -139,10 +141,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonReport:
-    """Arms that were trained on one pool with one budget, `max_tokens` or `max_seconds`; the other
-    one is 0, and for whole runs both are.
+    """The results of all arms of a comparison.
 
-    `base` is the score of the model they all start from.
+    Arms that share a pool have one budget, `max_tokens` or `max_seconds`, and the other is 0; for
+    whole runs both are 0. `base` is the score of the model that all arms start with.
     """
 
     recipe_name: str
@@ -156,9 +158,9 @@ class ComparisonReport:
     base: IterationScore | None
     arms: tuple[ArmReport, ...]
     metrics: tuple[str, ...] = ()
-    """Names of further columns."""
+    """Names of the measures that have columns of their own."""
     base_metrics: Mapping[str, float] = field(default_factory=dict)
-    """The metrics of the base."""
+    """The values of `metrics` for the base model."""
     differences: tuple[Difference, ...] = ()
     recipe_yaml: str = ""
 
@@ -169,8 +171,8 @@ class ComparisonReport:
 
 
 def sections(report: ComparisonReport) -> tuple[Section, ...]:
-    """Return the sections of the page: scores, differences where two models were evaluated, the
-    budget, the runs, the recipe.
+    """Return the sections of the page: scores, differences if there are any, the budget, the runs,
+    the recipe.
     """
     seeds = WHOLE_SEEDS_NOTE if report.of_runs else SEEDS_NOTE
     difference_section = Section(
@@ -261,7 +263,7 @@ def scores(report: ComparisonReport) -> Table:
 
 
 def group_means(means: Sequence[GroupMean]) -> Table:
-    """Return one row for each set, model and group of seeds: success, what it is more than that of
+    """Return one row for each set, model and group of runs: success, its difference from that of
     the first group, and reward, with their intervals.
     """
     first = means[0].group if means else ""
@@ -287,7 +289,7 @@ def group_means(means: Sequence[GroupMean]) -> Table:
 
 
 def paired_differences(differences: Sequence[Difference]) -> Table:
-    """Return one row for each pair of models, with a column for each set."""
+    """Return one row for each pair of models, with the difference on each set as a column."""
     names = dict.fromkeys(name for difference in differences for name in difference.sets)
     columns = (Column("Arm", "text"), Column("Against", "text"), *(Column(wording.label(name)) for name in names))
     rows = (
@@ -347,7 +349,7 @@ def budget(report: ComparisonReport) -> Table:
 
 
 def runs(report: ComparisonReport) -> Table:
-    """Return each training with its scores and its ids in the store."""
+    """Return one row for each run of each arm: its scores and its ids in the store."""
     columns = (
         Column("Arm", "text"),
         Column("Seed"),

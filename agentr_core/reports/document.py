@@ -196,7 +196,7 @@ class RevisionExample:
     turns: tuple[Turn, ...]
     live_reward: float | None = None
     diagnosis: str = ""
-    """What the model was told that went on after the rollback; it is not trained."""
+    """The text given to the model that continued after the rollback; it is not trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ def not_measured(key: str, title: str, why: str) -> Section:
 BASE = 0
 """The iteration number of the model before any training."""
 Counts = Mapping[str, int]
-"""Counts by what was counted, in the order in which they are shown: slugs or names of classes."""
+"""Counts by name, a slug or the name of a class, in the order in which they are shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,8 +285,8 @@ class DepthScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassAt:
-    """The chance that one of `k` sampled episodes succeeds: of all instances, and by difficulty
-    class.
+    """pass@k, the chance that at least one of `k` sampled episodes of an instance succeeds: over
+    all instances, and by difficulty class.
     """
 
     k: int
@@ -346,8 +346,8 @@ class IterationScore:
     lost_as: Literal["out", "zero"] = "out"
     """Whether lost episodes are left out of the means, or count as failures with reward 0."""
     sets: tuple[SetScore, ...] = ()
-    """Every set that it played, first the one that the other fields describe; empty if the recipe
-    has no other set.
+    """Every set that the model played, first the one that the other fields describe; empty if the
+    recipe has only that one.
     """
     worlds: tuple[SetScore, ...] = ()
     """The same held-out instances, world by world; empty where the recipe has one world."""
@@ -359,16 +359,16 @@ class IterationScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfinishedEvaluation:
-    """An evaluation of which only some episodes have ended. They say nothing of the others: those
-    that are won end first.
+    """An evaluation of which only some episodes have ended. It has no score, which would be biased:
+    episodes that succeed end first.
     """
 
     iteration: int
     name: str
-    """The set."""
+    """The name of the evaluation set."""
     episodes: int
     planned: int | None
-    """The number of all its episodes; None until another model has played them all."""
+    """The number of all its episodes; None until the base model has played them all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -426,8 +426,8 @@ class TokenCounts:
     those of them that ran into their token limit.
     """
     unreadable: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """By role: the replies of helpers, and those of them that were cut before their thought had an
-    end, so that nothing of them counted.
+    """By role: the replies of helper models, and those of them that were cut off within their
+    reasoning, so that they had no answer.
     """
     bills: tuple[Bill, ...] = ()
 
@@ -448,7 +448,9 @@ class StopCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultCount:
-    """Exceptions of one class in one phase; for `lost` episodes or trees, no retry healed it."""
+    """Exceptions of one class in one phase. `lost` episodes or trees failed for good, since retries
+    did not help.
+    """
 
     error: str
     phase: str
@@ -458,8 +460,8 @@ class FaultCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorRecord:
-    """The errors of an iteration: refused actions by the words of the refusal, why episodes
-    stopped, faults of the machinery.
+    """The errors of an iteration: the number of actions that the environment refused, by the first
+    words of the refusal; why episodes stopped; and exceptions.
     """
 
     refused: Counts = field(default_factory=dict)
@@ -494,15 +496,15 @@ class IterationReport:
     promoted: PromotedModel | None = None
     """None if the run goes on with the last model."""
     alarms: tuple[Section, ...] = ()
-    """The section on what was noticed while it worked; none where nothing was."""
+    """The section on the alarms of the iteration; empty if there were none."""
     failures: tuple[Section, ...] = ()
-    """The sections on episodes that failed, and on those that were scored again; none where there
-    are none.
+    """The sections on episodes that failed, and on those that were scored again; empty if there
+    were none.
     """
     funnel_title: str = "Training data"
     funnel: tuple[FunnelStage, ...] = ()
     worlds: Mapping[str, Counts] = field(default_factory=dict)
-    """What was made in each world, by kind; empty if the recipe has one world."""
+    """How many items of each kind were made, by world; empty if the recipe has one world."""
     data: tuple[Section, ...] = ()
     """The method's sections about the data of the iteration, placed after the funnel."""
     time: Mapping[str, float] = field(default_factory=dict)
@@ -516,7 +518,7 @@ class IterationReport:
     recipe_yaml: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     hashes: Mapping[str, str] = field(default_factory=dict)
-    """Of the checkpoint, its parent, the dataset and the weights, by these names."""
+    """Hashes of the checkpoint, its parent, the dataset and the weights, by these names."""
     viewer: str = ""
     """Where `agentr view` shows the workspace; empty for a page without links there."""
     rows: Counts = field(default_factory=dict)
@@ -549,30 +551,32 @@ VIEWER = "http://127.0.0.1:4280"
 
 
 def page_of(kind: str, key: str) -> str:
-    """Return the address of a row of the store: `/KIND/ID`; `key` is `TREE#NUMBER` for a node."""
+    """Return the path of the page that shows a row of the store, `/KIND/ID`. The `key` of a node is
+    `TREE#NUMBER`.
+    """
     return f"/{kind}/{quote(key, safe='').replace('%23', '/')}"
 
 
 def report_page(run_id: str, name: str) -> str:
-    """Return the address of a page that the reports of a run have, such as `iteration-02`."""
+    """Return the path of a page among the reports of a run, such as `iteration-02`."""
     return f"/report/{run_id}/{name}.html"
 
 
 def stage_page(run_id: str, iteration: int, stage: str) -> str:
-    """Return the address of a stage of an iteration of a run."""
+    """Return the path of the page of a stage."""
     return f"/stage/{quote(run_id, safe='')}/{iteration}/{quote(stage, safe='')}"
 
 
 def group(iteration_id: str, step: int, number: int) -> str:
-    """Return the address of a group of reinforcement learning."""
+    """Return the path of the page of a group of episodes in a step of group RL."""
     return f"/group/{quote(iteration_id, safe='')}/{step}/{number}"
 
 
 def listing(name: str, **filters: Any) -> str:
-    """Return the address of a list narrowed by filters; filters that are None are left out."""
+    """Return the path of a list, narrowed by filters; filters that are None are left out."""
     return with_query(f"/{name}", {key: value for key, value in filters.items() if value is not None})
 
 
 def with_query(path: str, query: Mapping[str, Any]) -> str:
-    """Return a path with a query."""
+    """Return a path followed by a query, percent-encoded; the path alone if the query is empty."""
     return f"{path}?{urlencode(query)}" if query else path

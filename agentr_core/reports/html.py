@@ -38,8 +38,8 @@ def render_comparison(report: comparison.ComparisonReport) -> str:
 
 
 def environment(package: str) -> Environment:
-    """Return an environment of the templates of a package, in which every text is escaped and its
-    invisible characters are written out.
+    """Return a Jinja environment for the templates of a package, which escapes every text and
+    writes out its invisible characters.
     """
     env = Environment(
         loader=PackageLoader(package),
@@ -59,7 +59,7 @@ def _render(template: str, **values: object) -> str:
     return _templates().get_template(template).render(**values)
 
 
-# To compile the templates takes longer than to render a page, and an environment keeps them.
+# Compiling the templates takes longer than rendering a page, and an environment caches them.
 @cache
 def _templates() -> Environment:
     templates = environment("agentr_core.reports")

@@ -1,5 +1,5 @@
-"""The page of an iteration: an `IterationReport` in, sections and tables that compare the models of
-a run out. A part that was not measured says so in one line.
+"""The page of an iteration, as sections and tables made from an `IterationReport`. A part that was
+not measured says so in one line.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def unfinished_rows(columns: Sequence[Column], pending: Sequence[UnfinishedEvalu
 
 
 def unfinished(pending: Sequence[UnfinishedEvaluation]) -> list[str]:
-    """Return a sentence for each model whose evaluation is not finished: how far it is, and what
-    goes on with it.
+    """Return a sentence for each model whose evaluation is not finished: how many episodes of each
+    set have ended, and what continues it.
     """
     by_iteration: dict[int, list[str]] = {}
     for evaluation in pending:
@@ -81,8 +81,8 @@ def _progress(evaluation: UnfinishedEvaluation) -> str:
 
 
 def scores(all_scores: Sequence[IterationScore], current: int, pending: Sequence[UnfinishedEvaluation] = ()) -> Table:
-    """Return success, reward, steps to success and episodes of every model, and how far those are
-    that are still evaluated.
+    """Return success, reward, steps to success and episodes of every model; for one whose
+    evaluation is `pending`, how many episodes have ended.
     """
     columns = (
         Column("Model", "text"),
@@ -156,7 +156,7 @@ def by_depth(all_scores: Sequence[IterationScore]) -> Table:
 
 def sets(all_scores: Sequence[IterationScore], current: int, pending: Sequence[UnfinishedEvaluation] = ()) -> Table:
     """Return success of every model on every held-out set, with the paired difference to the base
-    model, and how far those are that are still played.
+    model; for `pending` evaluations, how many episodes have ended.
     """
     columns = (
         Column("Model", "text"),
@@ -191,8 +191,8 @@ def sets(all_scores: Sequence[IterationScore], current: int, pending: Sequence[U
 
 
 def world_tables(all_scores: Sequence[IterationScore], current: int) -> Table:
-    """Return success and reward of every model in each of several worlds, with 95% intervals, their
-    means over the worlds, and those over all episodes.
+    """Return success and reward of every model in each of several worlds with 95% intervals, then
+    the means over the worlds, then those over all episodes.
     """
     columns = (
         Column("World", "text"),
@@ -251,13 +251,13 @@ def _mean(estimates: Sequence[Estimate | None]) -> float | None:
 
 
 def _estimate_cell(estimate: Estimate | None) -> Cell:
-    """Return a share with its interval in one cell: in two, this table is wider than a page."""
+    """Return a share with its interval in one cell: with two, the table would be too wide."""
     return wording.estimate_text(estimate) if estimate else wording.NOTHING
 
 
 def set_by_depth(all_scores: Sequence[IterationScore], name: str, current: int) -> Table:
-    """Return success on one set for each difficulty class (rows) and model (columns), and the
-    current one's gain.
+    """Return success on one set for each difficulty class (rows) and model (columns), and the gain
+    of the current model over the base.
     """
     score_pairs = [(score, set_score) for score in all_scores if (set_score := score.of_set(name))]
     cells = {(score.iteration, part.depth): part for score, set_score in score_pairs for part in set_score.by_depth}
@@ -285,8 +285,8 @@ def set_by_depth(all_scores: Sequence[IterationScore], name: str, current: int) 
 
 
 def pass_at(all_scores: Sequence[IterationScore]) -> Table:
-    """Return the chance that one of k sampled episodes succeeds, for each k: of all instances and
-    by difficulty.
+    """Return pass@k, the chance that at least one of k sampled episodes of an instance succeeds,
+    for each k: over all instances and by difficulty.
     """
     score_pairs = [(score, set_score) for score in all_scores for set_score in score.sets if set_score.pass_at]
     depths = sorted({part.depth for _, set_score in score_pairs for at in set_score.pass_at for part in at.by_depth})
@@ -325,20 +325,20 @@ def set_names(all_scores: Sequence[IterationScore]) -> tuple[str, ...]:
 
 
 def played_once(all_scores: Sequence[IterationScore]) -> tuple[str, ...]:
-    """Return the names of the sets without pass@k: those of one episode an instance."""
+    """Return the names of the sets without pass@k: those with one episode per instance."""
     sampled_names = {set_score.name for score in all_scores for set_score in score.sets if set_score.pass_at}
     return tuple(name for name in set_names(all_scores) if name not in sampled_names)
 
 
 def gain(estimate: Estimate | None) -> Cell:
-    """Return a difference in points with its interval, or a dash."""
+    """Return a difference in points with its interval; a dash for None."""
     if estimate is None:
         return wording.NOTHING
     return EstimateText(wording.points(estimate.value), wording.points_interval(estimate))
 
 
 def revision(all_scores: Sequence[IterationScore], current: int) -> Table:
-    """Return success from failed prefixes for every model that took the revision test."""
+    """Return success and reward in the revision test, from failed prefixes, of each model."""
     columns = (
         Column("Model", "text"),
         Column("Recovered %"),
@@ -368,8 +368,8 @@ def revision(all_scores: Sequence[IterationScore], current: int) -> Table:
 
 
 def loops(all_scores: Sequence[IterationScore], current: int) -> Table:
-    """Return the loop metric: repeats of each length in an episode, and the share of episodes that
-    loop.
+    """Return, for each model, the mean repetitions of each length in an episode, and the share of
+    episodes that loop; see `IterationScore.loops` and `looping`.
     """
     longest = max(len(score.loops) for score in all_scores)
     columns = (
@@ -404,8 +404,8 @@ def _meter(estimate: Estimate | None) -> Cell:
 
 
 def funnel(stages: Sequence[FunnelStage]) -> Table:
-    """Return the stages of data construction as a ledger: each count, and below it what was turned
-    away and why.
+    """Return the stages of data construction: a row with the count of each and, below it, rows with
+    the number of items that it rejected for each reason.
     """
     most = max(stage.count for stage in stages)
     rows = []
@@ -437,8 +437,8 @@ def time(times: Mapping[str, float]) -> Table:
 
 
 def tokens(counts: TokenCounts) -> Table:
-    """Return tokens read, written, and trained by class; where training took another number than
-    one pass over the dataset has, that of the pass by class, and that of training.
+    """Return the tokens read, written and trained, the last by class: of one pass over the dataset,
+    followed by the total of training if that took another number of passes.
     """
     pass_total = sum(counts.trained.values())
     single_pass = counts.all_trained == pass_total
@@ -464,7 +464,7 @@ def tokens(counts: TokenCounts) -> Table:
 
 
 def cut_replies(numbers: Mapping[str, tuple[int, int]], whole: str, part: str) -> Table:
-    """Return how many of all replies were cut, by purpose or role; `whole` and `part` name both."""
+    """Return how many replies were cut, by purpose or role; `whole` and `part` are headings."""
     rows = (
         Row(
             (
@@ -525,7 +525,7 @@ def stops(record: ErrorRecord) -> Table:
 
 
 def faults(record: ErrorRecord) -> Table:
-    """Return exceptions by class and phase, with how many were not healed by a retry."""
+    """Return exceptions by class and phase, with the number of episodes lost to each."""
     columns = (Column("Exception", "code"), Column("Phase", "text"), Column("Count"), Column("Lost episodes"))
     rows = (
         Row((item.error, wording.label(item.phase), wording.count(item.count), wording.count(item.lost)))
@@ -562,7 +562,7 @@ def by_count(numbers: Counts) -> dict[str, int]:
 
 
 def worlds(data: Mapping[str, Counts]) -> Table:
-    """Return what was made in each world, and in all of them; kinds without any are left out."""
+    """Return how many items were made in each world and in all, without kinds that have none."""
     kinds = dict.fromkeys(kind for products in data.values() for kind, count in products.items() if count)
     rows = [*data.items(), ("all", {kind: sum(products.get(kind, 0) for products in data.values()) for kind in kinds})]
     return Table(
@@ -572,7 +572,7 @@ def worlds(data: Mapping[str, Counts]) -> Table:
 
 
 def sections(report: IterationReport) -> tuple[Section, ...]:
-    """Return the sections of a report in order, those of its method in their two places."""
+    """Return the sections of a report in order, with those of its method (`data`, `samples`)."""
     note = "What of the training data each world gave; general data belongs to none."
     return (
         _headline(report),
@@ -653,7 +653,7 @@ def _scores(report: IterationReport) -> Section:
 
 
 def _held_out(report: IterationReport) -> Iterator[Section]:
-    """Yield scores by world and by set; where there is one of each, by difficulty alone."""
+    """Yield the scores by world and by set; with one of each, success by difficulty alone."""
     scores, names = report.scores, played_once(report.scores)
     worlds = tuple(dict.fromkeys(world.name for score in scores for world in score.worlds))
     if worlds:

@@ -1,5 +1,5 @@
-"""The leaderboard: a Markdown table of the last scores of runs, and of those in papers, between two
-marks of a file. Its entries are JSON lines in a file beside it.
+"""The leaderboard: a Markdown table, between two marks of a file, of the last scores of runs and of
+scores from papers. Its entries are JSON lines in a file of the same name beside it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Entry(BaseModel):
     run: str = ""
     """Id of the run; empty for a number of a paper."""
     source: str = ""
-    """Where a paper has the number."""
+    """The paper, and the place in it, that has the number; empty for a run."""
 
 
 def entry_of(report: IterationReport, *, seed: int, seconds: float) -> Entry:
@@ -102,7 +102,8 @@ def add(page: Path, entry: Entry | None = None) -> Table:
     except OSError as error:
         raise DiskError(f"{page.parent} cannot be opened: {error.strerror}") from error
     try:
-        # Of two runs that end at once, the later would write the file as it was before the earlier.
+        # Without the lock, one of two runs that end at the same time would overwrite the other's
+        # entry.
         fcntl.flock(folder, fcntl.LOCK_EX)
         lines = page.with_suffix(".jsonl")
         entries = [row for row in read(lines) if entry is None or not row.run or row.run != entry.run]
@@ -116,7 +117,7 @@ def add(page: Path, entry: Entry | None = None) -> Table:
             raise ConfigError(
                 f"{page} has no place for a leaderboard; put the lines {START} and {END} where it shall be"
             )
-        # The entries first: from them the page can be made anew.
+        # The entries first, since the page can be rebuilt from them.
         write_text(lines, "".join(f"{row.model_dump_json(exclude_defaults=True)}\n" for row in entries))
         write_text(page, f"{head}{START}\n\n{table_markdown(board)}\n{END}{tail}")
         return board
@@ -125,7 +126,9 @@ def add(page: Path, entry: Entry | None = None) -> Table:
 
 
 def read(file: Path) -> list[Entry]:
-    """Return the entries of a file; none if there is no file. Raises `ConfigError`."""
+    """Return the entries of a JSON lines file; none if there is no file. Raises `ConfigError` for a
+    malformed line.
+    """
     entries = []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines() if file.exists() else (), 1):
         try:
@@ -138,7 +141,9 @@ def read(file: Path) -> list[Entry]:
 
 
 def table(entries: Sequence[Entry]) -> Table:
-    """Return the leaderboard: the best score of a world and measure first, papers marked."""
+    """Return the leaderboard, sorted by world, measure and falling score; entries of papers are
+    marked `theirs`.
+    """
     columns = (
         Column("World", "text"),
         Column("Recipe", "text"),

@@ -178,7 +178,7 @@ def table_text(table: Table) -> str:
 
 def _table(reports: Sequence[IterationReport]) -> Table:
     run_reports = of_one_run(reports)
-    # A later report saw every evaluation that an earlier one saw, and perhaps a repeated one.
+    # The score in the latest report counts, since an evaluation may have been repeated.
     scores = {score.iteration: score for report in run_reports for score in report.scores}
     base, pending = scores.get(BASE), run_reports[-1].unfinished
     if any(score.worlds for score in scores.values()):

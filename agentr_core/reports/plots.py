@@ -1,6 +1,6 @@
-"""Drawings of a report as inline SVG: numbers in, markup out.
+"""Drawings of a report: each function returns inline SVG as markup.
 
-Drawn by hand rather than by matplotlib: a few hundred bytes each, the same on every machine, and
+Made without matplotlib: they are a few hundred bytes each, the same on every machine, and
 coloured by the page's style sheet, so that one drawing serves light, dark and print. Classes name
 the marks: `axis`, `grid`, `error`, `line`, `dot`, `bar`, `now` (this iteration).
 """
@@ -27,7 +27,9 @@ _LEADING = 12.0
 """The distance from one line of text to the next."""
 Point = tuple[float, float]
 _DRAWN = 200
-"""A longer curve is drawn by the lowest and the highest point of each of so many parts."""
+"""A longer curve is divided into so many parts, and only the lowest and highest point of each is
+drawn.
+"""
 _KINDS = 6
 """The number of kinds of lines that a style sheet distinguishes."""
 _CORNERS: tuple[tuple[Point, ...], ...] = (
@@ -131,8 +133,7 @@ def bars(numbers: Counts, title: str) -> str:
     """Return counts as named bars side by side."""
     height = 150.0
     most = max([1, *numbers.values()])
-    # A bar is never wider than a tenth of the drawing: three lengths should not look like three
-    # walls.
+    # A bar is at most a tenth of the drawing wide, so that a few bars do not fill all of it.
     slot = min((_WIDTH - 2 * _RIGHT) / len(numbers), _WIDTH / 10)
     svg = _canvas(height, f"{title}: " + "; ".join(f"{name}: {count}" for name, count in numbers.items()))
     floor, room = height - _BOTTOM, height - _TOP - _BOTTOM
@@ -170,8 +171,8 @@ def curves(series: Mapping[str, Sequence[Point]], title: str) -> str:
     for value in ticks:
         _line(svg, "axis" if value == ticks[0] else "grid", left, y(value), _WIDTH - right, y(value))
         _text(svg, left - 7, y(value) + 4, _tick(value, ticks[1] - ticks[0]), "end", "tick")
-    # Names stand at the heights of the last points, moved apart where they would overlap: down and,
-    # where that would leave the drawing, up again.
+    # Names are at the heights of the last points. Where they would overlap, they are moved down or,
+    # if that would leave the drawing, up.
     heights, above = [y(curve[-1][1]) + 4 for curve in series.values()], -math.inf
     order = sorted(range(len(heights)), key=heights.__getitem__)
     for number in order:
@@ -298,7 +299,9 @@ def _point(number: int, estimate: Estimate) -> str:
 
 
 def _ceiling(share: float) -> float:
-    """Return the end of an axis that four equal steps divide into whole percent."""
+    """Return the upper end of an axis from 0 that includes `share` and whose four equal steps are
+    whole percents.
+    """
     return next((top for top in (0.08, 0.2, 0.4, 0.6, 0.8) if share <= top), 1.0)
 
 

@@ -38,7 +38,7 @@ from agentr_core.reports.iteration import sections as sections_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BesideScore:
-    """The scores of the models of one iteration, by world; a world that was not played is
+    """The scores of the models of one iteration, by world; a world that was not evaluated is
     missing.
     """
 
@@ -80,7 +80,7 @@ def sections(reports: Sequence[IterationReport]) -> tuple[Section, ...]:
     series = of_sets(last.scores)
     return (
         *(by_key[key] for key in _FROM_LAST),
-        # One curve stands in the headline already.
+        # With only one series, its curve is already in the headline.
         *([] if len(series) == 1 else [curves("Success by iteration", series)]),
         _funnels(run_reports),
         _costs(run_reports),
@@ -92,8 +92,8 @@ def sections(reports: Sequence[IterationReport]) -> tuple[Section, ...]:
 
 
 def of_sets(scores: Sequence[IterationScore]) -> dict[str, list[tuple[int, Estimate]]]:
-    """Return success by iteration for each held-out set that was played once, each world, and the
-    revision test.
+    """Return the success of each iteration's model, as pairs of iteration and estimate, by the name
+    of each held-out set with one episode per instance, of each world, and of the revision test.
     """
     series: dict[str, list[tuple[int, Estimate]]] = {}
     for score in scores:
@@ -177,7 +177,7 @@ def _costs(reports: Sequence[IterationReport]) -> Section:
         formatters.append(wording.decimal)
         for report, numbers in zip(reports, counts, strict=True):
             numbers.append(sum(bill.cost or 0.0 for bill in _bills(report)))
-    # Side by side, they would be wider than a page.
+    # Two tables, since a single one would be wider than a page.
     return Section("costs", title, (times, _by_iteration(reports, titles, counts, formatters)), note)
 
 
@@ -187,7 +187,7 @@ def _by_iteration(
     amounts: Sequence[Sequence[float]],
     formatters: Sequence[Callable[[float], str]],
 ) -> Table:
-    """Return a row for each iteration and, where there are several, their total."""
+    """Return a table with a row for each iteration and, if there are several, their total."""
 
     def row(name: str, numbers: Sequence[float], tone: RowTone = "") -> Row:
         return Row((name, *(formatter(number) for formatter, number in zip(formatters, numbers, strict=True))), tone)
@@ -278,7 +278,7 @@ class RunColumn:
     completion: int
     trained: int
     differs: tuple[str, ...] = ()
-    """The sections of its recipe that differ from those of the first run."""
+    """The names of the sections of its recipe that differ from those of the first run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +289,7 @@ class RunsReport:
     date: str
     viewer: str = ""
     means: tuple[GroupMean, ...] = ()
-    """Where several runs differ in the seed only."""
+    """Means over groups of runs that differ only in the seed; empty if no group has two or more."""
 
 
 def runs_sections(report: RunsReport) -> tuple[Section, ...]:
@@ -335,7 +335,7 @@ def label(report: RunsReport, place: int) -> str:
 
 
 def paired_table(report: RunsReport) -> Table:
-    """Return a row for each set and run."""
+    """Return a row for each set and run: success, and the paired difference to the first run."""
     columns = (
         Column("Set", "text"),
         Column("Run", "text"),

@@ -1,5 +1,5 @@
-"""Alarms: what the store knows is held against the rules of `recipes.alarms`, after each step of
-group RL and at the end of each stage. A trainer of datasets does so itself.
+"""Alarms: after each step of group RL and at the end of each stage, measures from the store are
+compared with the thresholds of `recipes.alarms`. Training on a dataset checks its own steps.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from agentr_core.store.queries.trees import Validation, validations
 def watch_step(
     place: Workplace, iteration: int, stage: str, step: int, measures: Mapping[str, float | None]
 ) -> Crossing | None:
-    """Raise the alarms of a step of group RL, whose row is stored; return the first if the recipe
-    ends a training at an alarm.
+    """Check a step of group RL against all alarms; store and report each threshold that it crosses.
+    Return the first of them if the recipe ends a training at an alarm, otherwise None.
 
     Args:
-        measures: the columns of its row, the share of empty replies, and the success of a
-            validation after it, if there was one.
+        measures: the columns of the step's row in table rl_step, the share of empty replies, and
+            the success of a validation after the step, if there was one.
     """
     store, alarms, key = place.store, place.recipe.alarms, place.iteration_id(iteration)
     all_validations: list[Validation] = []
@@ -50,10 +50,11 @@ def watch_step(
 
 
 def check_stage(place: Workplace, iteration: int, stage: Stage) -> None:
-    """Raise the alarms of a stage that has just ended. What it made is stored.
+    """Check a stage that has just ended, and whose output is stored, against all alarms; store and
+    report each threshold that it crosses.
 
-    Raises `AlarmRaised` if the recipe ends a run at an alarm, also when the stage is done again and
-    the reason stands.
+    Raises `AlarmRaised` if one is crossed and the recipe ends a run at an alarm; again if the stage
+    is run again and the cause remains.
     """
     config = place.recipe.alarms
     with snapshot(place.store) as state:
@@ -66,15 +67,16 @@ def check_stage(place: Workplace, iteration: int, stage: Stage) -> None:
     if crossings:
         place.store.write(place.alarms(stage.name, iteration, crossings))
     for alarm in earlier_alarms:
-        # Those of a worker of a cluster were told by nobody.
+        # Alarms that a worker of a cluster stored have notified nobody yet.
         place.alarmed(alarm)
     for reason in (*crossings, *earlier_alarms) if config.reaction != "tell" else ():
         raise reason.ends("goes on after this stage")
 
 
 def _measures(place: Workplace, store: Store, iteration: int, stage: Stage) -> dict[str, float | None]:
-    """Return what is watched of a stage that has ended. Shares are the ends of their 95% intervals
-    that lie nearer to what is usual: a few replies prove nothing.
+    """Return the measures of an ended stage that alarms watch, by rule. Of a share, the bound of
+    its 95% Wilson interval that is farther from the threshold is taken: a few replies prove
+    nothing.
     """
     key = place.iteration_id(iteration)
     evaluates, judges = stage.name == "evaluate", stage.roles == ("judge",)

@@ -49,12 +49,12 @@ UNGRADED = "ungraded"
 
 
 def ungraded_id(trajectory_id: str) -> str:
-    """Return the id of an episode while it waits for its grade, given its id after that."""
+    """Return the id under which an episode is stored until it is graded, given its final id."""
     return fingerprint(UNGRADED, trajectory_id)
 
 
 def draws_of(result: EpisodeResult) -> dict[int, Draw]:
-    """Return the draws of an episode's replies, by position."""
+    """Return the draw behind each sampled reply of an episode, by the position of its step."""
     start = len(result.plan.prefix)
     return {
         position: Draw(seed=reply.seed, number=0, generation=reply.generation)
@@ -63,10 +63,11 @@ def draws_of(result: EpisodeResult) -> dict[int, Draw]:
 
 
 def load_ungraded(store: Store, plans: Mapping[str, EpisodePlan]) -> dict[str, EpisodeResult]:
-    """Return the planned episodes that wait for their grade, by the key of their plan.
+    """Return those of the planned episodes that are stored and wait for their grade, by the key of
+    their plan.
 
     Args:
-        plans: by `ungraded_id`.
+        plans: the plans by `ungraded_id` of their episodes.
 
     Raises as `Store.reading`.
     """
@@ -133,7 +134,9 @@ class EpisodeShard:
         return rollout_id(iteration_id, self.checkpoint.id, plan)
 
     def split(self, size: int) -> tuple[EpisodeShard, ...]:
-        """Return the same episodes as shards of at most `size`."""
+        """Return the same episodes as shards of at most `size`, with an absolute path to the
+        checkpoint.
+        """
         anywhere = replace(self, checkpoint=self.checkpoint.absolute())
         return tuple(
             replace(anywhere, plans=self.plans[start : start + size]) for start in range(0, len(self.plans), size)
@@ -150,8 +153,8 @@ class EpisodeShard:
             return effort + spent(batcher) + aside.effort()
 
     async def play(self, equipment: Equipment, sink: Sink, batcher: Sampler, helper: Helper) -> Effort:
-        """Play the episodes with a sampler and a helper that others may share; the effort does not
-        include what these spend.
+        """Play the episodes with a sampler and a helper that other shards may share; what these two
+        spend is not part of the returned effort.
         """
         recipe = equipment.recipe
         iteration_id = equipment.iteration_id(self.iteration)
@@ -293,8 +296,8 @@ def episode_id(evaluation_id: str, key: str) -> str:
 
 
 def rollout_id(iteration_id: str, checkpoint_id: str, plan: EpisodePlan) -> str:
-    """Return the trajectory id of a rollout, made of its iteration, checkpoint and episode, of the
-    steps that it goes on from, and of what the model reads beside them.
+    """Return the trajectory id of a rollout: a hash of its iteration, its checkpoint, the key of
+    its plan, the steps that it continues, and the diagnosis that the model reads with them, if any.
     """
     prefix = [(step.reply, step.observation) for step in plan.prefix]
     more = [value for value in (prefix, plan.diagnosis) if value]
@@ -314,8 +317,8 @@ def with_ungraded(store: Store, shard: EpisodeShard, iteration_id: str) -> Episo
 
 
 def plan_rollouts(place: Workplace, iteration: int, plans: Mapping[str, EpisodePlan], *, stage: str) -> None:
-    """Store which rollouts an iteration plans to play, by trajectory id; those that runs with the
-    same inputs of a stage have played are copied.
+    """Store which rollouts an iteration plans to play, given by trajectory id, and copy those that
+    other runs with the same inputs of the stage have already played.
     """
     iteration_id, collector = place.iteration_id(iteration), place.collector(iteration)
     rollouts = [
@@ -344,7 +347,8 @@ async def play_rollouts(
     limits: EpisodeLimits = NO_LIMITS,
     player: Checkpoint | None = None,
 ) -> int:
-    """Play and store the rollouts of an iteration that are not stored yet; return their number.
+    """Play and store the rollouts of an iteration that are not stored yet, at most `place.limit`;
+    return how many were attempted.
 
     Rollouts that were played and wait for their grade are only graded.
 

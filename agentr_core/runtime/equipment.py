@@ -94,7 +94,7 @@ class Sink(Protocol):
 class Checkpoint:
     """A model that the store knows, usually a directory. The model a run starts from is a
     checkpoint too, and so is a teacher: for a served model, `path` is its name and `weights_sha256`
-    tells names apart.
+    a hash of that name.
     """
 
     id: str
@@ -123,7 +123,9 @@ class Equipment:
     """
     progress: Progress
     alarmed: Callable[[Alarm], None] = lambda alarm: None
-    """Called with each alarm that is raised here, perhaps more than once; it tells people."""
+    """Called with each alarm that is raised in this process, to notify people; perhaps more than
+    once for one alarm.
+    """
 
     def iteration_id(self, iteration: int) -> str:
         """Return the id of an iteration; 0 is the evaluation of the model the run starts from."""
@@ -158,7 +160,7 @@ class Equipment:
                 await model.ready()
             yield batcher
         except BaseException:
-            # Nobody waits for what is under way: a batch may take minutes, and a worker that hangs
+            # Do not wait for requests under way: a batch may take minutes, and a worker that hangs
             # never answers.
             if isinstance(model, Abandoning):
                 model.abandon()
@@ -168,7 +170,9 @@ class Equipment:
             await model.close()
 
     def on_error(self, sink: Sink, stage: str, iteration: int) -> Callable[[UnitError], None]:
-        """Return a callback that stores each failed try of a unit as an event."""
+        """Return a callback that stores each failed attempt at a unit as an event, and checks the
+        alarm on the error budget of the stage.
+        """
         context = {"run_id": self.run_id, "iteration_id": self.iteration_id(iteration), "stage": stage}
 
         def store(error: UnitError) -> None:
@@ -178,7 +182,9 @@ class Equipment:
         return store
 
     def spend(self, sink: Sink, stage: str, iteration: int, share: float) -> None:
-        """Raise the alarm about the error budget of a stage if so much of it is spent."""
+        """Check `share`, the part of a stage's error budget that is used up, against the alarm on
+        it; if it is crossed, notify people and store the alarm.
+        """
         sink.add(self.alarms(stage, iteration, self.recipe.alarms.crossed([{"error_budget": share}])))
 
     def alarms(self, stage: str, iteration: int, crossings: Sequence[Crossing]) -> Rows:
@@ -220,8 +226,9 @@ def window(recipe: Recipe, sampler: Sampler, sampling: Sampling) -> Fits | None:
 
 
 def summing_up(recipe: Recipe, sampler: Sampler, sampling: Sampling) -> Summaries | None:
-    """Return when a model sums its history up; None if the recipe does not have it do so. Raises
-    `ConfigError` when a reply and a summary have no room in its context.
+    """Return the tests that decide when a model must summarise its history; None unless the
+    recipe's `context` is `summary`. Raises `ConfigError` if a reply and a summary together fill the
+    context.
     """
     if recipe.context != "summary":
         return None
@@ -239,7 +246,7 @@ def summing_up(recipe: Recipe, sampler: Sampler, sampling: Sampling) -> Summarie
 
 
 def _leaving(model: ChatModel, sampling: Sampling, room: int) -> Fits:
-    """Return a test for whether a prompt leaves a model room for so many tokens."""
+    """Return a test for whether a prompt leaves `room` tokens of the model's context free."""
 
     def fits(messages: tuple[Message, ...]) -> bool:
         return model.count_tokens(Request(messages=messages, sampling=sampling, seed=0)) + room <= model.context_length
@@ -248,7 +255,7 @@ def _leaving(model: ChatModel, sampling: Sampling, room: int) -> Fits:
 
 
 def tokens_in(sampler: Sampler) -> TokensOf:
-    """Return a function that counts the tokens of a prompt for a model."""
+    """Return a function that counts the tokens of a prompt with the sampler's model."""
 
     def tokens_of(messages: tuple[Message, ...]) -> int:
         return sampler.model.count_tokens(Request(messages=messages, sampling=Sampling(), seed=0))
@@ -266,11 +273,13 @@ def in_flight(sampler: Sampler, replies: int, *, wanted: int = 0) -> int:
 
 
 def speed(batcher: Sampler, *, resumed: bool = False) -> str:
-    """Return what a batcher has done so far, as a phrase for a progress line: replies that have
-    ended, and tokens also of those that have not, where the model counts them.
+    """Return a sampler's progress as a phrase for a progress line: finished replies, generated
+    tokens (those of unfinished replies too, if the model counts them), tokens a second, and fill of
+    batches.
 
     Args:
-        resumed: whether a part of what the line counts was done before this batcher was made.
+        resumed: whether part of the work that the line counts was done before this sampler was
+            made.
     """
     stats, tokens = batcher.stats(), _written(batcher)
     rate = tokens / stats.generate_seconds if stats.generate_seconds else 0.0
@@ -282,15 +291,18 @@ def speed(batcher: Sampler, *, resumed: bool = False) -> str:
 
 
 def _written(batcher: Sampler) -> int:
-    """Return the tokens of a batcher's replies so far."""
+    """Return the number of tokens that a sampler's model has generated so far, those of unfinished
+    replies included if the model counts them.
+    """
     tokens, model = batcher.stats().completion_tokens, batcher.model
     return max(tokens, model.written()) if isinstance(model, Counting) else tokens
 
 
 @asynccontextmanager
 async def following(batcher: Sampler, show: Callable[[], None]) -> AsyncIterator[None]:
-    """Call `show` every second of the block in which the model has written something: an episode
-    of a slow model takes minutes. A model that hangs is not shown, so that a log tells its silence.
+    """Call `show` once a second during the block, if the model has generated tokens since: an
+    episode of a slow model takes minutes. It is not called while nothing is generated, so that the
+    log shows a hang.
     """
 
     async def follow() -> None:
@@ -338,8 +350,8 @@ async def units_done(
 
 
 def identity(model: ModelConfig) -> str:
-    """Return the identity of a model: the SHA-256 of its weights; for a served one, of its name on
-    the server.
+    """Return the identity of a model: the SHA-256 of its weights or, for a served one, a hash of
+    its name on the server.
 
     Raises `ModelDirectoryError` when there are no sound weights.
     """
@@ -371,7 +383,7 @@ _LEAST = 20
 
 
 class Readings:
-    """Counts the replies of the model of a role in a stage, and those that are unreadable."""
+    """A count of one role's replies in a stage, and of the unreadable ones among them."""
 
     def __init__(self, role: str, model: str) -> None:
         self._who = f"the {role} ({model})"
@@ -379,8 +391,8 @@ class Readings:
         self._unreadable = 0
 
     def count(self, reply: Answer | Generation) -> None:
-        """Count a reply. Raises `ConfigError` once more than half of at least 20 replies are
-        unreadable: the others would be, too.
+        """Count a reply. Raises `ConfigError` once there are at least 20 replies of which more than
+        half are unreadable, since the next ones would be, too.
         """
         self._replies += 1
         self._unreadable += is_unreadable(reply)
@@ -404,7 +416,7 @@ class Readings:
 
 @contextmanager
 def readings_of(role: str, model: str) -> Iterator[Readings]:
-    """Yield the count of the replies of a model, which is logged after the block."""
+    """Yield the count of a model's replies; after the block, log how many were unreadable."""
     readings = Readings(role, model)
     try:
         yield readings
@@ -427,8 +439,8 @@ class Effort:
     """The time and tokens that the work of a shard took, and how many of its units were lost to
     errors.
 
-    `environment_seconds` of a part of the work are summed over its episodes; those of a whole shard
-    are what its process waited for an environment while no reply was generated.
+    `environment_seconds` are summed over concurrent episodes; for a whole shard they are capped at
+    the wall time in which its process generated nothing.
     """
 
     generate_seconds: float = 0.0
@@ -480,8 +492,8 @@ class Shard(Protocol):
     async def work(self, equipment: Equipment, sink: Sink) -> Effort:
         """Do the work; `sink` is given each unit of rows as soon as it is made.
 
-        Raises `ErrorBudgetSpent` when more units are lost than the whole stage may lose, and
-        `UserError` at once.
+        Raises `ErrorBudgetSpent` when more units are lost than the whole stage may lose; a
+        `UserError` of any unit ends the work at once.
         """
         ...
 
@@ -506,7 +518,9 @@ Spread = Callable[[Sequence[Shard]], AsyncGenerator[Batch, None]]
 
 
 class _Pile:
-    """The rows of a shard until they are sent back; `scale.shard_size` bounds them."""
+    """A sink that keeps the rows of a shard in memory until they are sent back; `scale.shard_size`
+    bounds them.
+    """
 
     def __init__(self) -> None:
         self.units: list[Rows] = []
@@ -519,12 +533,12 @@ class _Pile:
 
 
 async def work_through(shard: Shard, equipment: Equipment) -> Batch:
-    """Return the rows of a shard as a batch; this is the work of a worker.
+    """Return the rows of a shard as a batch; this is what a worker runs.
 
-    Transient errors are raised, others are returned in the batch.
+    A transient `AgentrError` is raised; any other is returned in the batch as `fault`.
 
-    A model directory with other weights than those of the checkpoint is an error: paths mean
-    something else on another machine.
+    A model directory with other weights than those of the checkpoint is an error, since the same
+    path may be another folder on this machine.
     """
     pile = _Pile()
     effort = Effort()
@@ -588,7 +602,9 @@ async def carry_out(shard: Shard, equipment: Equipment, spread: Spread | None, w
 
 
 async def _work(shard: Shard, equipment: Equipment, sink: Sink) -> Effort:
-    """Do the work of a shard in this process; return what it took of the process's time."""
+    """Do the work of a shard in this process; return its effort, with `environment_seconds` capped
+    at the wall time in which nothing was generated.
+    """
     start = time.perf_counter()
     effort = await shard.work(equipment, sink)
     idle = max(0.0, time.perf_counter() - start - effort.generate_seconds)

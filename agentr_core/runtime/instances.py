@@ -26,9 +26,9 @@ MOST_INSTANCES = 1_000_000
 end, of which a recipe takes a part.
 """
 _LOOKS = 100
-"""Instances that are looked at, at most, for each one that is wanted of a certain depth."""
+"""The search for instances of a given depth or length looks at this many for each one wanted."""
 _MOST_VARIANTS = 100
-"""Instances that are looked at, at most, for one whose origin is not there yet."""
+"""At most this many instances are looked at to find one whose origin was not chosen yet."""
 TRAIN = "train"
 SELECTED = "selected"
 """Names in the store for what the instances of an iteration are chosen for: it collects from all,
@@ -37,14 +37,14 @@ and trains on the selected ones if it selects any.
 
 
 def training_instances(recipe: Recipe, env: Environment, iteration: int) -> tuple[Instance, ...]:
-    """Return the instances of an iteration: `train_limit` of the training splits, split by split,
-    each in its order.
+    """Return the training instances of an iteration: `train_limit` of the training splits, split by
+    split, each in its order.
 
-    They are drawn anew for each iteration or once for all iterations, only from those that
-    `instances.only` names, in the shares of `instances.depths`, with as many steps of the expert as
-    `instances.expert_steps` allows, each as `instances.from_iteration` has it in that iteration.
-    Raises `ConfigError` if the split lacks one that is named in a list, has none in a range, has
-    too few of these, or is too large to take it whole.
+    They are drawn anew for each iteration, or once for all iterations (`instances.draw`), from
+    those that `instances.only` names, in the shares of `instances.depths`, and only with as many
+    steps of the expert as `instances.expert_steps` allows; each setting has the value that
+    `instances.from_iteration` gives it in that iteration. Raises `ConfigError` if a split lacks an
+    instance that is named, has too few suitable ones, or is too large to be taken whole.
     """
     config = recipe.instances.of(iteration)
     rng = random.Random(derive_seed(recipe.seed, "instances", 1 if config.draw == "fixed" else iteration))
@@ -75,8 +75,8 @@ def _distinct(instances: Iterable[Instance]) -> tuple[Instance, ...]:
 def _suitable(
     instances: Sequence[Instance], config: InstancesConfig, env: Environment, rng: random.Random
 ) -> tuple[Instance, ...]:
-    """Return `train_limit` instances, each depth with its share, that take the expert as many steps
-    as they may.
+    """Return `train_limit` random instances, in the shares of `depths`, that the expert solves in a
+    number of steps within `expert_steps`. Raises `ConfigError` if too few are found.
     """
     # How many are missing of each depth; of depth None, if any depth will do.
     lacking: dict[int | None, int] = {None: config.train_limit}
@@ -114,7 +114,9 @@ def _suitable(
 
 
 def _named(instances: Sequence[Instance], config: InstancesConfig) -> Sequence[Instance]:
-    """Return the instances of a split that `instances.only` allows."""
+    """Return the instances of a split that `instances.only` names; all if it names none. Raises
+    `ConfigError` if one of a list is missing, or all of a range.
+    """
     numbers = config.numbers()
     if not config.only:
         return instances
@@ -191,8 +193,8 @@ def episode_count(recipe: Recipe, env: Environment) -> int:
 
 
 def state_count(recipe: Recipe, env: Environment) -> int:
-    """Return how many episodes of the revision test each iteration plays at most: as if the base
-    model failed everywhere.
+    """Return the largest number of episodes of the revision test that an iteration may play: that
+    if the base model fails everywhere.
     """
     config = recipe.evaluation.revision_test
     if not config.enabled:
@@ -202,7 +204,7 @@ def state_count(recipe: Recipe, env: Environment) -> int:
 
 
 def stored_rows(env: Environment, instances: Collection[Instance]) -> Rows:
-    """Return the rows of instances with what their environment says about them."""
+    """Return the rows of instances, with depth, origin and facts from their environment."""
     facts = [(i, env.facts(i)) for i in instances if env.has(Environment.facts)]
     return {
         "instance": [instance_row(i, env.depth(i), env.origin(i)) for i in instances],
@@ -219,9 +221,10 @@ def _whole(instances: Sequence[Instance], split: str, field: str) -> tuple[Insta
 def _some(
     instances: Sequence[Instance], split: str, limit: int, field: str, env: Environment, *, spread: bool
 ) -> tuple[Instance, ...]:
-    """Return the first instances of a split, or with `spread` some at even distances. Where it has
-    variants of the same instance in turns, these could all be of a few: of each stretch comes the
-    first whose origin came least so far.
+    """Return the first `limit` instances of a split or, with `spread`, one from each of `limit`
+    stretches of equal length. A split may list the variants of each instance in a fixed cycle, so
+    that evenly spaced instances would come from few origins: of each stretch, the first instance
+    whose origin was chosen least often is taken.
     """
     if not limit or limit >= len(instances):
         return _whole(instances, split, field)
@@ -238,7 +241,8 @@ def _some(
     return tuple(chosen)
 
 
-# A later stage that chose again would open every world to list it, and could choose otherwise.
+# The choice is stored: a later stage that chose again would have to open every world, and might
+# choose differently.
 async def separate_instances(place: Workplace, iteration: int) -> tuple[Instance, ...]:
     """Return the instances of an iteration, once these and the held-out ones are stored and checked
     not to overlap.
@@ -257,8 +261,8 @@ async def separate_instances(place: Workplace, iteration: int) -> tuple[Instance
 async def foreseen_instances(place: Workplace, iteration: int) -> tuple[Instance, ...]:
     """Return the instances that an iteration chose or will choose; see `separate_instances`.
 
-    They are stored as instances and not as its choice: an iteration that has not begun has no row
-    that the choice could refer to.
+    The instances are stored, but not as the choice of the iteration: one that has not begun has no
+    row that the choice could refer to.
     """
     if choice := load_chosen(place.store, place.iteration_id(iteration)):
         return choice[TRAIN]
@@ -293,11 +297,11 @@ def check_separate(
     env: Environment, train: tuple[Instance, ...], test: tuple[Instance, ...], *, begins: bool = True
 ) -> None:
     """Raise `DataFault` if a training instance is a held-out instance, or a variant of one, under
-    any name. Without `begins` only names are compared, and no instance is begun.
+    any name. Without `begins` only origins are compared, and no instance is reset.
 
-    An instance that cannot begin, or not with a text, is not compared: its episodes will fail, and
-    count against the error budget. Blocks as the environment's `reset` does, and raises its faults
-    that may heal.
+    An instance whose reset fails or returns no text is compared by its origin alone: its episodes
+    will fail, and count against the error budget. Blocks as the environment's `reset` does, and
+    raises its transient faults.
     """
     held_out: dict[str, str] = {}
     for instance in test:
@@ -314,7 +318,9 @@ def check_separate(
 
 
 def _names(env: Environment, instance: Instance, begins: bool) -> tuple[str, ...]:
-    """Return the texts that no training and held-out instance may share."""
+    """Return the texts that a training instance must not share with a held-out one: its origin and,
+    with `begins`, its identity.
+    """
     names = [f"origin {env.origin(instance).key}"]
     if not begins:
         return tuple(names)
@@ -335,8 +341,8 @@ def has_begun(place: Workplace, iteration: int) -> bool:
 
 
 def closed_stages(place: Workplace, iteration: int) -> Sequence[Stage]:
-    """Return the stages of an iteration that must not add anything more, since what is made from
-    their data exists already, in this run or in another.
+    """Return the stages of an iteration that must not add anything more, because a dataset or
+    checkpoint was already made from their data, in this run or in another.
     """
     plan = place.plan(iteration)
     drawn_on = place.method.drawn_on(place) if iteration else ()

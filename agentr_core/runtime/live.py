@@ -1,8 +1,10 @@
-"""What a run at work tells before it is in rows: how far its stage is, and the steps of a training.
+"""What a run reports while it works, before it is stored as rows: the progress of its stage, and
+the steps of a training.
 
-Both are small files in a folder beside the store. A stage tells its progress far more often than it
-writes rows, and a training on a dataset stores its steps with its checkpoint. No run goes on from
-them, so that they may be lost, torn or from elsewhere: what cannot be read is not there.
+Both are small files in a folder beside the store. A stage reports its progress far more often than
+it writes rows, and a training on a dataset stores its steps only with its checkpoint. No run
+resumes from these files, so they may be lost, torn or foreign: an unreadable file counts as
+missing.
 """
 
 from __future__ import annotations
@@ -17,15 +19,16 @@ from pydantic import TypeAdapter, ValidationError
 
 FOLDER = "live"
 _EVERY_S = 1.0
-"""A file is written at most so often."""
+"""The shortest time between two writes of a file, in seconds."""
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 """The characters of the ids of runs; nothing else becomes part of a path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageProgress:
-    """How far the stage of a run is. Moments are seconds since 1970; `stage_left` and `run_left`
-    are the seconds that were left when it was told, None where that is not known.
+    """The progress of a run's current stage. `began` and `told` are seconds since 1970;
+    `stage_left` and `run_left` are the expected seconds to the end as of `told`, None where not
+    known.
     """
 
     iteration: int
@@ -56,7 +59,7 @@ def steps_file(workspace: Path, run_id: str, iteration: int) -> Path:
 
 
 def tell_progress(file: Path, progress: StageProgress) -> None:
-    """Write the progress of a run all at once. A disk that takes nothing ends no run for this."""
+    """Replace the progress file of a run atomically. Errors of the disk are ignored."""
     draft = file.with_suffix(".new")
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -73,8 +76,9 @@ def read_progress(workspace: Path, run_id: str) -> StageProgress | None:
 
 
 def tell_step(workspace: Path, run_id: str, iteration: int, step: StepLine | None) -> None:
-    """Add a step to the file of a training, unless one was added within the last second; None: the
-    training is over, and its steps are rows.
+    """Append a step to the file of a training, unless the file was written within the last second.
+    With None, remove the file: the training is over, and its steps are in the store. Errors of the
+    disk are ignored.
     """
     file = steps_file(workspace, run_id, iteration)
     with suppress(OSError):

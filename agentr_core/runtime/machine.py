@@ -102,7 +102,9 @@ def commit(package: str = DISTRIBUTION) -> str:
 
 
 def _number(file: Path) -> int | None:
-    """Return the number in a file of the kernel's; None if there is no file, or it has a word."""
+    """Return the number in a file of the kernel; None if it cannot be read or holds a word, such as
+    `max`.
+    """
     try:
         return int(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -136,8 +138,8 @@ def settle(recipe: Recipe) -> Recipe:
 
 
 def bfloat16(device: str = "auto") -> str:
-    """Return the name of what computes bfloat16 fast on a device, such as "avx512_bf16"; empty
-    where nothing does.
+    """Return the name of the GPU, or of the processor's instructions such as "avx512_bf16", that
+    computes bfloat16 fast; empty where nothing does.
 
     Args:
         device: "cpu"; any other name means a GPU where PyTorch sees one.
@@ -151,7 +153,7 @@ def bfloat16(device: str = "auto") -> str:
 
 
 def instructions(processor: str) -> str:
-    """Return the instructions for bfloat16 that the text of /proc/cpuinfo lists; empty if it lists
+    """Return the first of `_INSTRUCTIONS` that the text of /proc/cpuinfo lists; empty if it lists
     none.
     """
     flags = set(processor.split())
@@ -172,7 +174,7 @@ def formats(recipe: Recipe, *, trains: bool = True) -> str:
 
 
 def accelerators() -> list[str]:
-    """Return, in lines, which PyTorch there is, and which GPUs it sees."""
+    """Return two lines for a person: the version of PyTorch, and the GPUs that it sees."""
     # Slow to import.
     import torch
 

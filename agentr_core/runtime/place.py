@@ -1,5 +1,5 @@
-"""What a stage needs, a `Workplace`, and what a method says about itself: the stages of each
-iteration, what each needs, and what is trained.
+"""`Workplace`, which has all that a stage needs, and `Method`, by which a method describes itself:
+the stages of each iteration, what each needs, and what is trained.
 
 A method's own modules are imported when their functions are called (`imported`), so that its
 description imports neither torch nor the code of its stages.
@@ -51,11 +51,14 @@ if TYPE_CHECKING:
 
 
 Need = Literal["gpu", "env"]
-"""What a stage occupies, as a tag that Prefect limits: a model on a GPU, environments."""
+"""A resource that a stage occupies, as a tag that Prefect limits: a GPU for a model, or
+environments.
+"""
 Product = Literal["dataset", "checkpoint"]
 Position = Literal["data", "samples", "run"]
-"""Where sections stand: after the funnel of data construction, before the recipe, or on the page of
-the whole run, which shows those of its last iteration."""
+"""Where a report shows sections: after the funnel of data construction, before the recipe, or on
+the page of the whole run, which shows those of its last iteration.
+"""
 Check = Callable[["Recipe", "Environment", "Sequence[Instance]"], None]
 """Raises `UserError` for what would stop a stage; the instances are training instances."""
 
@@ -93,7 +96,8 @@ class Stage:
     chooses: bool = False
     """Whether it chooses, of all that was gathered right before it, what is trained on."""
     makes: Product | None = None
-    """What an iteration has once it has ended. The stages before it then do nothing more."""
+    """What an iteration has once this stage has ended. The stages before it then do nothing more.
+    """
     check: Check = lambda recipe, env, instances: None
 
 
@@ -198,8 +202,8 @@ def _as_evaluated(recipe: Recipe) -> Acting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """The most that an iteration asks of a model for one purpose: `replies`, at most `steps` in an
-    episode or a row of questions, and at most `tokens` tokens in all of them.
+    """An upper bound on what an iteration asks of a model for one purpose: `replies`, with at most
+    `steps` of them one after the other, and at most `tokens` generated tokens in total.
     """
 
     replies: int
@@ -265,19 +269,20 @@ class Method:
     acting: Callable[[Recipe], Acting] = _as_evaluated
     """Returns how the policy acts where experience is collected."""
     prospect: Callable[[Recipe, Headroom], Prospect] | None = None
-    """Returns what an iteration of a recipe would make of a policy's experience, and whether a
-    model can learn from that; None where this cannot be told.
+    """Forecasts the training data that an iteration of a recipe would make from a policy's
+    experience, and whether a model can learn from it; None where this cannot be told.
     """
     trial: Callable[[Workplace, Sequence[Episode], Sequence[Path]], Awaitable[tuple[Judge, ...]]] | None = None
-    """Returns what the verdicts of a recipe's judge on lost episodes are worth, and those of other
-    models, given their directories; None where nothing is judged."""
+    """Measures how reliable the verdicts of a recipe's judge on failed episodes are, and those of
+    other models, given their directories; None where nothing is judged.
+    """
     voiced: Callable[[str], bool] | None = None
-    """Returns whether a reply contains a sentence with which samples of this method turn back from
-    a mistake; None where they have no such sentences.
+    """Returns whether a reply contains one of the sentences with which samples of this method
+    reflect on a mistake; None if the method has no such sentences.
     """
     drawn_on: Callable[[Workplace], Collection[Stage]] = lambda place: ()
-    """Returns the stages of a run that other runs have trained on: they add nothing more, so that
-    whatever trains on it later has the same before it.
+    """Returns the stages of a run whose output other runs have trained on: they add nothing more,
+    so that a run that trains on it later gets the same data.
     """
     measures: Callable[[Workplace, int, str, Sequence[Episode]], dict[str, Estimate]] = lambda *_: {}
     """Returns the metrics of episodes, by name, beyond those of all methods, given the iteration
@@ -297,8 +302,7 @@ class Method:
 class Workplace(Equipment):
     """Everything a stage needs; made by the caller."""
 
-    # Handed in by whoever knows the method, since methods import what recipes and stages are made
-    # of.
+    # Given by the caller: this module cannot import the methods, which import it.
     method: Method
     """The method of the recipe."""
     root: Path
@@ -364,8 +368,8 @@ class Workplace(Equipment):
 
     @contextmanager
     def timed(self, stage: str, iteration: int) -> Iterator[Clock]:
-        """Measure the block as a stage. The parts that the clock was given, and the rest of the
-        wall time as `other`, are stored.
+        """Yield a clock for the block, and store its parts as timings of the stage, also if the
+        block raises; the rest of the wall time is stored as `other`.
         """
         clock = Clock()
         start = time.perf_counter()
@@ -380,8 +384,8 @@ class Workplace(Equipment):
     async def asking(
         self, role: ModelRole, policy: Path, stage: str, iteration: int
     ) -> AsyncIterator[tuple[Sampler, Writer, Readings]]:
-        """Yield a sampler for the model of a role, as `sampling` does, a writer, and the count of
-        its replies; what they take becomes a timing of the stage.
+        """Yield a sampler for the model of a role, as `sampling` does, a writer to the store, and
+        the count of the model's replies; time and tokens are stored as a timing of the stage.
         """
         with self.timed(stage, iteration) as clock:
             async with self.sampling(policy, role) as sampler, Writer(self.store) as writer:
@@ -422,18 +426,20 @@ class Clock:
             self.seconds[part] = self.seconds.get(part, 0.0) + value
 
     def add_batcher(self, batcher: Sampler) -> None:
-        """Add what a batcher has spent so far; call it once, at the end."""
+        """Add the seconds and tokens that a sampler has spent so far; call it once per sampler, at
+        the end.
+        """
         stats = batcher.stats()
         self.add({"generate": stats.generate_seconds})
         self.tokens = (self.tokens or 0) + stats.completion_tokens
 
     def add_effort(self, effort: Effort) -> None:
-        """Add what the work of a shard took."""
+        """Add the seconds and tokens that the work of a shard took."""
         self.add({"generate": effort.generate_seconds, "environment": effort.environment_seconds})
         self.tokens = (self.tokens or 0) + effort.tokens
 
 
-# Models of roles other than the actor, which are asked on the side of an episode.
+# Models of roles other than the actor, which are asked during an episode, for example to grade it.
 
 
 async def answer(sampler: Sampler, question: Question, *, seed: int, session: str) -> Answer:
@@ -456,8 +462,8 @@ async def answer(sampler: Sampler, question: Question, *, seed: int, session: st
 class Helpers:
     """The models of a recipe that are asked by role; each is loaded when it is first asked.
 
-    A role without a model of its own is taken by the actor, with the actor's sampler; where nothing
-    acts there is none, and the actor is loaded, too. Roles with the same model share one sampler.
+    A role without a model of its own is answered by the actor's model: through the sampler `actor`,
+    or, if that is None, through one that is loaded here. Roles with equal models share one sampler.
     """
 
     def __init__(
@@ -488,7 +494,9 @@ class Helpers:
         return reply
 
     def effort(self) -> Effort:
-        """Return the effort of the models that were loaded here."""
+        """Return the effort of the models that were loaded here, so without that of the given
+        actor.
+        """
         return spent(*self._samplers.values())
 
     async def _sampler(self, name: str) -> Sampler:
@@ -512,9 +520,9 @@ class Helpers:
 
 @asynccontextmanager
 async def helpers(equipment: Equipment, path: Path, actor: Sampler | None, sink: Sink) -> AsyncIterator[Helpers]:
-    """Yield the helpers that ask models of other roles, which are closed after the block.
+    """Yield the models of other roles, closed after the block.
 
-    `path` is that of the acting policy, whose sampler is `actor`; None where nothing acts.
+    `path` is that of the acting policy, and `actor` its sampler, or None if no policy acts.
     """
     async with AsyncExitStack() as stack:
         yield Helpers(equipment, path, actor, sink, stack)

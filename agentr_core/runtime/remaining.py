@@ -1,4 +1,4 @@
-"""The time that a run still needs, from what its stages took before on this machine."""
+"""An estimate of the time that a run still needs, from what its stages took on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from agentr_core.store.queries.runs import last_finished, stage_seconds, stages_
 _LEAST_COMPARED = 20.0
 """Seconds of finished stages below which this run is taken to be as fast as the earlier one."""
 _LEAST_LEFT = 0.02
-"""Of a stage that takes longer than expected, this share of what is expected is always left."""
+"""The smallest remaining time of a stage, as a share of its expected time: one that takes longer
+than expected is never shown as done.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,18 +31,18 @@ class Remaining:
     def left(self, elapsed_s: float, last_done_s: float, done: int, total: int) -> tuple[float | None, float | None]:
         """Return the seconds that are left of the stage and of the run, None where not known.
 
-        A stage that is behind an earlier measurement is taken to stay so, and the stages after it,
-        too: the more of it is done, the more its own pace counts. One that is ahead is not, since
-        units that are short are done first. Without an earlier measurement, what is left follows
-        from the pace alone.
+        If the stage is slower than an earlier measurement, the rest of it and the later stages are
+        expected to be slower, too: the more of it is done, the more its own pace counts. If it is
+        faster, nothing is concluded, since short units are done first. Without an earlier
+        measurement, its pace alone decides.
 
         Args:
             elapsed_s: seconds since the stage began or went on in this process.
             last_done_s: seconds until the last of its units was done.
-            done, total: units of the stage that were done since then, and that there are to do.
+            done, total: units of the stage done since then, and units that were to do then.
         """
         share = done / total if 0 < done <= total else 0.0
-        # While a unit is at work, its time passes; it is no sign that all of them are slower.
+        # The time since the last unit ended belongs to the next one; it is no sign of slower units.
         wait = elapsed_s - last_done_s
         stage: float | None = None
         slower = 1.0
@@ -56,8 +58,9 @@ class Remaining:
 
 
 def own_seconds(store: Store, run_id: str, stages: Iterable[tuple[int, Stage]]) -> dict[tuple[int, str], float]:
-    """Return the seconds of the stages of a run, by iteration and name, without those that are to
-    ask or train a model and did neither: what they would have done was taken over from another run.
+    """Return the seconds of the stages of a run, by iteration and name. Stages that need a model
+    but neither sampled nor trained a token are left out: their work was taken over from another
+    run.
 
     Args:
         stages: those of the run's recipe, each with its iteration.

@@ -67,8 +67,9 @@ SHIPPED = {
     "data/reasoning/encyclopaedia": "a08506fb4d3c1c9f",
     "data/reasoning/corpus.jsonl": "b4108e3bef7139bc99479ee9eeff0f7ef63da0641b03d9e41598d35864086e15",
 }
-"""The contents of shipped files that are in no id: those that all runs played from before ids said
-which files they are. Never change an entry: other contents make other runs by themselves.
+"""The hashes of shipped files whose contents are left out of ids: all runs played from these before
+file contents became part of ids. Never change an entry: a file with other contents gives other ids
+by itself.
 """
 
 
@@ -87,8 +88,8 @@ def input_ids(
         settings: what the recipe asks for, as plain data (`start.asked_for`).
         weights: the identities of the models, by role.
         files: the SHA-256 of files that the recipe names.
-        prompts: the SHA-256 of files of prompts (`prompts.prompt_files`).
-        at: when the run starts; its date counts if a chat template prints it.
+        prompts: the SHA-256 of files of prompts (`prompt_files`).
+        at: when the run starts; its date is hashed if a chat template prints it.
     """
 
     def model(role: ModelRole) -> tuple[Any, ...]:
@@ -141,9 +142,10 @@ def input_ids(
 
 
 def _evaluations(recipe: Recipe, settings: Mapping[str, Any], acting: Sequence[Any]) -> dict[str, str]:
-    """Return the inputs of the evaluation, as `evaluate`, and of each of its further sets, as
-    `evaluate/NAME`: one more set, or another choice of the set for development, changes no episode
-    of the others. Nor does the seed, of greedy episodes in worlds that repeat themselves.
+    """Return the hash of the inputs of the evaluation, as `evaluate`, and of each of its further
+    sets, as `evaluate/NAME`. The hash of one set does not change when another set is added or
+    another one becomes the development set, nor with the seed if all worlds repeat themselves and
+    episodes are greedy.
     """
     worlds = [world.environment for world in recipe.worlds().values()]
     are_repeated = all(registry.is_repeated(world.name, world.options) for world in worlds)
@@ -172,7 +174,8 @@ def played_from(recipe: Recipe) -> dict[str, str]:
 
 def input_files(recipe: Recipe) -> dict[str, str]:
     """Return the SHA-256 of the files and folders that a recipe plays from or trains on, by their
-    names in ids. Raises `DataFileError` if one cannot be read.
+    names in ids; shipped files with the contents in `SHIPPED` are left out. Raises `DataFileError`
+    if one cannot be read.
     """
     launch = recipe.training.launch
     # The name of a shipped file of settings is no path.
@@ -184,7 +187,7 @@ def input_files(recipe: Recipe) -> dict[str, str]:
 
 
 def contents(path: Path, recipe: Recipe) -> str:
-    """Return the SHA-256 of a file or folder that a recipe names, with a memory in its workspace.
+    """Return the SHA-256 of a file or folder that a recipe names, cached in the recipe's workspace.
     Raises `DataFileError` if it cannot be read.
     """
     try:
@@ -230,8 +233,8 @@ def opening_of(recipe: Recipe) -> Opening | None:
 
 
 def example_ids(recipe: Recipe) -> frozenset[str]:
-    """Return the ids in the file of examples that the prompt of a recipe of one world uses: those
-    of the instances that they solve. Raises as `opening_of`.
+    """Return the ids of the instances that the prompt's examples solve, for a recipe of one world;
+    empty if its prompt has no examples. Raises as `opening_of`.
     """
     prompt = recipe.environment.prompt
     if not prompt.examples:
@@ -291,7 +294,7 @@ def _read(prompt: PromptConfig, environment: str) -> Opening:
     selection = examples[: prompt.examples]
     turns: list[Message] = []
     for example in selection if as_turns else ():
-        # Up to its last reply, as the turns of an episode before this one.
+        # Up to its last reply, as if it were an earlier episode of the conversation.
         last = max(number for number, turn in enumerate(example) if turn.role == "assistant")
         turns += [Message(role=turn.role, text=turn.text, example=True) for turn in example[: last + 1]]
     return Opening(
@@ -323,21 +326,20 @@ def _sha256(file: Path) -> str:
 
 # Whether weights on the disk are those that the rows of the store made.
 #
-# A store may lack rows whose weights are still there: after `agentr store prune`, or when a backup
-# was put in its place. What goes on from such weights would be a model of which the store cannot
-# say what it was trained on.
+# A store may lack the rows behind weights that are still on the disk: after `agentr store prune`,
+# or when a backup was restored. The store could not say what a model that continues from such
+# weights was trained on.
 
 
 def rows_of(place: Workplace, iteration_id: str) -> str:
-    """Return the hash of the rows of all steps of reinforcement learning of an iteration."""
+    """Return one hash of the rows of all stored steps of group RL of an iteration."""
     return fingerprint(sorted(step_hashes(place.store, iteration_id).items()))
 
 
 def check_weights(place: Workplace, iteration: int, folder: Path, *, parent_weights: str) -> None:
-    """Check that published weights, which a stage of an iteration found, were made of the rows of
-    the store and of the weights that the iteration starts from.
-
-    Raises `StoreError` otherwise.
+    """Raise `StoreError` unless published weights, which a stage found in `folder`, were made of
+    rows that the store has and of `parent_weights`, the SHA-256 of the weights that the iteration
+    starts from.
     """
     manifest = read_manifest(folder)
     if not _has_rows(place, iteration, manifest):
@@ -353,7 +355,7 @@ def check_weights(place: Workplace, iteration: int, folder: Path, *, parent_weig
 
 
 def check_run(place: Workplace, *iterations: int) -> None:
-    """Check the weights of some iterations of a run, by default of all: their hash must be the
+    """Check the weights that some iterations of a run made, by default all: their hash must be the
     stored one, and the rows that they were trained on must be in the store.
 
     Weights whose folder is missing are not checked. Raises `StoreError` if a check fails.
@@ -474,7 +476,7 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
         ModelDirectoryError: the model is unsound.
         ConfigError: the general data are not those with which the run began to train.
         StoreError: weights that the run has made were not made of the rows of the store.
-        SandboxError: code of a model cannot be confined here as the recipe says.
+        SandboxError: the sandbox for a model's code fails on this machine.
     """
     check_run(place)
     model = place.recipe.model
@@ -532,11 +534,11 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
 
 
 def check_files(place: Workplace, stage: Stage) -> None:
-    """Raise `ConfigError` if the files of a run are not what they were when it was last started;
-    also if the general data are not, for a stage that reads them.
+    """Raise `ConfigError` if the files that a run reads have changed since it was last started, or,
+    for a stage that reads section `data`, the general data.
 
-    A start looks for the run of the files that are there. What goes on with a run by its id, such
-    as its next stage, must not go on with other files.
+    A start computes the run's id from the files as they are. A stage finds the run by its id alone,
+    and must not go on with other files.
     """
     stored_hash = known_input(place.store, place.run_id, OF_FILES)
     if stored_hash not in (None, _files(place.recipe)):
@@ -554,10 +556,10 @@ def _files(recipe: Recipe) -> str:
 
 
 def extended_goal(store: Store, run_id: str, more: int) -> int:
-    """Return the number of iterations that a run is to have when it is asked for `more`: those that
-    are finished, and `more`.
+    """Return the total number of iterations that a run is to have when it is asked for `more`:
+    those that are finished plus `more`.
 
-    A run that was interrupted or failed keeps the number that it began with, whatever `more` is.
+    A run that was interrupted or failed keeps its stored number, whatever `more` is.
     """
     num_finished, state = count_finished_iterations(store, run_id), run_state(store, run_id)
     under_way = state is not None and state.status in ("running", "failed")
@@ -591,7 +593,9 @@ async def end(place: Workplace, iteration: int) -> None:
 
 
 async def finish(place: Workplace, status: Literal["finished", "failed"], *, evaluates: bool = False) -> None:
-    """Store how a run ended; with `evaluates`, only if the run was just an evaluation."""
+    """Store how a run ended, and when; with `evaluates`, do nothing unless the run was only an
+    evaluation.
+    """
     state = run_state(place.store, place.run_id)
     if evaluates and state is not None and state.status != "evaluating":
         return

@@ -1,3 +1,3 @@
-"""What training sees: identity of samples, rendering and loss masks, filters, datasets, files in
-and out.
+"""Training samples: their identity, rendering and loss masks, filters and datasets, and the readers
+of files with conversations.
 """

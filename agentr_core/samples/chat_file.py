@@ -1,4 +1,6 @@
-"""General chat data in a file: one JSON object with a conversation on each line."""
+"""Reading conversations from records in the formats of other programs, and files of general chat
+data: one JSON object with a conversation on each line, or one array of them.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,21 @@ from agentr_core.samples.sessions import SESSION, fields_unread, plain
 from agentr_core.texts import lone_surrogate
 from agentr_core.types import Instance, Message, Provenance, Rejection, Role, Sample, SampleKind, Span, grown_turn
 
-# What a record of other programs says about which of its replies are trained.
+# The flags in records that say which replies are trained, in the forms of several programs.
 
 FLAGS = ("train", "loss", "weight", "training")
-"""The fields that say it: our own and Axolotl's, AgentTraj's, that of OpenAI's fine-tuning, and
-Axolotl's of older versions.
+"""The names of the flags: of agentr and Axolotl, AgentTraj, OpenAI's fine-tuning, and older
+versions of Axolotl, in this order.
 """
 _QUOTED_CHARS = 60
 
 
 def flag(value: Any, name: str) -> bool | None:
-    """Return what a field says about training: yes, no, or nothing.
+    """Parse the value of a training flag.
 
-    No is false, 0 and the text "false"; yes is true and 1; null says nothing. A list says what all
-    of its members say. Raises `DataFileError` for anything else, a weight between 0 and 1 among it.
+    False, 0 and the text "false" give False, true and 1 give True, null gives None. A list gives
+    the value that all of its members have, except null ones. Raises `DataFileError` for a list of
+    both values, and for anything else, such as a weight between 0 and 1.
     """
     if value is None:
         return None
@@ -50,8 +53,9 @@ def flag(value: Any, name: str) -> bool | None:
 
 
 def flag_of(fields: Mapping[str, Any], where: str) -> bool | None:
-    """Return what the flags among some fields say, None if there are none. Raises `DataFileError`
-    for a value that is no flag, and for flags that contradict each other.
+    """Return the value of the training flags (`FLAGS`) among the fields of a record or turn, None
+    if there are none. Raises `DataFileError` for a value that is no flag, and for flags that
+    contradict each other.
     """
     verdicts = {name: flag(fields.get(name), f"{where}: {name}") for name in FLAGS}
     given_flags = {name: verdict for name, verdict in verdicts.items() if verdict is not None}
@@ -61,8 +65,8 @@ def flag_of(fields: Mapping[str, Any], where: str) -> bool | None:
 
 
 def flagged(record: Mapping[str, Any], values: Sequence[Any], where: str) -> list[Any]:
-    """Return turns with what their record says about training: a flag for all of them, or a list of
-    one for each, as `agentr export --format trl` writes it beside token labels.
+    """Return turns with the training flags of their record put into each as `train`. The record has
+    one flag for all turns, or a list with one for each, as `agentr export --format trl` writes.
 
     Raises `DataFileError` for a list of another length, a value that is no flag, and flags that
     contradict those of a turn.
@@ -86,19 +90,21 @@ def flagged(record: Mapping[str, Any], values: Sequence[Any], where: str) -> lis
 
 
 def untrained(turn: Any) -> Any:
-    """Return a turn with the flag that it is not trained, in place of its own."""
+    """Return a turn with `train` False in place of its own flags; a value that is no object as it
+    is.
+    """
     if not isinstance(turn, dict):
         return turn
     return {**{name: value for name, value in turn.items() if name not in FLAGS}, "train": False}
 
 
-# Calls of tools in fields of their own, as OpenAI's protocol has them: they become a part of the
-# reply's text, as a model that was trained on tools writes them.
+# Tool calls in separate fields, as in OpenAI's protocol, become part of the reply's text, in the
+# form that a model trained on tools writes.
 
 
 def written_calls(beside: str, calls: Iterable[tuple[str, Mapping[str, Any] | str]]) -> str:
-    """Return the reply that says something and makes calls, each a name with its arguments, which
-    may be JSON.
+    """Return the text of a reply: the text `beside`, then each call. A call is a name with its
+    arguments, as an object or as JSON text.
     """
     text = beside.strip()
     for name, arguments in calls:
@@ -108,14 +114,15 @@ def written_calls(beside: str, calls: Iterable[tuple[str, Mapping[str, Any] | st
 
 
 def with_calls(values: Sequence[Any], where: str) -> list[Any]:
-    """Return turns with the calls of each (`tool_calls`) in its text, and the results that follow
-    (`tool_call_id`) in the order of the calls: a template does not show which result is whose.
+    """Return turns with the calls of each (`tool_calls`) moved into its text, and the results after
+    it (`tool_call_id`) sorted into the order of the calls: a chat template does not show to which
+    call a result belongs.
 
-    Raises `DataFileError` for a call without a name, an id or arguments that are an object, and for
-    a result of no call.
+    Raises `DataFileError` as `calls_of` does, and for a result whose id is not that of a call of
+    the reply before it.
     """
     plain_turns: list[Any] = []
-    # Not known after a reply that has its calls in its text.
+    # The ids of the last reply's calls; None if its calls, if any, are in its text, without ids.
     open_ids: list[str] | None = None
     first = 0
     for position, turn in enumerate(values):
@@ -142,7 +149,11 @@ def with_calls(values: Sequence[Any], where: str) -> list[Any]:
 
 
 def calls_of(turn: Mapping[str, Any], where: str) -> tuple[list[str], str]:
-    """Return the ids of the calls in a turn, and its text with them."""
+    """Return the ids of the calls in `tool_calls` of a turn, and its text with the calls in it.
+
+    Raises `DataFileError` if the turn is not the assistant's, a call has no name or no object as
+    its arguments, or the text itself makes other calls.
+    """
     values = turn["tool_calls"]
     if turn.get("role") != "assistant" or not isinstance(values, list):
         raise DataFileError(f"{where}: tool_calls must be a list in a turn of the assistant")
@@ -172,25 +183,27 @@ def _arguments(value: Any) -> Any:
         return None
 
 
-# Trajectories in the agent trajectory interchange format (ATIF) as the turns of a conversation.
+# Trajectories in the agent trajectory interchange format (ATIF), converted to turns.
 
 OBSERVED_AS = "observation_role"
-"""Where `agentr export` notes, in `extra`, what the observation of a step was, unless it was the
-user's turn or answers a call: a tool's, or a part of the assistant's own turn, which the next such
-step goes on with.
+"""The key in a step's `extra` in which `agentr export` stores the role of its observation. "tool":
+a turn of a tool; "assistant": a span of the assistant turn, which the next agent step continues. It
+is left out for a user turn and for the results of calls.
 """
 REPLY = "reply"
-"""Where it notes, in `extra`, a reply with calls whose message and calls do not spell it."""
+"""The key in a step's `extra` in which `agentr export` stores the text of a reply with calls, if it
+cannot be rebuilt from the step's message and calls.
+"""
 ATIF_VERSIONS = tuple(f"ATIF-v1.{minor}" for minor in range(9))
-"""The versions that are read. A newer one may mean something else by a field."""
+"""The versions that are read. In a newer one the meaning of a field may differ."""
 _ATIF_ROLES = {"system": "system", "user": "user", "agent": "assistant"}
 _OBSERVED = ("user", "tool", "assistant")
 _TEXT_PARTS = ("text", "input_text", "output_text", None)
 
 
 def is_atif(record: Mapping[str, Any]) -> bool:
-    """Return whether an object says that it is a trajectory in ATIF, or has the form of one without
-    a version.
+    """Return whether an object is a trajectory in ATIF: by its `schema_version` or, without one, by
+    having a list `steps` and an object `agent`.
     """
     version = record.get("schema_version")
     unsaid = version is None and isinstance(record.get("steps"), list) and isinstance(record.get("agent"), dict)
@@ -198,13 +211,15 @@ def is_atif(record: Mapping[str, Any]) -> bool:
 
 
 def atif_turns(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    """Return the steps of a trajectory of ATIF 1.0 to 1.8 as turns with `role` and `content`; the
-    results of calls are turns of tools, and any other observation is the user's turn after its
-    step. Not trained are steps that were copied from an earlier trajectory, steps without a call of
-    a model, and those whose `extra.train` says no.
+    """Return the steps of a trajectory of ATIF 1.0 to 1.8 as turns with `role` and `content`.
 
-    Raises `DataFileError` if a step shows pictures, which a turn of text cannot hold, and for any
-    other form.
+    The results of calls become turns of role `tool`; any other observation becomes a user turn
+    after its step, unless `extra` says otherwise (`OBSERVED_AS`). Steps that were copied from an
+    earlier trajectory, steps without a call of a model, and those whose `extra.train` is false get
+    `train` False.
+
+    Raises `DataFileError` for content that is not text, such as pictures, another version, and a
+    malformed trajectory.
     """
     version = record.get("schema_version", ATIF_VERSIONS[-1])
     if version not in ATIF_VERSIONS:
@@ -245,7 +260,9 @@ def atif_turns(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
 
 
 def atif_turn(step: Mapping[str, Any], extra: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the turn of a step, with its calls and whether it is trained."""
+    """Return the message of a step as a turn: `role`, `content`, and, where the step has them,
+    `tool_calls` and the flag `train`. Raises `DataFileError` for a malformed step.
+    """
     turn: dict[str, Any] = {"role": _ATIF_ROLES[step["source"]], "content": text_of(step.get("message"), where)}
     if holds(calls := step.get("tool_calls")):
         turn["tool_calls"] = [
@@ -274,7 +291,9 @@ def atif_turn(step: Mapping[str, Any], extra: Mapping[str, Any], where: str) -> 
 
 
 def atif_results(step: Mapping[str, Any], where: str) -> list[tuple[str | None, str]]:
-    """Return the results in the observation of a step, each after the id of its call."""
+    """Return the results in the observation of a step, each as the id of its call (None if it
+    answers no call) and its text. Raises `DataFileError` for malformed ones.
+    """
     observation = step.get("observation")
     results = [] if observation is None else observation.get("results") if isinstance(observation, dict) else None
     if not isinstance(results, list):
@@ -291,8 +310,8 @@ def atif_results(step: Mapping[str, Any], where: str) -> list[tuple[str | None, 
 
 
 def _observed(results: Sequence[tuple[str | None, str]], role: str | None) -> list[dict[str, Any]]:
-    """Return the turns after a step: those of its calls, then what else was observed, which is one
-    turn of the user unless `extra` gives it a role.
+    """Return the turns after a step: a `tool` turn for each result of a call, then the other
+    results, as one user turn or, if `role` is given, each as a turn of that role.
     """
     answers = [{"role": "tool", "content": text, "tool_call_id": key} for key, text in results if key is not None]
     rest = [text for key, text in results if key is None]
@@ -301,8 +320,8 @@ def _observed(results: Sequence[tuple[str | None, str]], role: str | None) -> li
 
 
 def text_of(content: Any, where: str) -> str:
-    """Return a content that is a text, or a list of parts that are. Raises `DataFileError` for one
-    with anything else.
+    """Return the text of a content: a string as it is, the joined texts of a list of text parts, or
+    of one part, and "" for None. Raises `DataFileError` for anything else.
     """
     if isinstance(content, str):
         return content
@@ -316,26 +335,25 @@ def text_of(content: Any, where: str) -> str:
     raise DataFileError(f"{where} has content that is not text; leave the record out")
 
 
-# The instances that records name.
+# The ids of instances in records.
 
 _INDEX_DIGITS = 18
-"""An index with more digits would not fit the store's integers."""
+"""The most digits of an index, so that it fits the store's 64-bit integers."""
 
 
 class World(NamedTuple):
-    """The names of a recipe's environment: the one in its instances, and the one in the recipe,
-    which a file may use as well.
-    """
+    """The two names of a recipe's environment; a file may use either."""
 
     name: str
-    """Such as `gymnasium-Rooms-v0`."""
+    """The name in its instances, such as `gymnasium-Rooms-v0`."""
     recipe_name: str = ""
-    """Such as `gymnasium`; empty where it is the same."""
+    """The name in the recipe, such as `gymnasium`; empty if it is the same."""
 
 
 def instance_of(record: dict[str, Any], where: str, *, world: World, split: str) -> Instance:
-    """Return the instance that `instance_id`, `item_id` or `id` names: an index of the given split,
-    one after the name of the environment as in `textcraft_12`, or `environment/split/index`.
+    """Return the instance that a record names in `instance_id` (also within `extra`), `item_id` or
+    `id`. The id is `environment/split/index`, an index of the given split, or such an index after
+    the environment's name, as in `textcraft_12`.
 
     Raises `DataFileError` if the id has none of these forms, or names another environment.
     """
@@ -366,8 +384,8 @@ def instance_of(record: dict[str, Any], where: str, *, world: World, split: str)
 
 
 def number_of(record: dict[str, Any], key: str, where: str) -> float | None:
-    """Return the reward in [0, 1] under a key; None if it is missing or null. Raises
-    `DataFileError`.
+    """Return the number under a key of a record, such as a reward; None if it is missing or null.
+    Raises `DataFileError` if it is not a number in [0, 1].
     """
     value = record.get(key)
     if value is None:
@@ -377,20 +395,20 @@ def number_of(record: dict[str, Any], key: str, where: str) -> float | None:
     return float(value)
 
 
-# The fields of a record beside its texts and flags: which would change what is trained and cannot
-# be read, and which are left out.
+# The fields of a record other than its texts and flags: those that make it unusable, since they
+# would change what is trained and cannot be read, and those that are ignored.
 
 Use = Literal["expert", "pairs", "general"]
-"""What records are read for."""
+"""What records are read for: expert trajectories, preference pairs or general chat data."""
 SYSTEM = ("system", "system_prompt")
-"""The fields that have the system text beside the turns."""
+"""The fields of a record that may hold the system text."""
 _MOST_FIELDS = 100
-"""The most fields that are named."""
+"""How many ignored fields a message names at most."""
 _LISTS = ("messages", "conversations")
 _MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 _CALLS = ("function_call",)
 _PARTLY = ("train_detail", "training_detail", "loss_scale", "loss_mask", "mask")
-"""Fields in which other programs weigh or mask parts of a turn."""
+"""Fields in which other programs weight or mask parts of a turn."""
 _LABELS = ("labels", "completion_mask", "assistant_masks", "loss_mask")
 _VERDICTS = ("label", "kto_tag")
 _IDS = ("id", "item_id", "instance_id", "extra.instance_id")
@@ -413,17 +431,19 @@ _OF_STEPS = (
 )
 _OF_CALLS = ("tool_call_id", "function_name", "id", "type", "function.name", "function.arguments", "name", "arguments")
 _UNFLAGGED = {"id", "kind", "conversations", "system"}
-"""The fields of a line that earlier versions exported for LLaMA-Factory, without flags."""
+"""All fields of a record that earlier versions of agentr exported for LLaMA-Factory, without
+flags.
+"""
 
 
 def holds(value: Any) -> bool:
-    """Return whether a field holds something: null and what is empty are as if it were missing."""
+    """Return whether a field has a value: None, "", [] and {} count as missing."""
     return value is not None and value not in ("", [], {})
 
 
 def check_texts(record: Mapping[str, Any], where: str) -> None:
-    """Raise `DataFileError` for a record with more than texts, such as pictures, or with turns in a
-    field that is not read.
+    """Raise `DataFileError` for a record with media, such as pictures, with turns in `history`, or
+    with tools in the old form `functions`; none of these is read.
     """
     for name in _MEDIA:
         if holds(record.get(name)):
@@ -435,8 +455,8 @@ def check_texts(record: Mapping[str, Any], where: str) -> None:
 
 
 def left_out(record: Mapping[str, Any], use: Use) -> frozenset[str]:
-    """Return the names of the fields of a record that hold something and are not read, those
-    of turns and steps after the name of their list.
+    """Return the names of the fields of a record that have a value and are ignored. The fields of
+    turns and steps have the name of their list before them, as in `messages.name`.
     """
     if SESSION in record:
         return fields_unread(record)
@@ -456,14 +476,14 @@ def left_out(record: Mapping[str, Any], use: Use) -> frozenset[str]:
 
 
 def fields_left_out(path: Path, use: Use, *, setting: str) -> Counter[str]:
-    """Return the fields that `left_out` names, and of how many records of a file. Raises as
-    `json_records.records`.
+    """Return for each field that `left_out` names the number of records of a file in which it is
+    ignored. Raises `DataFileError` as `json_records.records` does.
     """
     return Counter(name for _, record in records(path, setting=setting) for name in left_out(record, use))
 
 
 def named(fields: Mapping[str, int]) -> str:
-    """Return in words which fields are left out, and of how many records."""
+    """Return the text of a message that names the ignored fields with their counts."""
     counts = [f"{name} ({count:,})" for name, count in sorted(fields.items())]
     more = f" and {len(counts) - _MOST_FIELDS:,} more" if counts[_MOST_FIELDS:] else ""
     return f"fields left out, and of how many records: {', '.join(counts[:_MOST_FIELDS])}{more}"
@@ -499,8 +519,8 @@ def _objects(values: Any) -> list[dict[str, Any]]:
 
 
 def _unread(fields: Mapping[str, Any], used_fields: Collection[str]) -> Iterator[str]:
-    """Yield the names of fields that are not read; one of which a part is read by the names of its
-    other parts.
+    """Yield the names of the fields that have a value and are not in `used_fields`. If only a part
+    of an object is used, as with "agent.tool_definitions", yield its other parts in that form.
     """
     for name, value in fields.items():
         if not holds(value) or name in used_fields:
@@ -512,8 +532,8 @@ def _unread(fields: Mapping[str, Any], used_fields: Collection[str]) -> Iterator
             yield name
 
 
-# The turns of a record: those of OpenAI (`role`, `content`) or ShareGPT (`from`, `value`), those
-# of TRL's `prompt` and `completion`, or the steps of ATIF.
+# The turns of a record: in the form of OpenAI (`role`, `content`) or ShareGPT (`from`, `value`), in
+# TRL's `prompt` and `completion`, or as the steps of ATIF.
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -523,18 +543,19 @@ _ROLES: dict[str, Role] = {
     "gpt": "assistant",
 }
 _RESULTS: dict[str, Role] = {"tool": "tool", "observation": "tool"}
-"""The roles of a call's result, which are read where a record defines tools."""
+"""The roles of a call's result, which are allowed only if a record defines or calls tools."""
 _NAMES = (("role", "content"), ("from", "value"))
 
 
 def conversation(record: dict[str, Any], where: str) -> tuple[Message, ...]:
-    """Return the turns of a record, or of a session, after the tools that it defines and its system
-    text.
+    """Return the conversation of a record or session: the tools that it defines, its system text,
+    and its turns.
 
-    Assistant turns carry loss unless a flag of theirs, or of the record, says no, or they are a
-    prompt of TRL. Raises `DataFileError`, also for a record with more than turns of text.
+    Assistant turns carry loss unless a flag of theirs or of the record says no, or they are in a
+    TRL `prompt`. Raises `DataFileError` for a malformed record, and for one that cannot be trained
+    on as it says, such as one with pictures or token masks.
     """
-    # Fields that would change what is trained, and that cannot be read.
+    # The checks below are for fields that would change what is trained and cannot be read.
     record = published.as_conversation(plain(record, where), where)
     check_texts(record, where)
     if all(holds(record.get(side)) for side in ("chosen", "rejected")):
@@ -570,8 +591,8 @@ def conversation(record: dict[str, Any], where: str) -> tuple[Message, ...]:
 
 
 def in_context(record: Mapping[str, Any], messages: tuple[Message, ...], where: str) -> tuple[Message, ...]:
-    """Return turns after the tools and the system text that their record has beside them. Raises
-    `DataFileError` if these cannot be read, or a turn of the system says something else.
+    """Return messages with the tools and the system text of their record put before them. Raises
+    `DataFileError` if these are malformed, or there are several system texts that differ.
     """
     texts = {text_of(record[name], f"{where}, {name}") for name in SYSTEM if holds(record.get(name))}
     opening = {message.text for message in messages[:1] if message.role == "system"}
@@ -583,8 +604,8 @@ def in_context(record: Mapping[str, Any], messages: tuple[Message, ...], where: 
 
 def turns(values: Any, where: str, *, tools: bool = False) -> tuple[Message, ...]:
     """Return a list of turns as messages; assistant turns carry loss unless a flag of theirs says
-    no. Results of calls are turns only where there are `tools`, or calls of some. Raises
-    `DataFileError`.
+    no. Turns of role `tool` are allowed only with `tools`, or if a turn makes calls. Raises
+    `DataFileError` for malformed turns.
     """
     if not isinstance(values, list):
         raise DataFileError(f"{where}: there must be a list of turns, not {type(values).__name__}")
@@ -597,7 +618,7 @@ def turns(values: Any, where: str, *, tools: bool = False) -> tuple[Message, ...
 
 
 def defined_tools(record: Mapping[str, Any]) -> Any:
-    """Return the definitions of tools in a record as they are there; None if it has none."""
+    """Return the tool definitions in a record, unparsed; None if it has none."""
     agent = record.get("agent")
     definitions = agent.get("tool_definitions") if is_atif(record) and isinstance(agent, dict) else record.get("tools")
     return definitions if holds(definitions) and definitions != "[]" else None
@@ -639,7 +660,7 @@ def _tools(record: Mapping[str, Any], where: str) -> tuple[Message, ...]:
 
 def _message(turn: Any, where: str, roles: Mapping[str, Role]) -> Message:
     if isinstance(turn, dict):
-        # Fields that would change what is trained, and that a turn of text cannot hold.
+        # Fields that would change what is trained, and that a turn of text cannot represent.
         for name in _CALLS:
             if holds(turn.get(name)):
                 raise DataFileError(
@@ -666,7 +687,9 @@ def _message(turn: Any, where: str, roles: Mapping[str, Role]) -> Message:
 
 
 def _grown_turn(values: Any, role: Role, text: str, verdict: bool | None, where: str) -> Message:
-    """Return the turn of the spans that `agentr export` writes beside its text."""
+    """Return an assistant turn with the spans that `agentr export` writes beside its text. Raises
+    `DataFileError` if they are malformed, or do not agree with text, role and flag of the turn.
+    """
     if not isinstance(values, list):
         raise DataFileError(f"{where}: spans must be a list, not {type(values).__name__}")
     spans = []
@@ -695,15 +718,13 @@ STAGE = "general"
 
 
 def read_chat(path: Path) -> tuple[tuple[Sample, ...], tuple[Rejection, ...]]:
-    """Return the conversations of a file as samples with every assistant turn trained, and the
-    rejections of unusable ones.
+    """Return the conversations of a file as samples, and the rejections of unusable ones.
 
     A record is `{"messages": [{"role", "content"}, ...]}`, ShareGPT's `{"conversations": [{"from",
     "value"}, ...]}`, TRL's `prompt` and `completion` or a trajectory in ATIF; they are lines of
-    JSON or one array. A turn whose flag `train`, `loss` or `weight` says no is not trained. A
-    conversation is unusable, and rejected by its line, when its user and assistant turns do not
-    alternate from a user turn on (where tools are defined: a reply comes first or after another), a
-    turn is empty, or no turn of the assistant is trained.
+    JSON or one array. Assistant turns are trained unless a flag (`FLAGS`) says no. Conversations
+    are unusable for the reasons of `fault_of`; the subject of a rejection is the file's name and
+    the line.
 
     Raises:
         DataFileError: the file cannot be read, or a line has a different form; the message names
@@ -722,15 +743,18 @@ def read_chat(path: Path) -> tuple[tuple[Sample, ...], tuple[Rejection, ...]]:
 
 
 def lacks_tools(messages: tuple[Message, ...]) -> bool:
-    """Return whether a conversation has results of tools that it does not define: a model would be
-    trained to call what it is not offered.
+    """Return whether a conversation has results of tools but defines none: a model would be trained
+    to call tools that it is not offered.
     """
     return messages[0].role != "tools" and any(message.role == "tool" for message in messages)
 
 
 def fault_of(messages: tuple[Message, ...]) -> str:
-    """Return in a word why a conversation is unusable; the empty string for one that can be trained
-    on.
+    """Return why a conversation cannot be trained on, as a slug; the empty string if it can.
+
+    The reasons: no assistant turn is trained; it has results of tools that it does not define; user
+    and assistant turns do not alternate from a user turn on or, with tools, a reply comes first or
+    right after another; a turn is empty.
     """
     if not any(message.train for message in messages):
         return "no-assistant-turn"
@@ -740,7 +764,7 @@ def fault_of(messages: tuple[Message, ...]) -> str:
     without_tools = messages[1:] if tools else messages
     roles = [message.role for message in (without_tools[1:] if without_tools[0].role == "system" else without_tools)]
     if tools:
-        # A reply comes neither first nor right after another; one may have several results.
+        # One reply may be followed by several results.
         alternate = not any(role == before == "assistant" for before, role in pairwise(("assistant", *roles)))
     else:
         alternate = all(role == ("user", "assistant")[number % 2] for number, role in enumerate(roles))

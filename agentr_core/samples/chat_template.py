@@ -1,8 +1,7 @@
-"""The chat template of a tokenizer, with nothing in it that changes from one day to the next.
+"""The chat template of a tokenizer, rendered in the same way on every day of a run.
 
-Some templates print today's date, Llama 3.1's among them. A prompt that was sampled on one day
-would then be trained on with the date of another, so the date is a property of the run: that of its
-start.
+Some templates, such as Llama 3.1's, print today's date. A prompt that was sampled on one day would
+then be trained on with the date of another, so they get the date at which the run started.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class ChatTemplate:
 
     Raises:
         ModelDirectoryError: there is no template, or none of several is named `default`, or one
-            renders the same conversation in different ways.
+            draws random values, or prints the date while `at` is None.
     """
 
     def __init__(self, tokenizer: Any, at: datetime | None) -> None:
@@ -68,11 +67,14 @@ class ChatTemplate:
     def text(
         self, turns: Sequence[Mapping[str, str]], *, prompt: bool, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> str:
-        """Return a conversation as text; with `prompt` the header of the next reply comes last.
-        `tools` are the definitions of the tools that may be called.
+        """Return a conversation as text, with the header of the next reply at its end if `prompt`.
+
+        Args:
+            turns: objects with `role` and `content`.
+            tools: the definitions of the tools that may be called, as OpenAI's protocol has them.
 
         Raises `DataFault` when the template refuses the order of the turns, or fails;
-        `ModelDirectoryError` when it is no template.
+        `ModelDirectoryError` when it has a syntax error.
         """
         try:
             text = self._tokenizer.apply_chat_template(
@@ -89,15 +91,16 @@ class ChatTemplate:
             ) from error
         except TemplateError as error:
             raise DataFault(f"the chat template refuses this order of turns: {error}") from error
-        # What a foreign template makes Python raise is anyone's guess.
+        # A template from elsewhere may raise any exception.
         except Exception as error:
             raise DataFault(f"the chat template cannot render these turns: {cause(error)}; correct it") from error
         return str(text)
 
 
 def _options(tokenizer: Any, source: str, at: datetime | None) -> dict[str, Any]:
-    """Return the arguments by which a tokenizer renders with a template that prints the date of
-    `at`. Raises `ModelDirectoryError` if it could render a conversation in different ways.
+    """Return the arguments of `apply_chat_template` for the template `source`, with the date of
+    `at` if it prints one. Raises `ModelDirectoryError` if it draws random values, or prints the
+    date and `at` is None.
     """
     if match := _RANDOM.search(source):
         raise ModelDirectoryError(

@@ -1,11 +1,11 @@
-"""The training set of an iteration: samples filtered, mixed, checked, tokenised and put in order.
+"""The training set of an iteration: samples are filtered, mixed, checked, tokenised and shuffled.
 Source: Agent-R section 3.3.
 
-A filter returns what it kept, in order, and a rejection for everything else; applied to what it
-kept, it rejects nothing.
+A filter returns what it kept, in order, and a rejection for everything else. Filters are
+idempotent: applied to what it kept, a filter rejects nothing.
 
-Everything here is a function of its arguments. The order in which samples were collected does not
-matter, so a run that was interrupted ends with the same dataset hash.
+All functions here are pure, and the result does not depend on the order in which samples were
+collected, so a run that was interrupted and resumed ends with the same dataset hash.
 """
 
 from __future__ import annotations
@@ -32,22 +32,21 @@ from agentr_core.samples.identity import (
 from agentr_core.samples.rendering import RenderedSample, Renderer, check_sample, last_of
 from agentr_core.types import Instance, Message, Preference, Rejection, Sample, SampleKind, Span, grown_turn
 
-# Samples as token rows: what the trainer reads, with a check that the loss falls only where it
-# may.
+# Samples as rows of token ids and labels for the trainer, with a check of the loss mask.
 
 
 TurnClass = str
-"""The purpose of a trained turn, by which trained tokens are counted: revision_turn and good_suffix
-in a revision, good_path in a good path, else the kind of the sample.
+"""The class of a trained turn, by which trained tokens are counted: `revision_turn` or
+`good_suffix` in a revision sample, `good_path` in a good path, else the kind of the sample.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRow:
-    """The token ids and labels of one sample, of equal length; the label of a token without loss is
-    -100.
+    """The token ids and labels of one sample, of equal length. The label of a token without loss is
+    -100, that of any other token its id.
 
-    `trained_tokens` counts the tokens that carry loss by what their turn is for.
+    `trained_tokens` counts the tokens that carry loss, by the class of their turn.
     """
 
     sample_id: str
@@ -58,11 +57,11 @@ class TokenRow:
 
 
 def token_row(sample: Sample, renderer: Renderer) -> TokenRow:
-    """Return the checked row of a sample.
+    """Render a sample, check its loss mask, and return its row.
 
     Raises:
-        DataFault: the loss mask is empty or covers a turn that may not be trained; the message
-            names the sample.
+        DataFault: the loss mask is empty, covers a turn that must not be trained, or is not that of
+            the train flags; or the sample cannot be rendered. The message names the sample.
     """
     check_flags(sample)
     name = sample_id(sample)
@@ -85,10 +84,11 @@ def token_row(sample: Sample, renderer: Renderer) -> TokenRow:
 
 
 def check_flags(sample: Sample) -> None:
-    """Raise `DataFault` if a turn is trained that must not be: only replies may, and in a revision
-    sample none before the revision turn.
+    """Raise `DataFault` if no turn of a sample is trained, or one that must not be: only replies
+    may, no turn of an example, and in a revision sample none before the revision turn.
 
-    The acknowledgement of the instruction and the `cut` kept replies come before the revision turn.
+    In a revision sample the revision turn must be trained; before it come the acknowledgement of
+    the instruction and the `provenance.cut` bad replies that are kept.
     """
     fault = _flag_fault(sample)
     if fault:
@@ -109,9 +109,9 @@ def _flag_fault(sample: Sample) -> str:
             return "does not say how many bad steps it keeps; set provenance.cut"
         flags = _reply_flags(sample)
         later = bool(sample.provenance.extra.get("stretch", 0))
-        # The acknowledgement comes first; a later stretch begins after the revision turn, which it
-        # may still show.
-        # Of these replies a window shows the first one, and those that it has not dropped.
+        # The untrained replies are the acknowledgement and the kept ones; in a later stretch, which
+        # begins after the revision turn, also that turn. The first reply is always in the window,
+        # and so are the others that were not dropped.
         replies = cut + later
         num_untrained = 1 + min(replies, 1) + max(0, replies - 1 - sample.provenance.extra.get("dropped", 0))
         if flags[:num_untrained] != [False] * num_untrained or not (later or flags[num_untrained]):
@@ -120,13 +120,12 @@ def _flag_fault(sample: Sample) -> str:
 
 
 def _reply_flags(sample: Sample) -> list[bool]:
-    """Return whether each reply carries loss, after one flag that is always False: that of the
-    acknowledgement or, in its place, of the turn that the replies are spans of, or that defines
-    tools.
+    """Return for each reply whether it carries loss, after the flag of the acknowledgement. In
+    transcripts without an acknowledgement (continuation, native tools) that flag is False.
     """
     turns = [message for message in sample.messages if message.role == "assistant" and not message.example]
     spans = [span for turn in turns for span in turn.spans]
-    # An observation follows each reply.
+    # The spans of a grown turn alternate: a reply, then its observation.
     if spans:
         return [False, *(span.train for span in spans[::2])]
     acknowledged = sample.messages[0].role != "tools"
@@ -134,10 +133,8 @@ def _reply_flags(sample: Sample) -> list[bool]:
 
 
 def turn_classes(sample: Sample) -> tuple[TurnClass, ...]:
-    """Return the class of each trained span of a sample; in a revision sample the first one is the
-    revision turn.
-
-    If the sample was read through a window, that holds for its first stretch alone.
+    """Return the class of each trained span of a sample, in order. The first one of a revision
+    sample is the revision turn, except in a later stretch of a windowed path, which has none.
     """
     count = len(trained_spans(sample))
     if sample.kind != SampleKind.REVISION:
@@ -149,15 +146,15 @@ def turn_classes(sample: Sample) -> tuple[TurnClass, ...]:
 
 
 def trained_stretches(labels: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield the labels of each unbroken stretch of tokens that carry loss."""
+    """Yield the labels of each contiguous stretch of tokens that carry loss, in order."""
     for trained, stretch in groupby(labels, key=lambda label: label != IGNORED):
         if trained:
             yield tuple(stretch)
 
 
 class _TrainedSpan(NamedTuple):
-    """A span with loss. `ends` says whether it is the last of its turn, which may have an end of
-    turn.
+    """A span that carries loss. `ends` says whether it is the last span of its turn, so that an
+    end-of-turn token may follow it.
     """
 
     span: Span
@@ -165,12 +162,13 @@ class _TrainedSpan(NamedTuple):
 
 
 def _trained_lengths(sample: Sample, rendered_sample: RenderedSample, renderer: Renderer) -> list[int]:
-    """Return how many tokens of each trained span carry loss.
+    """Return how many tokens of each trained span carry loss, in order.
 
-    Labels are checked against the flags independently of the renderer: template text separates any
-    two turns; tokens without loss, or nothing, separate the spans of a turn.
+    Raises `DataFault` if the labels are not those that the train flags ask for. This check does not
+    rely on the renderer's labels: template text without loss separates any two turns, and between
+    two spans of a turn there may be tokens without loss or none.
     """
-    # The trained spans of the sample, grouped where no token lies between them.
+    # The trained spans of the sample; those with no token between them are in one group.
     groups: list[list[_TrainedSpan]] = []
     for message in sample.messages:
         group: list[_TrainedSpan] = []
@@ -216,20 +214,21 @@ def _trained_lengths(sample: Sample, rendered_sample: RenderedSample, renderer: 
     return lengths
 
 
-# Samples of paths that were read through a window: one for each stretch between two drops.
+# Samples of windowed paths, whose prompts lacked the oldest exchanges: one sample for each stretch
+# of replies with the same number of exchanges left out.
 #
-#     reply drawn with   0 0 0 0 | 1 1 | 2 2 2     exchanges left out
-#     stretch            first     second third
+#     exchanges left out of the prompt of each reply   0 0 0 0 | 1 1    | 2 2 2
+#     stretch                                          first   | second | third
 #
-# A stretch is a conversation as it was read at that point. Only its own replies carry loss; earlier
-# ones that are still in the window are read, but not trained again.
+# The sample of a stretch is the conversation as the model read it there. Only the replies of the
+# stretch carry loss; earlier ones that are still in the window do not.
 
 Way = Literal["stretches", "reject"]
 
 
 def drops(messages: tuple[Message, ...], fits: Fits) -> tuple[int, ...]:
-    """Return for each reply of a conversation how many exchanges a window leaves out of its prompt;
-    empty for a turn that was grown by continuation, which is read whole.
+    """Return for each reply of a conversation how many exchanges must be left out of its prompt to
+    make it fit. Empty for a turn that was grown by continuation, of which nothing is left out.
     """
     if is_grown(messages):
         return ()
@@ -242,14 +241,16 @@ def drops(messages: tuple[Message, ...], fits: Fits) -> tuple[int, ...]:
 def split(
     sample: Sample, drop_counts: Sequence[int], way: Way, *, stage: str, subject: str
 ) -> tuple[Sample, ...] | Rejection:
-    """Return the sample of a whole path as samples of its stretches, or why it gives none.
+    """Split the sample of a whole path into one sample for each stretch; return these, or the
+    rejection of a windowed path if `way` is "reject".
 
-    A path that was read whole is returned as it is. Stretches without a trained reply are left out.
+    A path without dropped exchanges is returned as it is. Stretches without a trained reply are
+    left out.
 
     Args:
-        drop_counts: for each reply, how many exchanges were left out of its prompt; never fewer
-            than for the one before.
-        stage, subject: those of the rejection.
+        drop_counts: for each reply, how many exchanges were left out of its prompt; the numbers
+            never decrease.
+        stage, subject: the fields of the rejection.
     """
     if not any(drop_counts):
         return (sample,)
@@ -263,8 +264,7 @@ def split(
     replies = reply_positions(sample.messages)
     stretches: list[Sample] = []
     for start, end in zip(borders, [*borders[1:], len(drop_counts)], strict=True):
-        # What was read and said from reply `start` up to, not including, reply `end`; it ends with
-        # a reply.
+        # The conversation of replies `start` to `end - 1`, which ends with the last of them.
         first = replies[start]
         before = tuple(replace(message, train=False) for message in sample.messages[:first])
         messages = windowed(before + sample.messages[first : replies[end - 1] + 1], drop_counts[start])
@@ -289,7 +289,7 @@ class FilterResult(NamedTuple, Generic[T]):
 
 
 def unused_kinds(samples: Iterable[Sample], use: Use) -> FilterResult[Sample]:
-    """Return the samples of the kinds that the recipe trains on: revision, good, or both."""
+    """Reject samples of the kinds that `data.use` excludes: good paths, revisions, or both."""
     revision, good = SampleKind.REVISION, SampleKind.GOOD
     excluded_kinds = {"revision": {good}, "good": {revision}, "expert": {revision, good}}.get(use, set())
     kept_samples, rejections = [], []
@@ -302,7 +302,7 @@ def unused_kinds(samples: Iterable[Sample], use: Use) -> FilterResult[Sample]:
 
 
 def duplicates(samples: Iterable[Sample]) -> FilterResult[Sample]:
-    """Return the first sample of each conversation; conversations are equal if texts, roles and
+    """Keep the first sample of each conversation; conversations are equal if their roles, texts and
     train flags are.
     """
     first: dict[str, Sample] = {}
@@ -317,8 +317,8 @@ def duplicates(samples: Iterable[Sample]) -> FilterResult[Sample]:
 
 
 def cut_replies(samples: Iterable[Sample], rule: CutReplies, renderer: Renderer) -> FilterResult[Sample]:
-    """Return the samples in which no trained reply was cut by its token limit; with rule `keep`,
-    all of them.
+    """Keep the samples in which no trained reply was cut by its token limit; with rule `keep`, all
+    of them.
     """
     kept_samples, rejections = [], []
     for sample in samples:
@@ -336,25 +336,24 @@ def count_cut(sample: Sample, renderer: Renderer) -> int:
 
 
 def cut_detail(num_cut: int) -> str:
-    """Return the reason for rejecting a sample, or a side of a pair, with `num_cut` trained turns
-    that were cut.
+    """Return the detail of the rejection of a sample, or of a pair, of which `num_cut` trained
+    replies were cut.
     """
     return f"{num_cut} trained replies were cut by their token limit; data.cut_replies is reject"
 
 
 def good_per_tree(samples: Iterable[Sample], cap: int) -> FilterResult[Sample]:
-    """Return the samples with at most `cap` good paths of each tree, the shortest first; a cap of 0
-    keeps all.
+    """Keep at most `cap` good paths of each search tree, the shortest ones; a cap of 0 keeps all.
+    Samples of other kinds are kept.
 
-    Paths explored without a tree are counted by instance, and the stretches of one path count once.
-    Samples of other kinds are kept. Equally short paths are ordered by the index of their leaf,
-    then by what is in them.
+    Paths sampled without a tree are grouped by instance, and all stretches of a path count as one
+    path. Equally short paths are ranked by the index of their leaf, then by `content_order`.
     """
     samples = tuple(samples)
     by_tree: dict[str, dict[str, list[int]]] = {}
     for position, sample in enumerate(samples):
         if sample.kind == SampleKind.GOOD:
-            # All stretches of one path share a key, which no two paths share.
+            # One key for all stretches of a path.
             origin = sample.provenance
             if "stretch" in origin.extra:
                 path = f"{origin.good_leaf} {origin.extra.get('trajectory')}"
@@ -375,9 +374,7 @@ def good_per_tree(samples: Iterable[Sample], cap: int) -> FilterResult[Sample]:
 
 
 def too_long(rows: Iterable[TokenRow], max_length: int) -> FilterResult[TokenRow]:
-    """Return the rows of at most `max_length` tokens; 0 means no limit. Nothing is ever shortened
-    to fit.
-    """
+    """Keep the rows of at most `max_length` tokens; 0 means no limit. No row is truncated."""
     kept_rows, rejections = [], []
     for row in rows:
         if max_length and len(row.input_ids) > max_length:
@@ -396,15 +393,16 @@ def in_shares(
     subject: Callable[[T], str],
     seed: int,
 ) -> FilterResult[T]:
-    """Return as many units as possible, in order, such that each world has its share; without
-    shares, all of them.
+    """Keep as many units as possible, in order, such that each environment has its share of them;
+    without shares, keep all.
 
-    Units of a world are drawn by `seed`. The share of a world without units goes to the others.
+    The units of an environment that are kept are drawn at random, by `seed`. The share of an
+    environment without units goes to the others.
 
     Args:
-        shares: the share of each world; they sum to 1.
-        world: returns the world of a unit.
-        subject: names a unit in its rejection.
+        shares: the share of each environment by name; they sum to 1.
+        world: returns the name of a unit's environment.
+        subject: returns the name of a unit for its rejection.
     """
     if not shares:
         return FilterResult(tuple(units), ())
@@ -455,21 +453,21 @@ def _reject(subject: str, reason: str, detail: str) -> Rejection:
     return Rejection(stage=STAGE, subject=subject, reason=reason, detail=detail)
 
 
-# Revision samples whose suffixes are those of other instances: the control of a comparison.
+# Revision samples with the suffixes of other instances: the control condition of a comparison.
 #
-# They have the texts, lengths and revision turns of the real samples, but nothing to learn from. If
-# training on them gains as much as training on the real ones, the gain comes from elsewhere, such
-# as a leak or the budget.
+# They have the same texts and revision turns as the real samples, but the suffix does not solve the
+# problem. If training on them gains as much as training on the real ones, the gain comes from
+# elsewhere, such as a leak or the budget.
 
 
 def exchanged(samples: Iterable[Sample]) -> FilterResult[Sample]:
-    """Return each revision sample with the suffix of one of another instance, none twice, and the
-    other samples as they are. Prefix, revision turn and instance stay.
+    """Permute the suffixes of the revision samples, so that each gets that of another instance.
+    Prefix, revision turn and instance stay. Samples of other kinds are kept as they are.
 
-    Revisions that cannot be cut after their revision turn are rejected: those whose reply grows by
-    continuation, and the later stretches of paths that were read through a window.
+    Revision samples that cannot be cut after their revision turn are rejected: turns grown by
+    continuation, and the later stretches of windowed paths.
 
-    Raises `DataFault` when one instance has more than half of the revisions.
+    Raises `DataFault` when one instance has more than half of the revision samples.
     """
     result, swappable, rejections = [], [], []
     for sample in samples:
@@ -482,8 +480,8 @@ def exchanged(samples: Iterable[Sample]) -> FilterResult[Sample]:
             )
         else:
             swappable.append(sample)
-    # In the order of their instances, each takes the suffix of the one N places on, N being the
-    # most samples of one instance: that one is always of another instance.
+    # With the samples sorted by instance, each takes the suffix of the sample N places further on.
+    # N is the largest number of samples of one instance, so that one is of another instance.
     revisions = sorted(swappable, key=lambda sample: (_instance(sample), content_order(sample)))
     largest_group = max(Counter(map(_instance, revisions)).values(), default=0)
     if largest_group > len(revisions) / 2:
@@ -501,8 +499,8 @@ def exchanged(samples: Iterable[Sample]) -> FilterResult[Sample]:
 
 
 def _suffix_of(messages: Sequence[Message]) -> int:
-    """Return the position of the first reply after the revision turn, which is the first trained
-    turn.
+    """Return the position of the first reply after the revision turn; the revision turn is the
+    first trained turn.
     """
     return next(position for position, message in enumerate(messages) if message.train) + 2
 
@@ -515,10 +513,10 @@ def _instance(sample: Sample) -> str:
 class Manifest:
     """A summary of a dataset.
 
-    `dataset_hash` is over the token ids and labels of all rows in order. `samples` counts rows by
-    kind, `tokens` all tokens, `trained_tokens` those with loss by what their turn is for.
-    `replayed` rows are from earlier iterations. `general_passes` is the number of passes begun over
-    the general data; above 1, some of it occurs repeatedly.
+    `dataset_hash` is that of `dataset_hash()`. `samples` counts rows by kind of sample, `tokens`
+    all tokens, and `trained_tokens` those that carry loss by the class of their turn. `replayed` is
+    the number of rows from earlier iterations. `general_passes` is the number of passes begun over
+    the general data; if it is above 1, some conversations occur repeatedly.
     """
 
     dataset_hash: str
@@ -533,7 +531,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Rows in training order. `rejections` has every offered sample that is in no row."""
+    """Rows in training order. `rejections` has one entry for each sample that a filter rejected."""
 
     rows: tuple[TokenRow, ...]
     manifest: Manifest
@@ -551,20 +549,22 @@ def build_dataset(
     general: Sequence[Sample] = (),
     shares: Mapping[str, float] | None = None,
 ) -> Dataset:
-    """Return the dataset of the given samples; it is empty when none of them may be trained on.
+    """Filter, tokenise, mix and shuffle samples, and return the dataset; it is empty when no sample
+    passes the filters.
 
     Args:
-        samples: of this iteration. General conversations among these and the earlier ones are
+        samples: the samples of this iteration. Those of kind general, here and in `earlier`, are
             skipped: each dataset draws its own from `general`.
-        test: the instances that must not occur.
+        test: the held-out instances, which must not occur.
         earlier: samples of earlier iterations, used only if `config.replay`.
-        general: chat conversations; they make up `config.general.share` of the rows, drawn without
-            replacement until all have been drawn, and then again.
-        shares: the share of each world in the rows, general ones aside; none: all rows.
+        general: general chat conversations; they make up `config.general.share` of the rows, drawn
+            without replacement until all have been drawn, and then again.
+        shares: the share of each environment in the rows other than general ones; with None or an
+            empty mapping, all rows are kept.
 
     Raises:
-        DataFault: a sample is of a test instance, or would train a turn that must not be trained;
-            or general data is wanted and none of it can be used.
+        DataFault: a sample is of a held-out instance, or `token_row` raises it; or general data is
+            wanted and none of it can be used.
     """
     current = _in_order(sample for sample in samples if sample.kind != SampleKind.GENERAL)
     replayed_samples = _in_order(sample for sample in earlier if config.replay and sample.kind != SampleKind.GENERAL)
@@ -623,11 +623,11 @@ def manifest_of(rows: Sequence[TokenRow], *, seed: int, num_replayed: int = 0, g
 def draw_general(
     general: Sequence[Sample], count: int, renderer: Renderer, *, max_length: int, seed: int
 ) -> tuple[FilterResult[TokenRow], int]:
-    """Return `count` rows of general data, rejections of drawn conversations that cannot be used,
-    and the number of passes.
+    """Draw `count` rows of general data. Return them with the rejections of drawn conversations
+    that cannot be used, and the number of passes begun over `general`.
 
-    Each pass takes every conversation once, in its own order. Raises `DataFault` if a whole pass
-    finds none that can be used.
+    Each pass takes every usable conversation once, in a random order of its own. Raises `DataFault`
+    if none of them can be used.
     """
     usable = _in_order(general)
     rows: list[TokenRow] = []
@@ -642,8 +642,8 @@ def draw_general(
             try:
                 fitting_rows, new_rejections = too_long([token_row(sample, renderer)], max_length)
             except DataFault as fault:
-                # It may have a system turn that the chat template refuses, or a text that the
-                # tokenizer cannot write.
+                # The chat template may refuse a system turn, or the tokenizer may have no ids for
+                # a text.
                 detail, name = str(fault), sample_id(sample)
                 new_rejections = (Rejection(stage=STAGE, subject=name, reason="not-rendered", detail=detail),)
             rows += fitting_rows
@@ -677,15 +677,15 @@ def hash_of(rows: Iterable[tuple[Sequence[int], Sequence[int]]]) -> str:
 
 
 def _in_order(samples: Iterable[Sample]) -> tuple[Sample, ...]:
-    """Return each of the samples once, ordered by what is in them: ids contain the run."""
+    """Return each distinct sample once, sorted by `content_order`: ids depend on the run."""
     return tuple(sorted({sample_id(sample): sample for sample in samples}.values(), key=content_order))
 
 
-# The training set of a preference iteration: pairs checked, tokenised and put in order. Source:
-# ETO section 3.3.
+# The training set of a preference iteration: pairs are checked, tokenised and shuffled. Source: ETO
+# section 3.3.
 #
-# A dataset of pairs has two rows for each: the chosen side at an even position, the rejected one
-# right after it.
+# A dataset of pairs has two rows for each pair: the chosen side at an even position, the rejected
+# side right after it.
 
 _Pair = tuple[str, TokenRow, TokenRow]
 """The id of a preference and the rows of its chosen and its rejected side."""
@@ -700,21 +700,24 @@ def build_pairs(
     seed: int,
     shares: Mapping[str, float] | None = None,
 ) -> Dataset:
-    """Return the dataset of preferences, by id; it is empty when none of them may be trained on.
+    """Filter, tokenise and shuffle preferences, and return the dataset; it is empty when no pair
+    passes the filters.
 
     Args:
-        config: only `max_length` and `cut_replies` are read; they hold for each side.
-        test: the instances that must not occur.
-        shares: the share of each world in the pairs; none: all pairs.
+        preferences: the pairs by id.
+        config: only `max_length` and `cut_replies` are read; they apply to each side.
+        test: the held-out instances, which must not occur.
+        shares: the share of each environment in the pairs; with None or an empty mapping, all pairs
+            are kept.
 
     Raises:
-        DataFault: a pair is of a test instance, its sides have different prompts, or a side would
-            train a turn that must not be trained.
+        DataFault: a pair is of a held-out instance, its sides have different prompts, or
+            `token_row` raises it for a side.
     """
     check_no_leakage([side for p in preferences.values() for side in (p.chosen, p.rejected)], test)
     fitting_pairs: list[_Pair] = []
     rejections: list[Rejection] = []
-    # By what is in them: their ids contain the run.
+    # Sorted by content, since the ids depend on the run.
     for key, preference in sorted(
         preferences.items(), key=lambda item: (content_order(item[1].chosen), content_order(item[1].rejected))
     ):
@@ -734,7 +737,9 @@ def build_pairs(
 
 
 def _pair(key: str, preference: Preference, config: DataConfig, renderer: Renderer) -> _Pair | Rejection:
-    """Return the rows of both sides of a preference, or why it is not trained on."""
+    """Return the rows of both sides of a preference, or its rejection. Raises `DataFault` if the
+    sides have different prompts, and as `token_row` does.
+    """
     if prompt_of(preference.chosen) != prompt_of(preference.rejected):
         raise DataFault(f"the sides of preference {key} have different prompts; build the pairs again")
     num_cut = sum(count_cut(side, renderer) for side in (preference.chosen, preference.rejected))
@@ -751,7 +756,10 @@ def _pair(key: str, preference: Preference, config: DataConfig, renderer: Render
 
 
 def prompt_of(sample: Sample) -> tuple[Message, ...]:
-    """Return what comes before the first trained turn or span of a side."""
+    """Return the turns of a side before its first trained turn. If that turn has spans, its
+    untrained spans before the first trained one are the last turn returned. Without a trained turn,
+    return all turns.
+    """
     for position, message in enumerate(sample.messages):
         if message.train:
             untrained_spans = tuple(takewhile(lambda span: not span.train, message.spans))

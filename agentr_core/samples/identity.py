@@ -1,4 +1,4 @@
-"""What identifies a sample, and which of its parts carry loss."""
+"""The ids of samples, an order that does not depend on the run, and the parts that carry loss."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def sample_id(sample: Sample) -> str:
 
 
 def conversation_key(sample: Sample) -> str:
-    """Return a fingerprint of what training reads: texts, roles and train flags, but not where they
-    come from.
+    """Return a fingerprint of the conversation alone: roles, texts and train flags of its turns and
+    spans, without instance and provenance.
     """
     return fingerprint(
         [(m.role, m.text, m.train, *((span.text, span.train) for span in m.spans)) for m in sample.messages]
@@ -24,8 +24,8 @@ def conversation_key(sample: Sample) -> str:
 
 
 def content_order(sample: Sample) -> tuple[str, int, int]:
-    """Return a key that orders samples by what is in them, whatever run made them; samples of equal
-    content are ordered by the leaves that they end at.
+    """Return a sort key that does not depend on the run: kind, turns and instance, then the indices
+    of the good and the bad leaf in the search tree (-1 for none).
     """
     content = fingerprint(sample.kind, [_identified_message(message) for message in sample.messages], sample.instance)
     leaves = (sample.provenance.good_leaf, sample.provenance.bad_leaf)
@@ -34,17 +34,15 @@ def content_order(sample: Sample) -> tuple[str, int, int]:
 
 
 def trained_spans(sample: Sample) -> tuple[Span, ...]:
-    """Return the parts of a sample that carry loss, in order: turns, or spans of turns that were
-    grown.
-    """
+    """Return the parts of a sample that carry loss, in order. A turn without spans is one span."""
     return tuple(span for message in sample.messages for span in message.parts if span.train)
 
 
 def _identified_message(message: Message) -> dict[str, Any]:
-    """Return the part of a turn that goes into the id of its sample.
+    """Return the fields of a turn that go into the id of its sample.
 
-    Whether a turn was cut changes what is trained of it. Only a cut is recorded; its absence is the
-    default, so that samples of earlier versions keep their ids.
+    The finish reason is included only if it is "length", where it changes what is trained: samples
+    of earlier versions, which have none, keep their ids.
     """
     fields = {"role": message.role, **_identified_span(message), **({"example": True} if message.example else {})}
     return fields if not message.spans else {**fields, "spans": [_identified_span(span) for span in message.spans]}
@@ -58,4 +56,4 @@ def _identified_span(part: Message | Span) -> dict[str, Any]:
 # The label that marks a token without loss.
 
 IGNORED = -100
-"""What torch's cross entropy skips by default."""
+"""The default `ignore_index` of torch's cross entropy."""

@@ -1,5 +1,5 @@
-"""Files of records: one JSON object a line, or all in one array. The lines that a coding agent
-writes when it runs are one record.
+"""Reading files of records: JSONL, one array of objects, or a single object. The session file of a
+coding agent, which has several lines, is one record.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from agentr_core.samples.sessions import session, writer_of
 from agentr_core.texts import placed, quoted, unreadable
 
 MOST_DIGITS = 1_000
-"""The most digits of a whole number: Python refuses to read or print several thousand."""
+"""The most digits of a whole number that are read: Python refuses to convert very long ones."""
 
 
 def records(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of a JSONL file, or of one array of them, with the numbers of the lines
-    they begin in, from 1; blank lines are skipped.
+    """Yield the objects of a JSONL file, or of one array of them, each after the number of the line
+    in which it begins, from 1. Blank lines are skipped; a session file is one record, of line 1.
 
     Args:
         setting: the field of a recipe that names the file, for error messages.
@@ -36,10 +36,10 @@ def records(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def entries(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any] | DataFileError]]:
-    """Yield what `records` does, but an error in place of each line or object for which `records`
-    raises it.
+    """Yield what `records` does, but with the error in place of each object for which `records`
+    would raise it, so that the objects after it are read.
 
-    An array that is not JSON ends with its error. Raises `DataFileError` when the file cannot be
+    A syntax error in an array ends the iteration. Raises `DataFileError` when the file cannot be
     read.
     """
     try:
@@ -66,7 +66,7 @@ def _entries(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | Data
 
 
 def _of_lines(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | DataFileError]]:
-    # Not splitlines(): JSON strings may hold other line ends, such as U+2028, as they are.
+    # Not splitlines(): JSON strings may contain other line separators, such as U+2028, unescaped.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             decoder = _Decoder()
@@ -77,8 +77,8 @@ def _of_lines(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | Dat
 
 
 class _Decoder(json.JSONDecoder):
-    """Decodes JSON as Python does, and says what it could not keep: a number with more digits than
-    Python reads, or a key that an object has twice.
+    """Decodes JSON as Python does, and records what would be lost: an integer with more digits than
+    `MOST_DIGITS`, or a key that occurs twice in an object.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,9 @@ class _Decoder(json.JSONDecoder):
         super().__init__(parse_int=self._parse_int, object_pairs_hook=self._pairs)
 
     def object_in(self, value: Any, path: Path, line: int) -> dict[str, Any] | DataFileError:
-        """Return a value that was just decoded if it is an object with all that was written."""
+        """Return the value that was decoded last if it is an object and nothing in it was lost;
+        otherwise return an error.
+        """
         faults = [*self._faults]
         self._faults.clear()
         if faults:
@@ -137,8 +139,8 @@ def _of_array(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | Dat
 
 
 def _one_object(text: str, path: Path) -> tuple[int, dict[str, Any] | DataFileError] | None:
-    """Return the line and the object of a text that is one JSON value over several lines; None for
-    any other text.
+    """Return the line and the object (or its error) of a text that is one JSON object, which may
+    span several lines; None if the text is not one JSON value.
     """
     decoder, line = _Decoder(), 1 + text[: text.index("{")].count("\n")
     try:
@@ -148,7 +150,7 @@ def _one_object(text: str, path: Path) -> tuple[int, dict[str, Any] | DataFileEr
 
 
 def _next(text: str, position: int) -> int:
-    """Return the position of the next character that is not a space."""
+    """Return the position of the first character from `position` on that is not white space."""
     while text[position : position + 1].isspace():
         position += 1
     return position

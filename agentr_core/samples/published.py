@@ -1,8 +1,8 @@
-"""Files that the programs of the authors wrote: Agent-R's search trees (`search_results_12.json`)
-and records of revisions (`textcraft_centric.jsonl`), and ETO's logs of episodes (`12.json`).
+"""Reading files of the published code: Agent-R's search trees (`search_results_12.json`) and
+revision records (`textcraft_centric.jsonl`), and ETO's episode logs (`12.json`).
 
-Source: the scripts `path_collection.py` and `mcts_utils` of Agent-R, and ETO's
-`construct_preference.py`, which read them.
+Source: the code that reads them, `path_collection.py` and `mcts_utils` of Agent-R and
+`construct_preference.py` of ETO.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from agentr_core.errors import DataFileError
 Node = Mapping[str, Any]
 Record = dict[str, Any]
 _OF_PATHS = ("children", "state", "llm_response", "obs", "visits", "value", "is_terminal")
-"""What is read of a node; `state` only of the root."""
+"""The fields of a node that are read; `state` only of the root."""
 
 
 def numbered(record: Record, name: str) -> Record:
-    """Return a record with the index of its instance, of which in a tree and in a log only the name
-    of the file knows; any other record as it is.
+    """Return a tree or log with the index of its instance, which is only in `name`, the file's name
+    without suffix; any other record as it is.
     """
     if is_tree(record):
         return {**record, "task_num": name.rpartition("_")[2]}
@@ -38,11 +38,12 @@ def _is_log(record: Node) -> bool:
 
 
 def as_conversation(record: Record, where: str) -> Record:
-    """Return a record of these files as one with turns: of a tree its best path, of a revision the
-    spliced turns. Turns that carry no loss there carry none. Any other record is returned as it is.
+    """Convert a record of these files to one with turns: the best path of a tree, the spliced turns
+    of a revision record, a log with its reward. Turns that carry no loss in the file carry none.
+    Any other record is returned as it is.
 
-    Raises `DataFileError` for a tree of another form, or without a path that ended, and for the
-    demonstrations that a world brings along.
+    Raises `DataFileError` for a malformed tree, one without a path that ended, and the expert
+    demonstrations that come with some environments, which are not read.
     """
     if reason := _unreadable(record):
         raise DataFileError(f"{where} has {reason}")
@@ -55,8 +56,8 @@ def as_conversation(record: Record, where: str) -> Record:
 
 
 def _unreadable(record: Node) -> str:
-    """Return what a record has, if it is of the demonstrations of a world, and why they are not
-    read; empty for any other.
+    """Return, as the end of an error message, what a record of an environment's expert
+    demonstrations contains and why it is not read; empty for any other record.
     """
     if any(isinstance(task, dict) and "goldActionSequences" in task for task in record.values()):
         return "ScienceWorld's gold paths, which the world's own expert plays; leave eto.expert.file empty"
@@ -75,11 +76,12 @@ def _unreadable(record: Node) -> str:
 
 
 def as_pair(record: Record, where: str) -> Record:
-    """Return a record of these files as a preference pair: of a tree its best and its worst path,
-    of a revision the two paths that it was made of. Any other record is returned as it is.
+    """Convert a record of these files to a preference pair: the best and the worst path of a tree,
+    or the good and the bad path of which a revision record was made. Any other record is returned
+    as it is.
 
-    Raises `DataFileError` for a malformed tree, and for one whose ended paths do not differ in
-    value.
+    Raises `DataFileError` for a malformed tree, one without a path that ended, and one whose ended
+    paths all have the same value.
     """
     if is_tree(record):
         (best, high), (worst, low) = _best_and_worst(record, where)
@@ -101,8 +103,8 @@ def as_pair(record: Record, where: str) -> Record:
 
 
 def fields_unread(record: Node, *, pairs: bool) -> frozenset[str] | None:
-    """Return the fields of a record of these files that hold something and are not read; None for
-    any other record.
+    """Return the names of the fields of a record of these files that have a value and are not read;
+    None for any other record.
     """
     if is_tree(record):
         return frozenset(f"nodes.{name}" for node, _ in _nodes(record, "") for name in node if _unread(node, name))
@@ -121,8 +123,8 @@ def _unread(node: Node, name: str) -> bool:
 
 
 def _nodes(root: Node, where: str) -> Iterator[tuple[Node, tuple[Node, ...]]]:
-    """Yield the nodes of a tree, each with those on the way to it from below the root, depth
-    first.
+    """Yield the nodes of a tree, depth first, each with the path to it: the nodes from a child of
+    the root to the node itself; empty for the root. Raises `DataFileError` for a malformed node.
     """
     rest: list[tuple[Any, tuple[Node, ...]]] = [(root, ())]
     while rest:
@@ -138,7 +140,9 @@ Valued = tuple[tuple[Node, ...], float]
 
 
 def _best_and_worst(root: Node, where: str) -> tuple[Valued, Valued]:
-    """Return the first path of the highest mean value and of the lowest, of those that ended."""
+    """Return the ended path of the highest mean value and that of the lowest; of several, the first
+    one depth first. Raises `DataFileError` if no path ended or a node is malformed.
+    """
     ended_paths = [
         (path, _value(node, where))
         for node, path in _nodes(root, where)
@@ -146,7 +150,7 @@ def _best_and_worst(root: Node, where: str) -> tuple[Valued, Valued]:
     ]
     if not ended_paths:
         raise DataFileError(f"{where}: no path of the tree ended; leave the file out")
-    # ScienceWorld's server counts to 100, the others to 1.
+    # Rewards of ScienceWorld's server go up to 100, those of the others to 1.
     most = 100 if max(value for _, value in ended_paths) > 1 else 1
     best, worst = max(ended_paths, key=lambda item: item[1]), min(ended_paths, key=lambda item: item[1])
     return (best[0], best[1] / most), (worst[0], worst[1] / most)
@@ -168,7 +172,9 @@ def _turns(root: Node, path: Sequence[Node]) -> list[Any]:
 
 
 def _with_explicit_loss(turns: Any) -> Any:
-    """Return turns of which replies without a flag are not trained."""
+    """Return turns with `loss` False in each reply that has no such flag; anything but a list as it
+    is.
+    """
     if not isinstance(turns, list):
         return turns
     return [
@@ -180,8 +186,8 @@ def _with_explicit_loss(turns: Any) -> Any:
 
 
 def _split_at_difference(chosen: list[Any], rejected: list[Any]) -> Record:
-    """Return the turns that both sides begin with as their prompt, and the rest of each, up to its
-    last reply.
+    """Return a record with the turns that both sides begin with as `prompt`, and the rest of each
+    side as `chosen` and `rejected`, without a user turn at the end.
     """
     prompt_length = 0
     while prompt_length < min(len(chosen), len(rejected)) and chosen[prompt_length] == rejected[prompt_length]:

@@ -1,10 +1,10 @@
-"""Conversations as token ids: one rendering for sampling and for training.
+"""Rendering of conversations as token ids, the same for sampling and for training.
 
 A conversation is cut into segments. Each assistant turn is one segment, and so is each stretch of
 template text between two of them. Segments are tokenised one by one and joined, so the prompt of
 turn k is a prefix of the training sample by construction, and a sampled turn is trained on exactly
-the ids that were sampled. Only the template writes control tokens: in the texts of a conversation
-they are characters.
+the ids that were sampled. Only the template writes control tokens: where their texts occur in a
+turn, they are tokenised as plain characters.
 
     | system and user text, header | reply ids, end of turn | template, user text, header | ... |
       label -100                     trained if train=True    label -100
@@ -15,11 +15,11 @@ template text between them:
     | system and user text, header | reply ids | observation | reply ids | ... | end of turn |
       label -100                     trained     label -100    trained           if sampled
 
-The template ends each turn, but the loss falls on an end of turn only where the model produced one,
-or where the turn was written and not sampled. A reply that was cut by its token limit, or that
-ended with another end token, is followed by an end of turn without loss. So is a grown turn whose
-last reply ended with a stop string. A reply that ended the turn but was followed by a further span
-is read and trained without its end of turn, since nothing comes after one.
+The template ends each turn, but an end of turn carries loss only if the model produced it, or if
+the turn was not sampled. After a reply that was cut by its token limit, or that ended with another
+end token, the end of turn carries no loss; nor after a grown turn whose last reply ended with a
+stop string. A reply that ended the turn but is followed by a further span is rendered without its
+end of turn.
 """
 
 from __future__ import annotations
@@ -47,30 +47,30 @@ from agentr_core.types import Message, Span
 # Texts as token ids: those of the chat template, and those that come from outside.
 #
 # A chat template writes control tokens, which separate the turns of a conversation. In a text from
-# outside (an observation, a tool's result, a line of a file) the same characters are only
-# characters: read as tokens they would be turns that nobody took.
+# outside (an observation, a tool's result, a line of a file) the same characters must stay plain
+# characters: as control tokens they would make turns that do not exist.
 #
-# A text is tokenised as it stands in the conversation. SentencePiece's tokenizers put a space
-# before the first word of what they are given, some of them after each control token, too. In the
-# middle of a conversation there is none, unless the text begins with one.
+# A text is tokenised as it would be in the middle of the conversation. SentencePiece tokenizers put
+# a space before the first word of their input, and some do so after each control token too. In the
+# middle of a conversation there is no such space, unless the text begins with one.
 
 T = TypeVar("T")
 
 _CACHED_SEGMENTS = 8192
 _LETTER = "\U00010a00"
-"""A letter that hardly any text has. Put before a text, it stands for the conversation: the letters
-of a word may follow it, and pre-tokenizers that part words from numbers or signs do so here.
+"""A rare letter that is put before a text in place of the conversation before it. A word may go on
+after it, and pre-tokenizers that separate words from numbers or signs do so here.
 """
 _PROBES = ("a", "Thought: I", "1", "(a)", "'s", " a", "\n\n", "\na")
-"""Texts on which a tokenizer shows whether it puts something before the texts that it is given."""
+"""Texts that show whether a tokenizer adds something, such as a space, before its input."""
 
 
 class Marks:
-    """Stand-ins for what a template must not read: assistant turns, and control tokens in texts
-    from outside.
+    """Placeholders ("marks") for what a template must not see: the texts of assistant turns, and
+    control tokens in texts from outside.
 
     Args:
-        texts: all texts of a conversation; no mark occurs in any of them.
+        texts: all texts of a conversation; the marks are chosen so that they occur in none of them.
         control: the texts of the control tokens.
     """
 
@@ -85,38 +85,40 @@ class Marks:
         self._cover = _pattern(self._texts)
 
     def turn(self, number: int) -> str:
-        """Return the mark that stands for an assistant turn."""
+        """Return the mark for assistant turn `number`, counted from 0."""
         return f"{self._sign}assistant-turn-{number}@@"
 
     def cover(self, text: str) -> str:
-        """Return a text from outside with marks in place of control tokens."""
+        """Return a text from outside with the control tokens in it replaced by their marks."""
         return self._control.sub(lambda match: self._covers[match[0]], text)
 
     def uncover(self, text: str) -> str:
-        """Return a text with its control tokens in place of their marks."""
+        """Return a text with the marks of control tokens replaced by the control tokens."""
         return self._cover.sub(lambda match: self._texts[match[0]], text)
 
     def covers(self, text: str) -> bool:
-        """Return whether a text has marks of control tokens."""
+        """Return whether a text contains marks of control tokens."""
         return self._sign in text and self._cover.search(text) is not None
 
 
 class Encoder:
-    """An encoder of texts as token ids, with one tokenizer. Thread-safe.
+    """Encodes texts as token ids with one tokenizer. Thread-safe.
 
-    `special` are the texts of its special tokens, by id, and `control` the texts that are control
-    tokens in a conversation: the special ones, and those that separate turns in `template_text`.
-    What is encoded follows the token `before`, or begins the conversation if that is None.
+    `special` maps the ids of its special tokens to their texts. `control` are the texts of all
+    control tokens: the special tokens, and the added tokens that separate turns in `template_text`.
+    The methods encode a text that follows the token `before`, or that begins the conversation if
+    that is None.
 
     Args:
-        template_text: a conversation as the chat template renders it.
+        template_text: a conversation as rendered by the chat template.
     """
 
     def __init__(self, tokenizer: Any, template_text: str = "") -> None:
         self._added = {number: token for number, token in tokenizer.added_tokens_decoder.items() if str(token)}
         self.special = {number: str(token) for number, token in self._added.items() if token.special}
-        # Of those that are not special, the ones that the template writes and that can separate
-        # turns: not white space, a word or a single sign, which tokenizers add for shorter texts.
+        # Of the added tokens that are not special, those that the template writes and that can
+        # separate turns. White space, words and single signs cannot: tokenizers add tokens for
+        # these to encode texts in fewer tokens.
         control = {
             number: token
             for number, token in self._added.items()
@@ -124,7 +126,7 @@ class Encoder:
             or (len(text := str(token)) > 1 and not re.fullmatch(r"[\w\s▁]*", text) and text in template_text)
         }
         self.control = tuple(map(str, control.values()))
-        # Unknown characters are no turn, whatever their token is called.
+        # The token of unknown characters does not separate turns, whatever its text is.
         self._ids = frozenset(control) - {tokenizer.unk_token_id}
         self._tokenizer = tokenizer
         self._lock = Lock()
@@ -140,8 +142,10 @@ class Encoder:
         self._characters = lru_cache(_CACHED_SEGMENTS)(self._outside)
 
     def piece(self, text: str, marks: Marks, before: int | None = None) -> tuple[int, ...]:
-        """Return the ids of a piece of a rendered conversation: control tokens are read as such
-        unless marks cover them.
+        """Return the ids of a piece of a rendered conversation in which control tokens from outside
+        are replaced by `marks`: control tokens become tokens, and marks plain characters.
+
+        Raises `DataFault` as `outside` does.
         """
         if not marks.covers(text):
             return self.template(text, before)
@@ -155,19 +159,19 @@ class Encoder:
         return (*ids, *self.outside(marks.uncover(text[start:]), last_of(ids, before)))
 
     def template(self, text: str, before: int | None = None) -> tuple[int, ...]:
-        """Return the ids of a text in which control tokens are read as such."""
+        """Return the ids of a text of the template, in which control tokens become tokens."""
         return self._encoded(text, self._context(before)) if text else ()
 
     def outside(self, text: str, before: int | None = None) -> tuple[int, ...]:
-        """Return the ids of a text in which control tokens are only characters.
+        """Return the ids of a text from outside, in which control tokens become plain characters.
 
-        Raises `DataFault` when the tokenizer cannot write them as characters.
+        Raises `DataFault` when the tokenizer cannot encode them as characters.
         """
         return self._characters(text, self._context(before)) if text else ()
 
     def text(self, ids: Sequence[int], before: int | None) -> str:
-        """Return the text of sampled ids as it goes on from the token `before`, without special
-        tokens. Decoded alone, ids that begin with a space may lose it.
+        """Decode sampled ids that follow the token `before`, without special tokens. Unlike when
+        the ids are decoded alone, a space that they begin with is kept.
         """
         head = self._inside.head if self._goes_on(self._context(before)) else ()
         start, full_text = (
@@ -179,8 +183,8 @@ class Encoder:
         return full_text.removeprefix(start)
 
     def _context(self, before: int | None) -> int | None:
-        """Return where a text stands, as far as that decides its ids: None at the beginning, the
-        number of the added token that it follows, or -1 within other text.
+        """Return the position of a text, as far as its ids depend on it: None if it is encoded as
+        at the beginning, the id of the added token that it follows, or -1 within other text.
         """
         if before in self._added:
             return before if self._inside.matters or self._added[before].rstrip else None
@@ -191,10 +195,10 @@ class Encoder:
             return self._encode(text)
         if before < 0:
             return self._inside.encode(text)
-        # Some added tokens take the spaces after them; after others a tokenizer adds one.
+        # Some added tokens include the spaces after them; after others a tokenizer adds a space.
         token = str(self._added[before])
         ids = self._encode(token + text)
-        # Together, the two may be another token.
+        # The token and the beginning of the text together may be another token.
         return ids[1:] if ids[:1] == (before,) else self._encode(text)
 
     def _outside(self, text: str, before: int | None) -> tuple[int, ...]:
@@ -203,8 +207,8 @@ class Encoder:
         ids = self._split(text, before)
         if self._ids.isdisjoint(ids):
             return ids
-        # The tokenizer still finds control tokens that are not marked as special, but not if they
-        # are split.
+        # The tokenizer still finds control tokens that are not marked as special. It does not if
+        # their texts are encoded in parts.
         first, *rest = self._parted(text)
         ids = (*self._split(first, before), *chain.from_iterable(self._split(part, -1) for part in rest))
         if not self._ids.isdisjoint(ids):
@@ -216,20 +220,24 @@ class Encoder:
         return ids
 
     def _split(self, text: str, before: int | None) -> tuple[int, ...]:
-        """Return the ids of a text in which special tokens are only characters."""
+        """Return the ids of a text in which special tokens become plain characters; `before` is as
+        from `_context`.
+        """
         if self._goes_on(before):
             return self._inside.encode(text, split=True)
         return self._encode(text, split_special_tokens=True)
 
     def _goes_on(self, before: int | None) -> bool:
-        """Return whether texts are tokenised otherwise in a place than at the beginning."""
+        """Return whether a text at the position `before`, as from `_context`, is tokenised
+        differently than at the beginning.
+        """
         if before is None or not self._inside.matters:
             return False
         return before < 0 or self.template(_PROBES[0], before) != self._encode(_PROBES[0])
 
     def _parted(self, text: str) -> list[str]:
-        """Return a text in parts without control tokens: each token is cut after its first
-        character.
+        """Split a text into parts without control tokens, by cutting each control token after its
+        first character.
         """
         match = self._control_pattern.search(text)
         if match is None or len(match[0]) < 2:
@@ -245,8 +253,10 @@ class Encoder:
 
 
 class _Inside:
-    """The ids of texts in the middle of other text. Thread-safe. `matters` says whether they ever
-    differ from those at the beginning, and `head` are the ids of other text.
+    """Encodes texts as they are encoded in the middle of other text. Thread-safe.
+
+    `matters` says whether the ids may differ from those at the beginning; `head` are the ids of the
+    text that is put before, `_LETTER`.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -255,9 +265,9 @@ class _Inside:
         self._splitter: Any = None
         self.matters = False
         self.head: tuple[int, ...] = ()
-        # A tokenizer without tokens for line breaks puts a space before each line.
-        # By its parts, a tokenizer may put a space before the texts that it is given: most do not,
-        # and need no copy.
+        # Whether the tokenizer may put a space before its input, judged by its parts. Most do not,
+        # and need no copy. Nor is one made for a tokenizer without tokens for line breaks, which
+        # puts a space before each line.
         if not getattr(tokenizer, "is_fast", False):
             adds = hasattr(tokenizer, "sp_model")
         else:
@@ -267,8 +277,8 @@ class _Inside:
         if not adds or not self._plain("\n"):
             return
         if tokenizer.is_fast:
-            # A copy parts `_LETTER` from what is beside it, so that the tokens of a text do not
-            # depend on it.
+            # The copy makes `_LETTER` a token of its own, so that the tokens of the text after it
+            # do not depend on it.
             copy = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
             copy.no_padding()
             copy.no_truncation()
@@ -281,7 +291,7 @@ class _Inside:
         self.matters = any(self.encode(text) != self._plain(text) for text in _PROBES)
 
     def encode(self, text: str, *, split: bool = False) -> tuple[int, ...]:
-        """Return the ids of a text. With `split`, special tokens in it are only characters."""
+        """Return the ids of a text. With `split`, special tokens in it become plain characters."""
         return self._encode_whole(_LETTER + text, split=split)[len(self.head) :]
 
     def _encode_whole(self, text: str, *, split: bool) -> tuple[int, ...]:
@@ -297,7 +307,7 @@ class _Inside:
 
 
 def last_of(ids: Sequence[int], before: int | None = None) -> int | None:
-    """Return the last of some token ids; if there are none, the token before them."""
+    """Return the last token id, or `before` if `ids` is empty."""
     return ids[-1] if ids else before
 
 
@@ -311,9 +321,9 @@ def _longest_first(texts: Iterable[T]) -> list[T]:
 
 TEMPLATE, OWN_TURN = "template", "template's own turn"
 NO_TEXT = "\ufffd"
-"""What is shown of a token that is only a part of a character, but for the last part."""
+"""The text shown for a token that ends within a multi-byte character."""
 _TAG_TOKENS = 16
-"""Enough tokens for `<think>` and line breaks, even where each character is one."""
+"""Enough tokens for `<think>` and line breaks, even if each character is one token."""
 
 
 class RenderedSample(NamedTuple):
@@ -326,9 +336,11 @@ class RenderedSample(NamedTuple):
 
 
 class ReadToken(NamedTuple):
-    """A token that training reads. `writer` says whose text it is of: a role's (with a mark if the
-    turn is of an example), the template's, or a turn's of the template's own; or that it is BOS or
-    an end of turn.
+    """A token of a rendered conversation, what it adds to the text, and whether it carries loss.
+
+    `writer` says where it comes from: the role of a turn ("user", or "user, example" for a turn of
+    an example), `TEMPLATE`, `OWN_TURN` (a turn that the template adds), "BOS" or "end of turn". It
+    is "read" where the turn is not known, since the tokenizer changes texts.
     """
 
     token: int
@@ -338,8 +350,8 @@ class ReadToken(NamedTuple):
 
 
 class _Segment(NamedTuple):
-    """Tokens of one origin: a reply or a span of one, the end of a turn, or a `piece` of what the
-    template wrote around the texts of `turns`.
+    """The tokens of one segment: a span of an assistant turn, an end of turn that was added, or a
+    `piece` of template text, with the texts of `turns` in it. `piece` is None for the first two.
     """
 
     ids: Sequence[int]
@@ -352,7 +364,7 @@ def load_renderer(path: Path, *, at: datetime | None = None) -> Renderer:
     """Return the renderer of a model directory. Raises `ModelDirectoryError` when its tokenizer
     cannot be loaded.
 
-    `at` is when the run started: templates that print a date print that one.
+    `at` is when the run started, the date of templates that print one; see `Renderer`.
     """
     return Renderer(load_tokenizer(path), at=at)
 
@@ -365,7 +377,7 @@ def load_tokenizer(path: Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(path, local_files_only=True)
-    # What a foreign file makes a tokenizer's code raise is anyone's guess.
+    # A tokenizer's code may raise any exception for files from elsewhere.
     except Exception as error:
         if not (path / "config.json").is_file():
             raise ModelDirectoryError(f"{path} has no config.json; give a Hugging Face model directory") from error
@@ -385,8 +397,8 @@ class Renderer:
             without it.
 
     Raises:
-        ModelDirectoryError: there is no chat template, it does not end assistant turns with one
-            special token, or it renders a conversation in different ways.
+        ModelDirectoryError: there is no chat template, it does not end assistant turns with a
+            special token, it draws random values, or it prints a date and `at` is None.
     """
 
     end_of_turn: int
@@ -394,8 +406,8 @@ class Renderer:
     def __init__(self, tokenizer: Any, *, at: datetime | None = None) -> None:
         self._tokenizer = tokenizer
         self._chat = ChatTemplate(tokenizer, at)
-        # What the template writes around a user turn and, if it takes one, a tool turn. Without a
-        # reply: what a template writes there, such as <think>, models write themselves.
+        # What the template writes around a user turn and, if it takes one, a tool turn. There is no
+        # reply: what a template writes in one, such as <think>, models also write themselves.
         user, tool = Message(role="user", text="?"), Message(role="tool", text="?")
         template_text = self._template([user], Marks((), ()), prompt=False)
         with suppress(DataFault):
@@ -405,15 +417,15 @@ class Renderer:
 
     @property
     def vocabulary(self) -> int:
-        """The number of token ids that the tokenizer knows."""
+        """The size of the tokenizer's vocabulary: its highest token id plus 1."""
         return int(max(self._tokenizer.get_vocab().values())) + 1
 
     def render_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return the token ids after which the model's next reply begins: in a turn of its own or,
-        after an assistant turn with spans, in that turn.
+        """Return the token ids of a prompt. The reply begins a new assistant turn or, if the last
+        turn is an assistant turn with spans, continues that turn.
 
         Raises `DataFault` when there are no messages, the last one is an assistant turn without
-        spans, or the template cannot be cut into segments.
+        spans, or the rendered text cannot be cut into segments.
         """
         spans = messages[-1].spans if messages else ()
         before = messages[:-1] if spans else messages
@@ -436,13 +448,11 @@ class Renderer:
         return str(end).rstrip().endswith("<think>")
 
     def render_sample(self, messages: Sequence[Message]) -> RenderedSample:
-        """Return ids and labels of a conversation; the loss falls on turns and spans with
-        `train=True`, ends of turn included.
+        """Return the ids and labels of a conversation. Turns and spans with `train=True` carry
+        loss, and so do their ends of turn, except where the sampler gave none.
 
-        A sampled turn is trained on as it was sampled: where the sampler gave no end of turn, none
-        is trained. The prompt of every assistant turn is checked to be a prefix of the whole.
-        Raises `DataFault` when it is not, or when a turn that is not the assistant's is marked for
-        training.
+        Raises `DataFault` when the prompt of an assistant turn is not a prefix of the whole, a turn
+        of another role is marked for training, or the conversation cannot be rendered.
         """
         if not messages:
             raise DataFault("a sample needs at least one turn")
@@ -477,15 +487,15 @@ class Renderer:
         return bool(ids) and not self._has_end(ids)
 
     def own_ids(self, reply: Message | Span) -> tuple[int, ...]:
-        """Return the ids a reply was sampled as, if they are this tokenizer's; otherwise none, and
-        its text is tokenised again.
+        """Return the sampled token ids of a reply if they are of this tokenizer; otherwise empty,
+        and the text of the reply is tokenised again.
         """
         is_own = reply.tokenizer is None or reply.tokenizer == self.fingerprint
         return (reply.token_ids or ()) if is_own else ()
 
     def inner_ids(self, span: Span, before: int | None) -> tuple[int, ...]:
-        """Return the ids of a span that comes after the token `before` and is followed by another
-        span in its turn: without the end of turn that it may have been sampled with.
+        """Return the ids of a span that follows the token `before` and is not the last of its turn.
+        An end token that it was sampled with is left out.
         """
         ids = self.own_ids(span)
         if not ids:
@@ -493,18 +503,18 @@ class Renderer:
         return ids[:-1] if self._has_end(ids) and not self.is_cut(span) else ids
 
     def text(self, ids: Sequence[int], prompt: Sequence[int]) -> str:
-        """Return the text of sampled ids as it goes on from a prompt, without special tokens."""
+        """Decode sampled ids that follow a prompt, without special tokens."""
         return self._encoder.text(ids, last_of(prompt))
 
     def explain(self, messages: Sequence[Message]) -> list[ReadToken]:
-        """Return each token that training reads of a conversation, with who wrote it. Raises
-        `DataFault` as `render_sample`.
+        """Return each token of a rendered conversation, in order, with where it comes from. Raises
+        `DataFault` as `render_sample` does.
         """
         ids, labels = self.render_sample(messages)
         marks = self._marks(messages)
         segments = self._segments(messages, self._pieces(messages, marks, prompt=False), marks)
-        # What each token adds to the text of those before it; of the tokens of one character all
-        # but the last add nothing.
+        # What each token adds to the text of those before it. If a character has several tokens,
+        # all but the last add nothing.
         if getattr(self._tokenizer, "is_fast", False):
             stream = DecodeStream(skip_special_tokens=False)
             token_texts = [stream.step(self._tokenizer.backend_tokenizer, token) or "" for token in ids]
@@ -523,8 +533,8 @@ class Renderer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of vocabulary, special tokens and chat template, which tells apart tokenizers
-        whose ids mean different things.
+        """A hash of the tokenizer's vocabulary, special tokens and chat template. Tokenizers whose
+        ids mean different things have different ones.
         """
         special = sorted(self._encoder.special.items())
         vocabulary = sorted(self._tokenizer.get_vocab().items())
@@ -534,8 +544,9 @@ class Renderer:
         return Marks([message.text for message in messages], self._encoder.control)
 
     def _pieces(self, messages: Sequence[Message], marks: Marks, *, prompt: bool) -> list[str]:
-        """Return the template text around the assistant turns: one piece more than there are such
-        turns.
+        """Render a conversation, and return the pieces of text before, between and after its
+        assistant turns: one more than there are such turns. Each but the first begins with the end
+        of turn. Raises `DataFault` if the template drops, repeats or changes assistant turns.
         """
         text = self._template(messages, marks, prompt=prompt)
         pieces = []
@@ -585,14 +596,16 @@ class Renderer:
         return segments
 
     def _writers(self, segment: _Segment, token_texts: Sequence[str], marks: Marks) -> list[str]:
-        """Return who wrote each token of a segment; `token_texts` is what each adds to the text."""
+        """Return the `ReadToken.writer` of each token of a segment; `token_texts` is what each
+        token adds to the text.
+        """
         if segment.piece is None:
             return [_turn_name(turn) for turn in segment.turns for _ in segment.ids] or [TEMPLATE] * len(segment.ids)
         if "".join(token_texts) != marks.uncover(segment.piece):
-            # A tokenizer that changes texts does not tell where in them a token stands.
+            # The tokenizer changes texts, so the position of a token in them is not known.
             return [TEMPLATE if token in self._encoder.special else "read" for token in segment.ids]
-        # Where the texts of turns stand in what a template wrote, its marks uncovered; those that
-        # it changed are left out.
+        # The positions of the turns' texts in the piece, with control tokens in place of marks.
+        # Texts that the template changed are left out.
         spans, end = [], 0
         for turn in segment.turns:
             covered_text = marks.cover(turn.text).strip()
@@ -608,8 +621,8 @@ class Renderer:
             writers.append(next((name for name, first, last in spans if at < last and end > first), TEMPLATE))
             at += len(text)
         if len(spans) == len(segment.turns):
-            # The own turns of a template, such as a system turn that it adds, end where no turn of
-            # the conversation does.
+            # A turn that the template adds, such as a system turn, has an end of turn but no text
+            # of a turn of the conversation.
             start = 0
             for position, (token, writer) in enumerate(zip(segment.ids, writers, strict=True)):
                 if writer not in (TEMPLATE, OWN_TURN):
@@ -621,21 +634,21 @@ class Renderer:
         return writers
 
     def _trains_closing(self, reply: Span, *, grown: bool) -> bool:
-        """Return whether an end of turn that is not among a reply's own tokens is trained
-        nevertheless.
+        """Return whether the end of turn after a reply carries loss though it is not among the
+        reply's own tokens.
         """
         if grown:
-            # A sampled text without its own end was ended by a stop string. An empty one consisted
-            # of its end alone, and its ids are another tokenizer's.
+            # A sampled reply without an end token ended with a stop string. One without text
+            # consisted of its end token alone, of another tokenizer.
             return reply.is_external or not (reply.text or self.own_ids(reply) or self.is_cut(reply))
-        # A reply that ended with another end token has its end already, and one that a stop string
-        # ended has none. Some servers do not report theirs.
+        # A reply that ended with another end token has an end already, and one that ended with a
+        # stop string has none. Some servers do not report the end token.
         ids = self.own_ids(reply)
         if self.is_cut(reply) or self._has_end(ids) or (ids and reply.tokenizer is not None):
-            # A sampler that names its tokenizer reports every end, so a stop string ended this one.
-            # Its text would not tell: a stop string may be white space.
+            # A sampler that names its tokenizer reports every end token, so a stop string ended
+            # this reply. The text cannot show it: a stop string may be white space.
             return False
-        # Elsewhere the ids go on beyond the text, with the stop string.
+        # With other samplers, a stop string shows in ids that decode to more than the text.
         sampled_text, text = self._tokenizer.decode(ids).strip() if ids else "", reply.text.strip()
         return not (len(sampled_text) > len(text) and sampled_text.startswith(text))
 

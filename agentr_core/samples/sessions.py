@@ -1,9 +1,9 @@
-"""Sessions that coding agents write when they run, a file of JSON lines each: those of Claude Code
+"""Reading the session files of coding agents, JSONL files of one session each: Claude Code
 (`~/.claude/projects/*/*.jsonl`), codex (`~/.codex/sessions/**/rollout-*.jsonl`) and pi
 (`~/.pi/agent/sessions/*/*.jsonl`).
 
-A session becomes one record: turns, calls and their results as in OpenAI's protocol. Source: files
-that Claude Code 2.1.332, codex 0.171.0 and pi 0.73.1 wrote.
+A session becomes one record, with turns, tool calls and their results as in OpenAI's protocol.
+Source: files that Claude Code 2.1.332, codex 0.171.0 and pi 0.73.1 wrote.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 from agentr_core.errors import DataFileError
 
 SESSION = "session_of"
-"""The field of a record that names the agent whose session it is."""
+"""The field of a session's record that names its coding agent."""
 _LINES = "lines"
 NOTE = "agentr"
-"""The field of the first line, and of a tool that Claude Code notes, in which `agentr export` has
-what these programs have no field for.
+"""The field in which `agentr export` stores what the formats have no field for: in the first line
+of a session, and in a tool definition of a Claude Code session.
 """
 Line = Mapping[str, Any]
 Turn = dict[str, Any]
 
 
 def writer_of(text: str) -> str:
-    """Return which agent wrote a text of JSON lines, as its first line tells; empty if none of
-    these did.
+    """Return the name of the coding agent that wrote a session file, judged by the first line of
+    its text; empty for any other file.
     """
     try:
         first = json.loads(text.lstrip().split("\n", 1)[0])
@@ -46,7 +46,7 @@ def writer_of(text: str) -> str:
 
 
 def session(agent: str, lines: Sequence[Line], name: str) -> dict[str, Any]:
-    """Return the lines of a session as one record, which is named as its file is."""
+    """Return the lines of a session as one record; its `id` is `name`, that of the file."""
     note_fields = {"instance_id": key} if isinstance(key := _note(lines).get("instance_id"), str) else {}
     return {SESSION: agent, "id": name, **note_fields, _LINES: list(lines)}
 
@@ -57,10 +57,11 @@ def _note(lines: Sequence[Line]) -> Line:
 
 
 def plain(record: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the record of a session as one with turns; any other as it is.
+    """Convert the record of a session to one with `messages` and, if it defines any, `tools`; any
+    other record is returned as it is.
 
-    Raises `DataFileError` for a session that was compacted, since what the agent read then is not
-    one conversation, and for what a turn of text cannot hold.
+    Raises `DataFileError` for a session that was compacted or rolled back, since what the agent
+    read is then not one conversation, and for content that is not text.
     """
     if SESSION not in record:
         return record
@@ -70,7 +71,7 @@ def plain(record: dict[str, Any], where: str) -> dict[str, Any]:
     messages: list[Turn] = []
     instructions = [{"role": "system", "content": system}] if system else []
     for turn in [*instructions, *turns]:
-        # Several of the user or the system in a row are one, as their API reads them.
+        # Several user or system turns in a row become one, as the APIs of these agents treat them.
         if messages and turn["role"] == messages[-1]["role"] and turn["role"] in ("user", "system"):
             messages[-1] = {**turn, "content": f"{messages[-1]['content']}\n\n{turn['content']}"}
         else:
@@ -79,7 +80,9 @@ def plain(record: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def fields_unread(record: Mapping[str, Any]) -> frozenset[str]:
-    """Return the fields of the lines of a session that hold something and are not read."""
+    """Return the names of the fields of a session's lines that have a value and are not read, and
+    of the kinds of lines that are not read.
+    """
     return frozenset(_unread(record[SESSION], record[_LINES]))
 
 
@@ -102,7 +105,11 @@ def _compacted(where: str) -> DataFileError:
 
 
 def _ancestors(lines: Sequence[Line], key: str, parent: str, last: Line) -> set[str]:
-    """Return the ids of a line and of those that it follows, up to the first."""
+    """Return the ids of the line `last` and of its ancestors.
+
+    Args:
+        key, parent: the fields with the id of a line and with that of its parent.
+    """
     parents = {line[key]: line.get(parent) for line in lines if key in line}
     path: set[str] = set()
     at = last.get(key)
@@ -112,8 +119,9 @@ def _ancestors(lines: Sequence[Line], key: str, parent: str, last: Line) -> set[
     return path
 
 
-# Claude Code: a line for each block of a reply, which share the id of its message. Lines form a
-# tree; those of results of several calls are siblings, of which the next reply follows one.
+# Claude Code: one line for each block of a reply; the lines of a reply share the id of its message.
+# Lines form a tree; the results of several calls are siblings, one of which is the parent of the
+# next reply.
 
 
 def read_claude_code(lines: Sequence[Line], where: str) -> tuple[str, list[Turn], list[Any]]:
@@ -165,10 +173,15 @@ def read_claude_code(lines: Sequence[Line], where: str) -> tuple[str, list[Turn]
 
 
 def _claude_path(lines: Sequence[Line], where: str) -> list[Line]:
-    """Return the lines of the conversation that the last one belongs to, in their order."""
+    """Return the lines of the main conversation that ends with the last line, in order: its
+    ancestors, and the other lines of the same replies and of the results of their calls. Lines of
+    subagents are used only if there are no others.
+
+    Raises `DataFileError` if the session was compacted.
+    """
     if any(line.get("isCompactSummary") or line.get("subtype") == "compact_boundary" for line in lines):
         raise _compacted(where)
-    # The harness writes its errors as replies of a model.
+    # Claude Code writes API errors as replies of the model.
     rows = [
         line
         for line in lines
@@ -204,7 +217,7 @@ def _answered(line: Line) -> list[Any]:
 
 
 def tool_definition(tool: Any) -> dict[str, Any]:
-    """Return a tool as OpenAI defines it, of one that Claude Code noted."""
+    """Return the definition of a tool in a Claude Code session in the form of OpenAI's protocol."""
     if isinstance(tool, dict) and isinstance(tool.get(NOTE), dict):
         return dict(tool[NOTE])
     schema = tool.get("schema", tool) if isinstance(tool, dict) else {}
@@ -213,7 +226,7 @@ def tool_definition(tool: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": schema.get("name"), **description_field, "parameters": parameters}}
 
 
-# Codex: the items of its requests, one a line, after a line about the session.
+# Codex: a line about the session, then the items of its requests, one on each line.
 
 
 def read_codex(lines: Sequence[Line], where: str) -> tuple[str, list[Turn], list[Any]]:
@@ -235,7 +248,11 @@ def read_codex(lines: Sequence[Line], where: str) -> tuple[str, list[Turn], list
 
 
 def codex_turns(item: Line, kind: Any, turns: Sequence[Turn], where: str) -> Iterator[Turn]:
-    """Yield the turn of an item, unless it goes on with the reply before it."""
+    """Yield the turn of an item of `kind`. An item that continues the last reply of `turns` is
+    added to that turn, in place; an item that is no turn, such as reasoning, yields nothing.
+
+    Raises `DataFileError` for content that is not text, and for a local shell call.
+    """
     role = {"developer": "system"}.get(str(item.get("role")), item.get("role"))
     if kind == "message" and role != "assistant":
         yield {"role": role, "content": _texts(item.get("content"), where)}
@@ -252,7 +269,7 @@ def codex_turns(item: Line, kind: Any, turns: Sequence[Turn], where: str) -> Ite
         if kind == "message":
             reply["content"] += _texts(item.get("content"), where)
         else:
-            # A custom call has a text in place of arguments.
+            # A custom call has a text instead of an object of arguments.
             arguments = item.get("arguments") if kind == "function_call" else {"input": item.get("input")}
             reply["tool_calls"].append({"id": item.get("call_id"), "name": item.get("name"), "arguments": arguments})
     elif kind == "local_shell_call":
@@ -282,14 +299,16 @@ def read_pi(lines: Sequence[Line], where: str) -> tuple[str, list[Turn], list[An
 
 
 def _pi_path(lines: Sequence[Line]) -> set[int]:
-    """Return which objects are entries on the way to the last one."""
+    """Return the Python ids (`id()`) of the lines that are the last entry and its ancestors."""
     # Version 1 has no tree.
     path = _ancestors(lines, "id", "parentId", lines[-1]) if "id" in lines[-1] else None
     return {id(line) for line in lines[1:] if path is None or line.get("id") in path}
 
 
 def pi_turns(message: Line, where: str) -> Iterator[Turn]:
-    """Yield the turn of a message of pi, if its model read it. Raises `DataFileError`."""
+    """Yield the turn of a message of pi, unless it is excluded from the model's context. Raises
+    `DataFileError` for a failed reply, a role that is no turn, and content that is not text.
+    """
     role, content = message.get("role"), message.get("content")
     if role == "assistant" and isinstance(content, list):
         if message.get("stopReason") in ("error", "aborted"):
@@ -314,7 +333,7 @@ Reader = Callable[[Sequence[Line], str], tuple[str, list[Turn], list[Any]]]
 _READERS: Mapping[str, Reader] = MappingProxyType({"Claude Code": read_claude_code, "codex": read_codex, "pi": read_pi})
 
 
-# What is not read of a session, by the names of its fields.
+# The fields of a session's lines that are read, by agent and type of line; others are reported.
 
 _READ: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -364,7 +383,9 @@ def _unread(agent: str, lines: Sequence[Line]) -> Iterator[str]:
 
 
 def fields_beside(line: Line, used_fields: Sequence[str]) -> Iterator[str]:
-    """Yield the names of the fields of a line that hold something beside those that are read."""
+    """Yield the names of the fields of a line that have a value and are not in `used_fields`. If
+    only a part of an object is used, as with "message.role", yield its other parts in that form.
+    """
     for name, value in line.items():
         parts = {field.partition(".")[2] for field in used_fields if field.startswith(f"{name}.")}
         if parts and isinstance(value, dict):

@@ -42,16 +42,16 @@ from agentr_core.recipes.fields import sampling_of
 from agentr_core.search.tree import ROOT, Arena, Draw, Expansion, Growth, descend, path_to, steps_to
 from agentr_core.types import Generation, Grading, Instance, Request, Step, StopReason, Trajectory, Tree
 
-# Bring one environment to the nodes of a growing tree.
+# Put one environment into the states of the nodes of a growing tree.
 
 
 @dataclass(slots=True)
 class NodeStates:
-    """One environment and the snapshots of the nodes that are still to be expanded.
+    """One environment, and snapshots of the nodes that are still to be expanded.
 
-    A node is reached by staying if the environment is already there, else by snapshot in constant
-    time, else by replaying the node's steps from a reset. `standing` is the node whose state the
-    environment is in, None if unknown.
+    A node's state is reached without any work if the environment is already in it, else by
+    restoring a snapshot, else by replaying the node's steps after a reset. `standing` is the node
+    whose state the environment is in, None if unknown.
     """
 
     env: Environment
@@ -71,8 +71,11 @@ class NodeStates:
         seed: int,
         session: str,
     ) -> Outcome:
-        """Return the outcome of one reply at a node, sampled or not, which must become node
-        `child`; `horizon` and the errors are those of `branch`.
+        """Step the environment with one reply, sampled or not, at a node, and return the outcome.
+        The step may ask models of other roles through `helper`.
+
+        The caller must add the outcome to the arena as node `child`. With `horizon`, an outcome
+        that does not end the episode stops at the step limit. Raises as `branch`.
         """
         await call(self.env, timer, partial(self._go, arena, node))
         self.standing = None
@@ -80,12 +83,12 @@ class NodeStates:
         return await call(self.env, timer, partial(self._keep, child, outcome, horizon=horizon))
 
     def branch(self, arena: Arena, node: int, generations: Sequence[Generation], *, horizon: bool) -> list[Outcome]:
-        """Return the outcome of each reply at a node; with `horizon` an open outcome stops at the
-        step limit.
+        """Step the environment with each reply at a node; return the outcomes in the same order.
+        With `horizon`, an outcome that does not end the episode stops at the step limit.
 
-        Generation i must become the i-th node that is added next, since the state it leads to is
-        kept under that index. Raises `ReplayDiverged` when the node is reached by replay and the
-        environment answers differently.
+        The caller must add the outcomes to the arena next, in this order, since the snapshots are
+        kept under the indices that the nodes will have. Raises `ReplayDiverged` if the node is
+        reached by a replay that does not give the recorded observations.
         """
         outcomes = []
         for child, generation in enumerate(generations, len(arena.nodes)):
@@ -97,7 +100,9 @@ class NodeStates:
         return outcomes
 
     def _keep(self, child: int, outcome: Outcome, *, horizon: bool) -> Outcome:
-        """Record that the environment is at a new child, and keep its state if its path goes on."""
+        """Record that the environment is in the state of a new child; keep a snapshot of it, if
+        possible, unless the path ends there. Return the outcome, with the stop reason of `horizon`.
+        """
         if outcome.stop is None and horizon:
             outcome = replace(outcome, stop=StopReason.STEP_LIMIT)
         if outcome.stop is None and self.env.can_snapshot:
@@ -121,11 +126,11 @@ class NodeStates:
             self.snapshots[node] = self.env.snapshot()
 
 
-# One expansion: draw replies at a node, step the environment with each, and back up ended paths.
+# One expansion: sample replies at a node, step the environment with each, and back up ended paths.
 #
 # Source: Agent-R (arXiv 2501.11425), section 3.1. Unlike in the reference code, all replies come
 # from one request, equal replies are stepped once, and the environment returns to a node by a
-# snapshot if it supports them.
+# snapshot if it supports snapshots.
 
 
 async def expand(
@@ -138,13 +143,13 @@ async def expand(
     fits: Fits | None = None,
     helper: Helper = no_helper,
 ) -> Growth:
-    """Grow the arena below an unexpanded node and return what changed.
+    """Expand a node: sample `config.width` replies, add the children, and return what changed.
 
-    The replies are drawn with seed `derive_seed(arena.seed, "expand", node)`. Children deeper than
-    `config.depth` end at the step limit with the reward they have. A node whose conversation leaves
-    no room for a reply is ended; with `fits`, only if there is no room even after the window has
-    left out all it may. `helper` answers the questions that steps and the grader put to models of
-    other roles.
+    The replies are sampled with seed `derive_seed(arena.seed, "expand", node)`. Children deeper
+    than `config.depth` end at the step limit with the reward they have. If the conversation leaves
+    no room for a reply, the path ends at the node instead; with `fits`, only if that is so after
+    the window has dropped all it may. `helper` answers the questions that steps and the grader ask
+    models of other roles.
     """
     env = states.env
     steps = steps_to(arena.nodes, node)
@@ -163,7 +168,7 @@ async def expand(
         )
     except PromptTooLong:
         return end_at_context_limit(arena, node)
-    # For each reply, the position of the first one that is equal to it.
+    # For each reply, the position of the first reply that is equal to it.
     key = same_reply(env, config)
     first_positions: dict[str, int] = {}
     firsts = [
@@ -210,7 +215,7 @@ def _add_children(
     and return what changed, without grades.
 
     Args:
-        generations: all replies that were drawn, with `seed`.
+        generations: all replies, as sampled with `seed`.
         firsts: for each reply, the position of the first reply equal to it.
         outcomes: the outcomes of the replies that equal no earlier reply, in order.
     """
@@ -242,8 +247,12 @@ async def grade_ends(
     helper: Helper,
     request: Request,
 ) -> tuple[list[Outcome], dict[int, Grading]]:
-    """Return the outcomes of replies to `request`, with the grader's reward where the path ended,
-    and the grades by the number of the reply.
+    """Grade the paths that ended with one of the outcomes. Return all outcomes in the same order,
+    the graded ones with the grader's reward, and the grades by position in `outcomes`.
+
+    Args:
+        steps: the steps before the outcomes, from the root.
+        request: the request that the replies answer; seed and session of the grading come from it.
     """
     trajectories = {
         number: Trajectory.ended(arena.instance, arena.first_observation, (*steps, outcome.step), outcome.stop)
@@ -267,34 +276,38 @@ async def grade_ends(
 
 
 def end_at_context_limit(arena: Arena, node: int) -> Growth:
-    """End the path at an unexpanded node, with the reward it has, and return what changed."""
+    """End the path at an unexpanded node with `StopReason.CONTEXT_LIMIT`, back up the reward it
+    has, and return what changed.
+    """
     arena.put(replace(arena.nodes[node], terminal=True, stop=StopReason.CONTEXT_LIMIT))
     changed_nodes = arena.back_up(node) | arena.close(arena.nodes[node].parent)
     return Growth(first_created=len(arena.nodes), touched=frozenset(changed_nodes))
 
 
 def same_reply(env: Environment, config: SearchConfig) -> Callable[[str], str]:
-    """Return the function whose value two replies share if one child stands for both."""
+    """Return the key function of replies: two replies with the same key share one child."""
     return env.parse if config.merge == "action" else str
 
 
-# Where the dives of a tree begin that has earned nothing: after the expert's first steps.
+# Let later dives begin after the expert's first steps if a tree has earned no reward so far.
 #
-# The end of a long task is searched before its beginning (reverse curriculum, arXiv 2402.05808).
-# Not in the Agent-R paper, whose trees of such instances have no good path and so teach nothing.
+# So the end of a long task is searched before its beginning (reverse curriculum, arXiv 2402.05808).
+# This is not in the Agent-R paper, where such trees have no good path and give no training data.
 
 
 def steps_shown(steps: int, *, dives_done: int, give_up: int) -> int:
-    """Return how many of the expert's steps the next dive begins after: half of them, then half of
-    the rest after each `give_up` further dives, but never the last one.
+    """Return after how many of the expert's `steps` the next dive begins.
+
+    The number of steps left to the policy is halved with each `give_up` dives done, down to 1. For
+    8 steps: after 4 at first, then 6, then 7.
     """
     return steps - max(1, steps >> max(1, dives_done // give_up))
 
 
 @dataclass(slots=True, kw_only=True)
 class ExpertStart:
-    """The way of the expert's first steps in a tree. Steps that the tree has are not taken again,
-    so the way is found again when a search is resumed.
+    """Follows the expert's first steps down a tree, and adds those that it lacks. Steps that are in
+    the tree already are not played again, so a resumed search finds the same nodes.
     """
 
     arena: Arena
@@ -305,17 +318,17 @@ class ExpertStart:
     _replies: tuple[str, ...] | None = None
 
     async def start(self) -> tuple[int, frozenset[int]]:
-        """Return the node at which the next dive begins, and the nodes that are open again; the
-        root if the expert leads nowhere.
+        """Return the node at which the next dive begins (the root if no step of the expert can be
+        followed), and the nodes that are no longer terminal.
 
-        The steps that the tree lacks are added as if the last dive had made them. Where one cannot
-        be added, because the path has no room or the episode ends, the way ends before it.
+        Missing steps are added as nodes of the last dive. If one cannot be added, because the path
+        has ended at the context limit or the step ends the episode, the dive begins before it.
         """
         arena, node, reopened_nodes = self.arena, ROOT, frozenset[int]()
         if self._replies is None:
             env, instance = self.states.env, self.arena.instance
             self._replies = await call(env, self.timer, lambda: tuple(env.expert(instance) or ()))
-            # An expert may have played in the environment to know its replies.
+            # The expert may have stepped the environment to find its replies.
             self.states.standing = None
         replies = self._replies
         num_steps = steps_shown(len(replies), dives_done=arena.dives_done, give_up=self.config.give_up)
@@ -328,7 +341,7 @@ class ExpertStart:
                 child = await self._add(node, reply)
                 if child is None:
                     break
-                # There is a new node below, so the nodes on the way to it are open again.
+                # The nodes on the way now have a child that can be expanded: they are not terminal.
                 to_reopen = [
                     index for index in (ROOT, *path_to(self.arena.nodes, node)) if self.arena.nodes[index].terminal
                 ]
@@ -358,8 +371,8 @@ class ExpertStart:
         return arena.add(node, outcome.step, None, duplicates=0, dive=arena.dives_done - 1)
 
 
-# Independent episodes stored as a tree, each a chain below the root: the control for the tree
-# search.
+# Independent episodes, each stored as a chain of nodes below the root: the control condition for
+# the tree search.
 
 
 async def grow_chains(
@@ -371,12 +384,14 @@ async def grow_chains(
     fits: Fits | None,
     helper: Helper,
 ) -> AsyncGenerator[Expansion, None]:
-    """Yield each finished episode until there are `config.dives * config.width`; `width` of them
-    count as one dive.
+    """Play episodes until there are `config.dives * config.width`, and yield an expansion for each;
+    `width` episodes count as one dive.
 
     Episode number i has seed `derive_seed(arena.seed, "episode", i)` and may take as many steps as
     the longest path of a search, `config.depth + 1`. Every node of a chain is terminal; the root
-    becomes terminal with the last episode.
+    becomes terminal with the last episode, or if not even its prompt fits.
+
+    Raises `ReplayDiverged` if an episode begins with another observation than the tree.
     """
     total = config.dives * config.width
     while (number := len(arena.children[ROOT])) < total and not arena.nodes[ROOT].terminal:
@@ -438,14 +453,18 @@ async def grow(
     timer: EpisodeTimer | None = None,
     helper: Helper = no_helper,
 ) -> Tree:
-    """Return the finished tree of an instance.
+    """Grow the tree of an instance to its end and return it.
 
     A tree depends only on the instance, the environment, the replies, the configuration and `seed`,
-    not on where it was interrupted: `tree`, as of the last `on_expansion`, grows into the same tree
-    as without the interruption. If `tree` is only a root, `env` must have just been reset to the
-    instance. With `fits`, conversations that do not fit are read through a window instead of ending
-    their path. `helper` answers the questions that steps and the environment's grader, which
-    decides the reward of each path, put to models of other roles.
+    not on interruptions: a search that resumes after any expansion gives the same tree.
+
+    Args:
+        tree: the unfinished tree to continue, as it was after an expansion; None starts a new one.
+            If it is only a root, `env` must have just been reset to the instance.
+        fits: tells whether a prompt fits. Prompts that do not are read through a context window;
+            with None, they end their path.
+        on_expansion: called with each expansion as soon as it is made.
+        helper: answers the questions that steps and the grader ask models of other roles.
 
     Raises:
         DataFault: `tree` belongs to another instance or seed, or its nodes are incomplete.
@@ -482,8 +501,8 @@ async def _search(
     helper: Helper,
 ) -> AsyncGenerator[Expansion, None]:
     """Yield the expansions of the remaining dives."""
-    # The environment of a fresh arena has just been reset; at which node that of a resumed one
-    # stands is not known.
+    # For a fresh arena, the environment has just been reset. For a resumed one, its state is not
+    # known.
     states = NodeStates(env, standing=ROOT if len(arena.nodes) == 1 else None)
     diving = _Diving(arena, config, ExpertStart(arena=arena, states=states, config=config, timer=timer, helper=helper))
     num_reported = len(arena.nodes)
@@ -491,15 +510,16 @@ async def _search(
     while position is not None:
         growth = await expand(arena, position, states, sample, config, timer, fits, helper)
         position = await diving.advance(position)
-        # Nodes on the way of a dive that begins now are stored with the dive that ended.
+        # `advance` may have added the expert's steps for the next dive. They belong to this
+        # expansion, whose dive has just ended.
         yield arena.report(replace(growth, first_created=num_reported, touched=growth.touched | diving.opened))
         num_reported, diving.opened = len(arena.nodes), frozenset()
 
 
 @dataclass(slots=True)
 class _Diving:
-    """The dives of a search: which node is expanded next. `opened` are nodes that were closed and
-    are open again, since the expert's steps go on below them.
+    """Decides which node a search expands next, dive by dive. `opened` are nodes that are no longer
+    terminal because the expert's steps were added below them, and that are not reported yet.
     """
 
     arena: Arena
@@ -508,11 +528,11 @@ class _Diving:
     opened: frozenset[int] = frozenset()
 
     async def resume(self) -> int | None:
-        """Return the node to expand next, possibly in the middle of a dive; None when the search is
+        """Return the node to expand next, possibly in the middle of a dive; None if the search is
         over.
 
-        A dive that has created nodes and is not counted as done continues below the parent of the
-        last of them.
+        A dive that has created nodes and is not counted as done continues below the parent of its
+        latest node.
         """
         last = self.arena.nodes[-1]
         if last.index == ROOT or last.dive < self.arena.dives_done:
@@ -520,8 +540,8 @@ class _Diving:
         return await self.advance(last.parent)
 
     async def advance(self, node: int) -> int | None:
-        """Return the node to expand after `node`, counting the dive as done if its branch ended
-        there.
+        """Return the node to expand after `node`, None if the search is over. If the branch ends at
+        `node` or at all its children, count the dive as done and begin the next one.
         """
         position = self._descend(node)
         if position is not None:
@@ -530,8 +550,8 @@ class _Diving:
         return await self._dive()
 
     async def _dive(self) -> int | None:
-        """Return the node that the next dive expands first; a dive that finds none counts as
-        done.
+        """Return the node that the next dive expands first, None if the search is over. A dive that
+        finds no node to expand counts as done.
         """
         while self.arena.dives_done < self.config.dives:
             start = await self._start()
@@ -544,7 +564,9 @@ class _Diving:
         return None
 
     async def _start(self) -> int | None:
-        """Return the node at which the next dive begins; None if there is none."""
+        """Return the node at which the next dive begins, None if the search is over. It is the root
+        or, if the tree is given up and `search.expert_start` is set, one after the expert's steps.
+        """
         arena, config = self.arena, self.config
         root_closed = arena.nodes[ROOT].terminal
         without_reward = not arena.nodes[ROOT].value_sum and (root_closed or 0 < config.give_up <= arena.dives_done)

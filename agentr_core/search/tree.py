@@ -1,4 +1,6 @@
-"""A tree under construction, and the report of each growth."""
+"""A search tree under construction, its statistics and the selection of nodes, and the changes that
+each expansion makes to it.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +13,21 @@ from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed
 from agentr_core.types import Generation, Grading, Instance, Node, Path, Step, StopReason, Trajectory, Tree
 
-# The changes that a new leaf makes to its ancestors, as pure functions that return the changed
-# nodes by index.
+# Back up a new leaf through its ancestors: pure functions that return the changed nodes by index.
 #
 # Source: Agent-R (arXiv 2501.11425), section 3.1. Only leaves that end an episode are backed up,
-# once each, when they are created; a child whose episode goes on has no value until an episode ends
-# below it.
+# once each, when their episode ends; a child whose episode goes on has no value until an episode
+# ends below it.
 
 
 def visited(node: Node, reward: float) -> Node:
-    """Return the node after one more visit, with `reward` in [0, 1]."""
+    """Return the node after one more visit with a reward in [0, 1]."""
     return replace(node, visits=node.visits + 1, value_sum=node.value_sum + reward)
 
 
 def back_up(nodes: Sequence[Node], leaf: int) -> dict[int, Node]:
-    """Return the leaf and all its ancestors after a visit with the leaf's reward; the root's own
-    reward is 0.
+    """Return the leaf and all its ancestors, by index, after one more visit with the leaf's reward.
+    If the leaf is the root, the reward is 0.
     """
     step = nodes[leaf].step
     reward = step.reward if step else 0.0
@@ -39,8 +40,8 @@ def back_up(nodes: Sequence[Node], leaf: int) -> dict[int, Node]:
 
 
 def close(nodes: Sequence[Node], children: Sequence[Sequence[int]], start: int) -> dict[int, Node]:
-    """Return the nodes from `start` upwards that become terminal because all their children are
-    terminal.
+    """Return the nodes, by index, from `start` towards the root that become terminal because all
+    their children are. It stops at the first node of which this is not true.
     """
     changed_nodes: dict[int, Node] = {}
     index = start
@@ -52,7 +53,7 @@ def close(nodes: Sequence[Node], children: Sequence[Sequence[int]], start: int) 
     return changed_nodes
 
 
-# The selection of a child: UCT over children that are not terminal, as pure functions over nodes.
+# Select a child by UCT among those that are not terminal: pure functions over nodes.
 #
 # Source: Agent-R (arXiv 2501.11425), equation 2 with c = 0.25.
 
@@ -60,7 +61,8 @@ def close(nodes: Sequence[Node], children: Sequence[Sequence[int]], start: int) 
 def uct(*, value_sum: float, visits: int, parent_visits: int, exploration: float) -> float:
     """Return W/N + c * sqrt(ln(N_parent) / N), or infinity for a child that was never visited.
 
-    A visited child has a visited parent, so `parent_visits` is at least 1 where it is used.
+    W is `value_sum`, N `visits`, c `exploration`. `parent_visits` must be at least 1 if `visits`
+    is, which holds in every tree.
     """
     if visits == 0:
         return math.inf
@@ -89,7 +91,8 @@ def best_children(parent: Node, children: Sequence[Node], exploration: float) ->
 
 
 def select_child(parent: Node, children: Sequence[Node], *, exploration: float, seed: int, dive: int) -> Node | None:
-    """Return the child to go to, or None when all are terminal. Ties are broken uniformly.
+    """Return the child with the highest UCT, or None if all are terminal. Ties are broken uniformly
+    at random.
 
     The random stream for a tie is derived from (seed, dive, parent): no choice depends on the
     number of earlier draws, so a resumed search makes the same choices as an uninterrupted one.
@@ -109,8 +112,8 @@ def descend(
     seed: int,
     dive: int,
 ) -> int | None:
-    """Return the index of the unexpanded node reached from `start`, or None when only terminal
-    nodes are reached.
+    """Select child after child from `start`; return the index of the unexpanded node reached, or
+    None if it is terminal or all children of a node on the way are.
 
     `children[i]` are the indices of the children of node i, in the order of their creation.
     """
@@ -145,11 +148,11 @@ class Draw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expansion:
-    """One growth of a tree: the unit in which a search is stored and resumed.
+    """One step in the growth of a tree: the unit in which a search is stored and resumed.
 
-    `created` are the new nodes and `changed` the earlier nodes whose statistics changed, both as
-    they are afterwards. A tree that holds exactly the expansions up to this one, with this
-    `dives_done`, resumes as if never interrupted.
+    `created` are the new nodes and `changed` the earlier nodes whose statistics or flags changed,
+    both in their new state. A search that resumes from the tree after any expansion continues as
+    if it had not been interrupted.
     """
 
     created: tuple[Node, ...]
@@ -157,13 +160,13 @@ class Expansion:
     draws: tuple[Draw, ...]
     dives_done: int
     gradings: tuple[tuple[int, Grading], ...] = ()
-    """Grades of paths that ended, each with the index of the last node."""
+    """(index of the last node, grade) of each path that ended and was graded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """The nodes that one growth created (from `first_created` on) and changed (`touched`), by
-    index.
+    """What one expansion changed in an arena: the nodes with indices from `first_created` on are
+    new, those in `touched` have changed. `Arena.report` makes an `Expansion` from it.
     """
 
     first_created: int
@@ -187,8 +190,8 @@ class Arena:
 
     @classmethod
     def of(cls, tree: Tree) -> Arena:
-        """Return the arena of a stored tree. Raises `DataFault` when nodes are missing or out of
-        order.
+        """Return an arena that continues a stored tree. Raises `DataFault` if nodes are missing or
+        out of order.
         """
         children: list[list[int]] = [[] for _ in tree.nodes]
         for position, node in enumerate(tree.nodes):
@@ -210,7 +213,7 @@ class Arena:
 
     @property
     def session(self) -> str:
-        """The name under which models are asked about this tree."""
+        """The `session` of all requests about this tree: `INSTANCE#SEED`."""
         return f"{self.instance.key}#{self.seed}"
 
     def tree(self) -> Tree:
@@ -233,9 +236,10 @@ class Arena:
         terminal: bool | None = None,
         dive: int | None = None,
     ) -> int:
-        """Append a child without statistics and return its index.
+        """Append a child of `parent` without visits and return its index.
 
-        By default it is terminal if it has a stop reason, and made by the dive in progress.
+        `duplicates` is the number of sampled replies that it stands for. By default it is terminal
+        if it has a stop reason, and belongs to the dive in progress.
         """
         index = len(self.nodes)
         node = Node(
@@ -254,14 +258,14 @@ class Arena:
         return index
 
     def back_up(self, leaf: int) -> set[int]:
-        """Count one visit of a leaf, with its reward, at each node up to the root; return the
-        indices of these nodes.
+        """Add one visit with the leaf's reward to the leaf and all its ancestors; return the nodes'
+        indices.
         """
         return self._put(back_up(self.nodes, leaf))
 
     def close(self, start: int) -> set[int]:
-        """Make the nodes from `start` upwards terminal whose children all are; return their
-        indices.
+        """Mark the nodes from `start` towards the root as terminal as long as all their children
+        are; return the indices of the marked nodes.
         """
         return self._put(close(self.nodes, self.children, start))
 
@@ -270,7 +274,7 @@ class Arena:
         self.nodes[node.index] = node
 
     def report(self, growth: Growth) -> Expansion:
-        """Return the expansion that reports a growth, with the nodes as they are now."""
+        """Return a growth as an expansion, which has copies of the nodes in their present state."""
         first = growth.first_created
         return Expansion(
             created=tuple(self.nodes[first:]),
@@ -287,7 +291,7 @@ class Arena:
 
 
 def apply_expansion(tree: Tree, expansion: Expansion) -> Tree:
-    """Return a tree as it is after one more expansion."""
+    """Return the tree after an expansion; `tree` must be in the state just before it."""
     nodes = [*tree.nodes, *expansion.created]
     for node in expansion.changed:
         nodes[node.index] = node
@@ -300,7 +304,7 @@ def steps_to(nodes: Sequence[Node], index: int) -> tuple[Step, ...]:
 
 
 def path_to(nodes: Sequence[Node], index: int) -> tuple[int, ...]:
-    """Return the indices from the first node after the root to a node."""
+    """Return the indices of the nodes on the path from the root, which is left out, to a node."""
     path = []
     while index > ROOT:
         path.append(index)
@@ -308,15 +312,14 @@ def path_to(nodes: Sequence[Node], index: int) -> tuple[int, ...]:
     return tuple(reversed(path))
 
 
-# The paths of a tree, from the root to where an episode ended, and what two of them share.
+# The paths of a tree, from the root to the leaves at which an episode ended.
 
 
 def leaf_paths(tree: Tree, tree_id: str) -> tuple[Path, ...]:
     """Return a path for each leaf at which an episode ended, in the order in which the leaves were
     created.
 
-    Open leaves, which were never expanded, end no episode; neither does a root whose prompt was too
-    long.
+    Leaves that were never expanded have no path, nor has a root whose prompt was too long.
     """
     return tuple(
         Path(

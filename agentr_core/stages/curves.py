@@ -1,4 +1,4 @@
-"""Learning curves: what a training measured in its steps, as figures of reports and pages."""
+"""Learning curves: what a training measured at its steps, as figures for reports and pages."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from agentr_core.reports.document import Figure
 from agentr_core.store.queries.trees import GroupStep, Validation
 
 Values = Iterable[tuple[int, float | None]]
-"""Numbers by step, None where a step has none."""
+"""Pairs of step and value; the value is None where the step has none."""
 Steps = Sequence[tuple[int, float, float | None, float | None]]
 """Optimizer steps: number, loss, learning rate, gradient norm."""
 
 
 def figure(caption: str, **series: Values) -> list[Figure]:
-    """Return curves over steps as a figure; none before one of them has two points.
+    """Return a list of one figure with the given curves over steps; an empty list unless a curve
+    has two points.
 
-    A space in the name of a curve is written `_`.
+    An underscore in a curve's keyword becomes a space in its name.
     """
     curves = {
         name.replace("_", " "): [(step, value) for step, value in values if value is not None and isfinite(value)]
@@ -40,10 +41,11 @@ def fine_tuning(steps: Steps) -> list[Figure]:
 
 
 def group_learning(steps: Sequence[GroupStep], validations: Sequence[Validation], size: int) -> list[Figure]:
-    """Return the curves of reinforcement learning by step, with the development set beside.
+    """Return the figures of a training by group RL, by step, with its validations on the
+    development set.
 
     Args:
-        size: the episodes of a group.
+        size: the number of episodes in a group, the k of its pass@k.
     """
     suffix = " and of the development set" if validations else ""
     success = {

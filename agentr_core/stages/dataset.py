@@ -61,9 +61,10 @@ def dataset_file(place: Workplace, iteration: int) -> Path:
 
 
 def stored_tokens(place: Workplace, iteration: int) -> list[tuple[list[int], list[int]]]:
-    """Return the token ids and labels of each sample of a dataset, in order; not for pairs.
+    """Return the token ids and labels of each sample of a dataset, in order. The dataset must not
+    be one of pairs.
 
-    Raises `ConfigError` when its file is gone.
+    Raises `ConfigError` when its file is missing or damaged.
     """
     file = dataset_file(place, iteration)
     try:
@@ -78,20 +79,20 @@ def stored_tokens(place: Workplace, iteration: int) -> list[tuple[list[int], lis
 
 
 async def dataset(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Build the dataset of an iteration unless it exists; return its hash and its counts.
+    """Build the dataset of an iteration unless it exists; return its hash as `dataset_hash`, with
+    its counts.
 
     Raises `DataFault` when no sample is left, since training on nothing would only repeat the
-    policy, and when the file of a stored dataset is gone and its samples no longer reproduce it.
+    policy, and when the file of a stored dataset is missing or changed and its samples no longer
+    reproduce it.
     """
     with place.timed(STAGE, iteration):
         return await asyncio.to_thread(_build, place, iteration)
 
 
 def check_dataset(place: Workplace, iteration: int, content_hash: str) -> None:
-    """Check that the dataset of an iteration has all its rows in the store, and that its file is
-    the one that is stored with this hash.
-
-    Raises `StoreError` or `DataFault` otherwise.
+    """Raise `StoreError` unless the store has all rows of the dataset of an iteration with this
+    hash, and `DataFault` if its file exists and has other contents.
     """
     file = dataset_file(place, iteration)
     if content_hash not in whole_datasets(place.store, place.iteration_id(iteration)):
@@ -104,8 +105,8 @@ def check_dataset(place: Workplace, iteration: int, content_hash: str) -> None:
 
 
 def _hash_of(file: Path) -> str:
-    """Return the hash of the dataset in a file, in which earlier versions did not write it; empty
-    if the file has no dataset.
+    """Return the hash of the dataset in a Parquet file, computed from its rows if an earlier
+    version stored none; empty if the file is missing, damaged or no dataset.
     """
     try:
         stored_hash = (pq.read_schema(file).metadata or {}).get(_HASH)
@@ -166,9 +167,9 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Made:
-    """A dataset and its sources: the iteration's `samples`, those with `exchanged` suffixes,
-    `general` conversations, and rejections of `useless` ones. `sides` maps the prefix of columns to
-    their rows.
+    """A dataset and what it was built from: `samples` are all candidates for its rows, `exchanged`
+    those of them that were given suffixes of others, `general` conversations from a file, and
+    `useless` the rejections of candidates. `sides` has the rows by the prefix of their columns.
     """
 
     dataset: Dataset
@@ -192,7 +193,7 @@ def _make(place: Workplace, iteration: int, renderer: Renderer) -> _Made:
         else:
             detail = f"{place.method.title} does not train on this {sample.kind} sample"
             rejections.append(Rejection(stage=STAGE, subject=sample_id(sample), reason="not-taken", detail=detail))
-    # Sides of pairs are not samples by themselves.
+    # The two sides of a pair are no training samples by themselves.
     earlier = [
         sample
         for before in range(1, iteration if recipe.data.replay else 1)
@@ -240,7 +241,9 @@ def _make_pairs(place: Workplace, iteration: int, renderer: Renderer) -> _Made:
 
 
 def _fitting(place: Workplace, iteration: int) -> DataConfig:
-    """Return the recipe's section `data`, with rows no longer than the trained model takes."""
+    """Return the recipe's section `data`, with `max_length` lowered to the context length of the
+    trained model.
+    """
     config, context = place.recipe.data, own_context_length(place.policy(iteration).path)
     if not context or 0 < config.max_length <= context:
         return config
@@ -248,8 +251,8 @@ def _fitting(place: Workplace, iteration: int) -> DataConfig:
 
 
 def _held_out(place: Workplace, samples: Iterable[Sample]) -> list[Instance]:
-    """Return the instances that no sample may be of: those of all evaluation sets, and those of the
-    samples that are variants of the same instance as one of them.
+    """Return the instances that must not be trained on: those of all evaluation sets, and those of
+    `samples` that have the same origin as one of them.
     """
     test = list(dict.fromkeys(chain.from_iterable(held_out(place).values())))
     instances = list(dict.fromkeys(sample.instance for sample in samples if sample.instance is not None))
@@ -261,7 +264,7 @@ def _held_out(place: Workplace, samples: Iterable[Sample]) -> list[Instance]:
 
 
 def _shares(place: Workplace) -> dict[str, float]:
-    """Return the share of each world in the rows; empty if the recipe takes what there is."""
+    """Return the wanted share of each world in the rows; empty if the recipe sets none."""
     return {name: world.share for name, world in place.recipe.environments.items() if world.share}
 
 
@@ -306,8 +309,8 @@ def _write_file(sides: Mapping[str, Sequence[TokenRow]], path: Path, content_has
 
 
 def whole_rows(place: Workplace, iteration: int, trajectories: Mapping[str, Trajectory], *, stage: str) -> Rows:
-    """Return the rows of a sample of each trajectory, given by id, or of a rejection where one
-    gives none.
+    """Return the rows of the samples made of whole trajectories, given by id, and of the rejections
+    of those that give none.
     """
     iteration_id = place.iteration_id(iteration)
     units: list[Rows] = []
@@ -325,8 +328,8 @@ def whole_rows(place: Workplace, iteration: int, trajectories: Mapping[str, Traj
 def whole_samples(
     env: Environment, key: str, trajectory: Trajectory, way: Way, *, stage: str
 ) -> Iterator[Sample | Rejection]:
-    """Yield the samples of a trajectory, each with all its replies trained: one for each
-    conversation of it and stretch of that, or a rejection of a conversation.
+    """Yield the samples of a trajectory, in which all its replies are trained: one for each stretch
+    of a conversation whose prompts left out the same exchanges, or the rejection of a conversation.
     """
     for part in (parts := conversations(env, trajectory)):
         if part.is_left_out:

@@ -1,5 +1,5 @@
-"""The expert's episodes on the training instances of an iteration: played live, and kept as samples
-if they are trained on.
+"""The expert's episodes on the training instances of an iteration: its replies are played in the
+environment, and episodes that are trained on also become samples.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ _SHOWN = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bare:
-    """An expert's episode, some of whose replies have no thought; `name` tells it apart from others
-    of its run, and `seed` is the recipe's.
+    """An expert's episode in which replies may lack a thought; `name` tells it apart from others of
+    its run, and `seed` is the recipe's.
     """
 
     env: Environment
@@ -117,7 +117,7 @@ Written = Thoughtful | Thoughtless
 
 
 def labelled(env: Environment, reply: str) -> str:
-    """Return a reply with a label before its action: a bare action gets one, in the form that the
+    """Return a reply with the label of its action: a bare action gets one, in the form that the
     world's instruction uses.
     """
     if _LABEL.search(reply):
@@ -131,7 +131,9 @@ def is_bare(reply: str) -> bool:
 
 
 def with_thought(reply: str, thought: str) -> str:
-    """Return a bare reply with a thought before its action; from the label on it stays as it is."""
+    """Return a labelled reply without a thought with `thought` before its action, which stays the
+    same to the byte.
+    """
     action = reply[_action_at(reply) :]
     if action.partition(":")[2].startswith("\n"):
         return f"{THOUGHT}\n{thought}\n\n{action}"
@@ -153,8 +155,8 @@ def thought_in(answer: Answer) -> str:
 # One question a step, with what the expert had seen by then: thoughts that are asked for together
 # may know later steps, and a model that learns from them learns to guess.
 def writing(bare: Bare) -> Generator[StepQuestion, Answer, Written]:
-    """Yield the questions about one episode, step by step, take the answers, and return the episode
-    with its thoughts, or why it gets none.
+    """Generate the questions to the editor about one episode, step by step: each is sent its
+    answer. The return value is the episode with its thoughts, or the reason why it gets none.
     """
     steps: list[Step] = []
     prompt_hashes: list[str] = []
@@ -182,7 +184,9 @@ def writing(bare: Bare) -> Generator[StepQuestion, Answer, Written]:
 
 
 def demonstration(bare: Bare, answers: Mapping[str, Answer]) -> Written | None:
-    """Return the outcome for an episode from answers by their ids; None if an answer is missing."""
+    """Return the outcome of `writing` for an episode, given answers by their ids; None if an answer
+    that it needs is missing.
+    """
     questions = writing(bare)
     try:
         request = next(questions)
@@ -195,7 +199,9 @@ def demonstration(bare: Bare, answers: Mapping[str, Answer]) -> Written | None:
 
 
 def _action_at(reply: str) -> int:
-    """Return where the last label begins, which is the one that worlds read, or else the end."""
+    """Return the index in a reply at which its last action label begins, the one that worlds parse;
+    its length if it has none.
+    """
     return max((label.start() for label in _LABEL.finditer(reply)), default=len(reply))
 
 
@@ -263,8 +269,8 @@ async def expert_samples(place: Workplace, iteration: int) -> dict[str, Any]:
 
     Raises:
         ConfigError: the environment has no expert, and no file of demonstrations is named.
-        EnvironmentFault: the expert does not solve instances it claims to solve, or these cannot be
-            played, more of them than `errors.budget` allows.
+        EnvironmentFault: more instances than `errors.budget` allows cannot be played, or are not
+            solved by the expert that claims to solve them.
         DataFileError: the file of demonstrations is malformed, or one of them fails when it is
             replayed.
         DataFault: training and test instances overlap.
@@ -328,8 +334,9 @@ def _make(
 def _tolerant(
     expert: Expert, env: Environment, instance: Instance, faults: list[Rejection], max_losses: int
 ) -> Sequence[Trajectory | Rejection]:
-    """Return the expert's episodes of an instance, or why its world gives none. Faults of the world
-    are added to `faults`; the one after `max_losses` of them is raised.
+    """Return the expert's episodes of an instance, or a rejection that says why there is none. A
+    fault of the environment is added to `faults`; it is raised if it is transient or `faults`
+    already holds `max_losses`.
     """
     try:
         return expert(env, instance)
@@ -403,8 +410,8 @@ def expert_trajectory(env: Environment, instance: Instance) -> Trajectory | None
 
 # Only the replies of a file count: what they lead to is the world's word, not the file's.
 def replayed(env: Environment, demonstration: Demonstration) -> tuple[Trajectory, str]:
-    """Return a demonstration played live, and how it falls short of what its file claims, empty if
-    it is sound.
+    """Return the episode of a demonstration as the environment plays it, and a sentence on how it
+    falls short of the reward that its file claims, empty if it does not.
 
     A demonstration that claims the full reward must also be a success according to the environment.
     """
@@ -420,8 +427,8 @@ def replayed(env: Environment, demonstration: Demonstration) -> tuple[Trajectory
 
 
 def played_live(env: Environment, instance: Instance, replies: Sequence[str]) -> Trajectory:
-    """Return the episode that the given replies lead to, up to the reply that ends it. Raises
-    `EnvironmentFault` if there are no replies.
+    """Return the episode that the given replies lead to in the environment, up to the reply that
+    ends it. Raises `EnvironmentFault` if there are no replies.
     """
     first_observation, outcomes = play(env, instance, replies)
     if not outcomes:
@@ -469,8 +476,8 @@ def bare_rows(iteration_id: str, trajectory: Trajectory, number: int) -> Rows:
 
 
 def expert_rows(iteration_id: str, trajectory: Trajectory, number: int, *, env: Environment, samples: bool) -> Rows:
-    """Return the rows of one of the expert's episodes, with those of its sample if that is
-    wanted.
+    """Return the rows of one of the expert's episodes and, with `samples`, of the sample made of
+    it.
     """
     trajectory_id = expert_id(iteration_id, trajectory.instance, number)
     episode = trajectory_rows(trajectory_id, trajectory, source="expert", iteration_id=iteration_id)
@@ -558,7 +565,9 @@ async def _think(place: Workplace, iteration: int, *, samples: bool) -> dict[str
 
 
 def _bare(place: Workplace, iteration: int, worlds: Worlds) -> dict[str, Bare]:
-    """Return the expert's episodes as they were played, by the id of the episode with thoughts."""
+    """Return the expert's episodes as they were played, by the id that the episode with its
+    thoughts will have.
+    """
     iteration_id = place.iteration_id(iteration)
     trajectories = load_trajectories(place.store, iteration_id=iteration_id, source=BARE)
     episodes: dict[str, Bare] = {}
@@ -600,7 +609,9 @@ async def _write_thoughts(
 
 
 class Editor(NamedTuple):
-    """The editor of an iteration, where its answers are stored, and the count of them."""
+    """The sampler of the editor's model, the writer that stores its answers, and the count of its
+    replies, for one iteration.
+    """
 
     sampler: Sampler
     writer: Writer

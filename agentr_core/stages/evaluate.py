@@ -1,5 +1,5 @@
-"""Evaluation of a checkpoint: the held-out instances, and recovery from the base model's
-failures.
+"""Evaluation of a checkpoint on held-out instances, and from the states of the revision test: the
+beginnings of episodes that the base model failed.
 """
 
 from __future__ import annotations
@@ -165,20 +165,21 @@ def load_measures(store: Store, evaluation_id: str) -> Measures:
         metric.name: Estimate(mean=metric.value, low=_or_nan(metric.low), high=_or_nan(metric.high), n=metric.n)
         for metric in evaluation_metrics(store, evaluation_id)
     }
-    # Whatever is whole has this one.
+    # Every complete set of measures has this one.
     return measures if "success" in measures else {}
 
 
 def gain(now: Sequence[Episode], before: Sequence[Episode]) -> Estimate:
-    """Return the mean gain over the same episodes, clustered by what their instances are variants
-    of.
+    """Return the mean change in success from `before` to `now` over the episodes that both have,
+    with a 95% interval clustered by the origins of their instances.
     """
     return mean_gain(gains(now, before))
 
 
 def gains(now: Sequence[Episode], before: Sequence[Episode]) -> list[tuple[float, str]]:
-    """Return the gain, -1, 0 or 1, of each episode over the same one in `before`, with what its
-    instance is a variant of; episodes that `before` lacks are left out.
+    """Return the change in success, -1, 0 or 1, from `before` to `now` of each episode that both
+    have, with the origin of its instance. Episodes that were given other steps in `before` are left
+    out.
     """
     earlier = {(e.instance.key, e.repeat, e.cut): e for e in before}
     same = []
@@ -199,11 +200,11 @@ def given_steps(episode: Episode) -> tuple[str, ...]:
 
 
 def mean_gain(clustered_gains: Sequence[tuple[float, str]]) -> Estimate:
-    """Return the mean of gains, given as pairs of gain and cluster, with a 95% interval within
-    [-1, 1].
+    """Return the mean of gains, given as pairs of gain and cluster, with a 95% interval that is
+    clipped to [-1, 1].
 
-    If all gains are equal, the interval would have no width. It is then widened on both sides by
-    the upper Wilson bound of a share of 0 successes among the clusters.
+    If all gains are equal, the interval would have no width: it is then widened on both sides by
+    the upper Wilson bound of a share of 0 successes among as many trials as there are clusters.
     """
     origins = [origin for _, origin in clustered_gains]
     estimate = metrics.clustered_mean([gain for gain, _ in clustered_gains], origins)
@@ -214,7 +215,9 @@ def mean_gain(clustered_gains: Sequence[tuple[float, str]]) -> Estimate:
 
 
 def by_depth(episodes: Iterable[Episode]) -> list[tuple[int, list[Episode]]]:
-    """Return the episodes of each difficulty class, in ascending order."""
+    """Return the episodes of each difficulty class, in ascending order; those without a class are
+    left out.
+    """
     groups: dict[int, list[Episode]] = {}
     for episode in episodes:
         if episode.depth is not None:
@@ -228,8 +231,8 @@ def _shares(episodes: Sequence[Episode], base: Sequence[Episode]) -> Measures:
 
 
 def _rate(hits: Sequence[bool], clusters: Sequence[str]) -> Estimate:
-    """Return the share of hits with a 95% interval: Wilson's if each hit is a cluster of its own,
-    otherwise the one over clusters.
+    """Return the share of hits with a 95% interval: clustered (Student's t) if several hits share a
+    cluster and that interval is finite, otherwise Wilson's.
     """
     if len(set(clusters)) == len(clusters):
         return metrics.success_rate(hits)
@@ -238,8 +241,9 @@ def _rate(hits: Sequence[bool], clusters: Sequence[str]) -> Estimate:
 
 
 def _reward(rewards: Sequence[float], clusters: Sequence[str]) -> Estimate:
-    """Return the mean reward with a 95% interval: a bootstrap one if each reward is a cluster of
-    its own, otherwise the one over clusters; Wilson's if all rewards are equal.
+    """Return the mean reward with a 95% interval: clustered (Student's t) if several rewards share
+    a cluster and that interval is finite, otherwise a percentile bootstrap. An interval without
+    width, as when all rewards are equal, is replaced by Wilson's.
     """
     independent = len(set(clusters))
     if independent < len(clusters):
@@ -283,8 +287,8 @@ def _pass_at(episodes: Sequence[Episode]) -> Measures:
 
 
 def _contrast(episodes: Sequence[Episode]) -> Measures:
-    """Return the shares of instances that are always, sometimes and never won; empty if each was
-    played once.
+    """Return the shares of instances whose episodes were always, sometimes and never successes,
+    among those with the most episodes; empty if each was played once.
     """
     groups = by_instance(episodes)
     most = max(map(len, groups))
@@ -310,7 +314,7 @@ def by_instance(episodes: Iterable[Episode]) -> list[list[Episode]]:
 
 
 def _plain(value: float, n: int) -> Estimate:
-    """Return a number that has no interval."""
+    """Return an estimate without an interval: its bounds are NaN."""
     return Estimate(mean=value, low=math.nan, high=math.nan, n=n)
 
 
@@ -419,8 +423,8 @@ def counted_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:
 
 
 def ended_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:
-    """Return the same; none until the evaluation is finished, since episodes that are won end
-    first.
+    """Return `counted_episodes` of an evaluation once it is finished; before that none, since
+    successful episodes tend to end first.
     """
     return counted_episodes(place, evaluation_id) if is_finished(place.store, evaluation_id) else []
 
@@ -491,7 +495,8 @@ def evaluation_id(place: Workplace, iteration: int, name: str) -> str:
 
 async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
     """Play the missing episodes of the evaluations of an iteration's checkpoint, and promote the
-    checkpoint that the next iteration goes on from; return the success of each evaluation.
+    checkpoint that the next iteration goes on from; return the success estimate of each evaluation,
+    by its name.
 
     The revision test continues failed episodes of the base model.
 
@@ -537,7 +542,9 @@ async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 def _revision(place: Workplace, iteration: int) -> Series:
-    """Return the revision test: episodes that go on from failed prefixes of the base model."""
+    """Return the revision test: episodes that continue the first steps of episodes that the base
+    model failed.
+    """
     states = revision_states(place, evaluation_id(place, 0, TEST))
     split = _test_split(place.recipe)
     return _series(place, iteration, REVISION, split, states)
@@ -560,8 +567,8 @@ def _series(place: Workplace, iteration: int, name: str, split: str, plans: tupl
 
 
 def limited(recipe: Recipe, name: str, plans: Iterable[EpisodePlan]) -> tuple[EpisodePlan, ...]:
-    """Return plans with the limits of their worlds; the revision test has one step limit for all
-    worlds.
+    """Return plans with the limits on steps and repeated steps of their worlds; the revision test
+    has one step limit for all worlds.
     """
     limits = {world: config.evaluation for world, config in recipe.worlds().items()}
     limited_plans = []
@@ -578,8 +585,8 @@ def _test_split(recipe: Recipe) -> str:
 
 
 async def _play(place: Workplace, iteration: int, series: Sequence[Series]) -> dict[str, Any]:
-    """Play the missing episodes of several evaluations together; return the success of each by
-    name.
+    """Play the missing episodes of several evaluations together, and store their measures; return
+    the success estimate of each by name.
     """
     has_new_episodes = await play_evaluations(place, iteration, series)
     with snapshot(place.store) as state:
@@ -609,7 +616,7 @@ async def _play(place: Workplace, iteration: int, series: Sequence[Series]) -> d
 
 async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Series]) -> bool:
     """Play the episodes of several evaluations that are not stored yet, all at once; return whether
-    there were any.
+    any were missing.
 
     Episodes that failed for good are stored as rejections. Raises as `evaluate`.
     """
@@ -693,7 +700,7 @@ def _take_over(place: Workplace, iteration: int, series: Sequence[Series], check
         copy_trajectories(place.store, originals, evaluation_id=target, iteration_id=place.iteration_id(iteration))
 
 
-# Rows, so that SQL, reports and the viewer show the same numbers, and none computes them anew.
+# Measures are stored as rows, so that SQL, reports and the viewer show the same numbers.
 def keep_measures(place: Workplace, iteration: int, results: Sequence[tuple[Series, Measures]]) -> None:
     """Store the measures of evaluations, and mark the evaluations as finished."""
     checkpoint = place.trained(iteration)

@@ -37,18 +37,18 @@ STAGE = "headroom"
 VERSION = 1
 TRAIN, TEST = "headroom-train", "headroom-test"
 GREEDY = "-greedy"
-"""Ends the names of the evaluations with one greedy episode per instance."""
+"""The suffix of the names of evaluations that play one greedy episode per instance."""
 OF_FORECASTS = "forecast/"
 OF_JUDGES = "judge/"
-"""Begin the names of forecasts, and of what judges are worth, among the metrics of the training
-instances."""
+"""The prefixes of metrics of the training instances that are forecasts, and measures of judges."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadroomReport:
-    """The measures, by evaluation, and the prospects of the methods.
+    """The measures by evaluation, the prospects of the methods, and the results of the judges.
 
-    `instances` is the number of training instances from which a first iteration collects.
+    `instances` is the number of training instances from which a first iteration collects,
+    `episodes` the number sampled for each.
     """
 
     measures: dict[str, Measures]
@@ -118,7 +118,7 @@ async def headroom(
     of_judges = {
         f"{OF_JUDGES}{judge.name}/{judge.votes}/{name}": getattr(judge, name)
         for judge in judge_records
-        for name in ("read", "right", "bad_is_right", "bad_is_seen", "first_error")
+        for name in ("read", "right", "bad", "bad_is_right", "bad_is_seen", "first_error")
         if getattr(judge, name).n
     }
     place.store.write(measure_rows(series[0].evaluation_id, of_judges))
@@ -128,8 +128,8 @@ async def headroom(
 
 
 def _lost(episodes: Sequence[Episode], number: int, seed: int) -> list[Episode]:
-    """Return at most `number` episodes without success, of as many instances as possible; fewer are
-    the beginning of more.
+    """Return at most `number` failed episodes, spread over as many instances as possible. A smaller
+    `number` gives the beginning of the same list.
     """
     ways: dict[str, list[Episode]] = {}
     for episode in sorted(
@@ -142,8 +142,8 @@ def _lost(episodes: Sequence[Episode], number: int, seed: int) -> list[Episode]:
 
 
 def _choose(place: Workplace, chosen: Sequence[Instance], number: int) -> tuple[list[Instance], list[Instance], bool]:
-    """Return training and held-out instances, and whether there is an expert; a smaller choice is
-    the beginning of a larger one.
+    """Return training and held-out instances, at most `number` of each (0: all), and whether the
+    first training instance has an expert. A smaller `number` gives the beginning of the same lists.
     """
     train, test = (
         sorted(instances, key=lambda instance: derive_seed(place.recipe.seed, STAGE, instance.key))[: number or None]
@@ -189,8 +189,8 @@ def _series(
 
 
 def _summary(episodes: Sequence[Episode], greedy: Sequence[Episode], *, instances: int, has_expert: bool) -> Headroom:
-    """Return what the episodes of training instances show; instances with fewer than two are left
-    out.
+    """Return the pass rates of training instances, for a forecast; those with fewer than two
+    episodes are left out. Raises `DataFault` if no instance has two.
     """
     won_keys = {e.instance.key for e in greedy if e.trajectory.success}
     groups = [group for group in by_instance(sorted(episodes, key=lambda e: e.instance.key)) if len(group) > 1]

@@ -18,7 +18,9 @@ from agentr_core.store.queries.evaluations import evaluation_scores
 NO_RESULT: Final = ("name", "description", "workspace", "alarms", "scale")
 """The sections of a recipe that change no result."""
 _BESIDE: Final = (*NO_RESULT, "seed", "iterations")
-"""And those in which the runs of a group may differ: how far each went shows in its rows."""
+"""Those, and the sections in which the runs of a group may differ; how many iterations each did
+shows in its rows.
+"""
 _MOST_SETTINGS: Final = 4
 """How many settings name a group; runs of different recipes may differ in dozens."""
 
@@ -27,9 +29,11 @@ class SeedGroup(NamedTuple):
     """Runs whose recipes differ in the seed only."""
 
     name: str
-    """The settings in which it differs from the other groups; its recipe where there are none."""
+    """The settings in which the group differs from the others; the name of its recipe if there are
+    none.
+    """
     runs: Mapping[int, str]
-    """The runs by their seeds; of several with one seed, the last."""
+    """The ids of the runs by their seeds; of several with one seed, the last."""
 
 
 def seed_groups(recipes: Mapping[str, Recipe]) -> list[SeedGroup]:
@@ -60,8 +64,8 @@ def seed_groups(recipes: Mapping[str, Recipe]) -> list[SeedGroup]:
 
 def means_over_seeds(store: Store, recipes: Mapping[str, Recipe]) -> list[GroupMean]:
     """Return the mean success and reward of each group of runs on each set after each iteration,
-    and its success minus that of the first group, paired by seed; models that were not evaluated to
-    the end are left out. The test set comes first, then the others by their names.
+    and its success minus that of the first group, paired by seed. Only finished evaluations count.
+    The test set comes first, then the others by name.
 
     Args:
         recipes: as for `seed_groups`.
@@ -95,8 +99,8 @@ def means_over_seeds(store: Store, recipes: Mapping[str, Recipe]) -> list[GroupM
 
 
 def seed_mean(values: Iterable[float], least: float, most: float) -> SeedMean | None:
-    """Return the mean over seeds with its interval, clipped to the range [`least`, `most`] of the
-    values; None without values.
+    """Return the mean over seeds with Student's 95% t interval, clipped to [`least`, `most`];
+    without an interval for a single value, and None without values.
     """
     estimate = over_seeds(list(values))
     if not estimate.n:
@@ -107,7 +111,7 @@ def seed_mean(values: Iterable[float], least: float, most: float) -> SeedMean | 
 
 
 def _fields(value: Any, name: str = "") -> Iterable[tuple[str, str]]:
-    """Yield the fields of plain data by their full names, their values as text."""
+    """Yield the leaves of plain data: their dotted names, with their values as text."""
     if isinstance(value, dict) and value:
         for key, part in value.items():
             yield from _fields(part, f"{name}.{key}".removeprefix("."))

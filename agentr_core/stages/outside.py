@@ -1,9 +1,9 @@
-"""A training that another program did, taken back as an iteration: its weights become the
-checkpoint of the iteration, and its rollouts the groups of its steps.
+"""Import of a training that another program did as an iteration: its weights become the checkpoint
+of the iteration, and its rollouts the groups of its steps.
 
-Everything is read and checked before anything is stored, and stored in one transaction, at the end
-of which the folder of the weights has its name. So an import that was killed has either happened or
-not, and the same one again ends it.
+Everything is read and checked first, and then stored in one transaction, at the end of which the
+folder of the weights gets its name. So a killed import has happened either wholly or not at all,
+and repeating it completes it.
 """
 
 from __future__ import annotations
@@ -62,13 +62,14 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 _OTHERS = ("manifest.json", "job.json", "README.md", ADAPTER_CONFIG, HISTORY, "model.safetensors.index.json")
 _VOLATILE = ("_name_or_path", "architectures", "attn_implementation", "dtype", "torch_dtype", "transformers_version")
 _SAME_WEIGHTS = ("lm_head.weight",)
-"""Weights that are not stored, or twice, where they are those of the input."""
+"""Weights tied to the input embedding: files of the same model may or may not have a copy of them.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """A training outside, read from its folder. `files` is the hash of its weights and rollouts,
-    `left_out` has what of the folder was not read.
+    """A training by another program, read from its folder. `weights` is the hash of its weights,
+    `files` that of weights and rollouts; `left_out` says which files were not read, and why.
     """
 
     folder: Path
@@ -82,8 +83,8 @@ class Training:
 def read_training(folder: Path) -> Training:
     """Return the checkpoint and the rollouts in a folder, or in folders below it.
 
-    Raises `ConfigError`, `ModelDirectoryError` or `DataFileError` where there is not one whole
-    checkpoint in the form of Hugging Face, or a file is no rollouts.
+    Raises `ConfigError` or `ModelDirectoryError` unless there is exactly one whole checkpoint in
+    the format of Hugging Face, and `DataFileError` if a file of rollouts is malformed.
     """
     if not folder.is_dir():
         raise ConfigError(f"{placed(folder)} is no folder; name that of a training, with its checkpoint and rollouts")
@@ -135,9 +136,10 @@ def known_import(place: Workplace, training: Training) -> tuple[int, bool] | Non
 
 
 def next_iteration(place: Workplace) -> int:
-    """Return the iteration that a training outside would be: the first that is not finished.
+    """Return the number of the first iteration that is not finished: an imported training becomes
+    this one.
 
-    Raises `ConfigError` where that one has begun to train here.
+    Raises `ConfigError` if it has begun to train here.
     """
     number = count_finished_iterations(place.store, place.run_id) + 1
     key = place.iteration_id(number)
@@ -156,7 +158,8 @@ def take_back(place: Workplace, iteration: int, training: Training) -> str:
     Raises:
         ConfigError: the iteration cannot be of this run.
         ModelDirectoryError: architecture, tokenizer or weights do not fit the run's model.
-        DataFileError: a rollout is of a question that the store does not know, or is held out.
+        DataFileError: a rollout is of a question that the store does not know, or a training
+            rollout of one that is held out.
     """
     check_plan(place, iteration)
     policy = place.policy(iteration)
@@ -186,7 +189,9 @@ def take_back(place: Workplace, iteration: int, training: Training) -> str:
 
 
 def check_plan(place: Workplace, iteration: int) -> None:
-    """Raise `ConfigError` where the run has no such iteration, or that trains nothing."""
+    """Raise `ConfigError` if the run has no such iteration, if that trains nothing, or if the run
+    belongs to a comparison.
+    """
     why = next(iter(place.method.faults(replace(place.recipe, iterations=iteration))), "")
     if place.method.flow != "flywheel" or place.recipe.compare.pool:
         why = "it belongs to a comparison"
@@ -267,7 +272,7 @@ def _has_tokenizer(checkpoint: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StoredRollout:
-    """A rollout as an episode, with its id."""
+    """A rollout as an episode, to be stored under the id `key`."""
 
     key: str
     rollout: Rollout
@@ -313,7 +318,7 @@ def _check_world(env: Environment, training: Training) -> None:
 
 
 class _Questions:
-    """The questions that a store knows, by the texts of their prompts."""
+    """The instances that a store knows, by the texts of their prompts."""
 
     def __init__(self, place: Workplace, renderer: Renderer, tokenizer: Any) -> None:
         self._store = place.store
@@ -331,7 +336,7 @@ class _Questions:
         try:
             messages = transcript_of(env).prompt(env, env.reset(instance), ())
         except EnvironmentFault:
-            # It is of another run's questions.
+            # The environment of this recipe does not have it: it is of another run.
             return
         prompt = _plain(tokenizer.decode(renderer.render_prompt(messages), skip_special_tokens=True))
         instruction = _plain(messages[0].text)
@@ -377,7 +382,9 @@ def _plain(text: str) -> str:
 def _steps(
     place: Workplace, iteration: int, checkpoint_id: str, rollouts: Sequence[_StoredRollout], tokenizer: Any
 ) -> dict[int, Rows]:
-    """Return the rows of each step: its groups, one for each question, and its measures."""
+    """Return the rows of each step, by its number: its groups, one for each instance, and its
+    measures.
+    """
     by_step: dict[int, dict[str, list[_StoredRollout]]] = {}
     for attempt in rollouts:
         by_step.setdefault(attempt.rollout.step, {}).setdefault(attempt.instance.key, []).append(attempt)
@@ -414,7 +421,7 @@ def _steps(
         shaped_rewards = [worth for group in groups for worth in group.shaped or ()]
         mixed_flags = [has_contrast(group.compared) for group in groups]
         counts = [count for lengths in tokens for count in lengths]
-        # What the rollouts tell; the measures of the updates are not known.
+        # Rollouts say nothing of the updates, so these measures stay unknown.
         unknown = ("loss", "entropy", "kl", "sampler_kl", "clip_share", "grad_norm", "recovered", "cut_share")
         measures = {
             "reward": fmean(episode.reward for episode in episodes),
@@ -479,8 +486,9 @@ def _work(destination: Path) -> Path:
 
 
 def _staged(destination: Path, training: Training, policy: Checkpoint, iteration_id: str) -> Path:
-    """Copy the weights beside their place, with all other files of the model that the iteration
-    begins with: what it reads must not change with its weights. Return the folder.
+    """Copy the weights into a staging folder beside `destination`, with all other files of the
+    model that the iteration begins with, so that tokenizer and configuration stay the same. Return
+    the folder.
     """
     if destination.exists():
         raise StoreError(f"{destination} exists and is not a complete checkpoint; remove it")
@@ -488,11 +496,11 @@ def _staged(destination: Path, training: Training, policy: Checkpoint, iteration
     staging = work / "staging"
     shutil.rmtree(work, ignore_errors=True)
     staging.mkdir(parents=True)
-    # By this, pruning knows whose work it is.
+    # `agentr store prune` reads in it which iteration the folder belongs to.
     write_whole(work / "job.json", canonical({"iteration": iteration_id}).encode())
     for file in weight_files(training.checkpoint):
         shutil.copyfile(file, staging / file.name)
-    # Of an adapter, the configuration is that of its model, and the tokenizer its own.
+    # An adapter has the configuration of its base model, but a tokenizer of its own.
     for folder in filter(None, (adapter_base(policy.path), policy.path)):
         for file in sorted(folder.iterdir()):
             if file.is_file() and file.suffix not in _WEIGHTS and file.name not in _OTHERS:
@@ -501,7 +509,7 @@ def _staged(destination: Path, training: Training, policy: Checkpoint, iteration
     if index.is_file():
         shutil.copyfile(index, staging / index.name)
     (staging / HISTORY).write_bytes(b"")
-    # Remembered, so that the store is held for no longer than a moment.
+    # The hash is cached here, so that the transaction below is short.
     weights_sha256(staging)
     return staging
 

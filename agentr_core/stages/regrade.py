@@ -1,5 +1,5 @@
-"""Stored episodes, scored again by another grader, or by the world as it is now, without a model
-that plays them.
+"""Stored episodes, scored again by another grader, or by the world as it is now; no model plays
+them.
 
 The new rewards are rows beside the old ones, which stay (tables `scoring`, `regrade` and
 `leaf_regrade`). What was scored is not scored again: the id of a scoring is a hash of all that
@@ -36,7 +36,7 @@ from agentr_core.types import Path, Trajectory, Tree
 STAGE = "regrade"
 _AT_ONCE = 16
 _LOADED = 1000
-"""Episodes, or paths of trees, that are in memory together."""
+"""The most episodes, or paths of trees, in memory at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +50,8 @@ class Scoring:
     settings: Mapping[str, Any]
     grader: Grader | None
 
-    # The run is no part of it: a later run has copies of these episodes, whose score is this one,
-    # and its recipe names the scoring in data.scoring.
+    # The run is no part of it: copies of these episodes in later runs share their scores, and a
+    # recipe names the scoring in data.scoring.
     @property
     def id(self) -> str:
         """The id, which is that of an equal scoring in any run."""
@@ -60,8 +60,8 @@ class Scoring:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringResult:
-    """What came of a scoring: how many episodes and paths of trees there are, how many were scored
-    now, and the reasons why others have no score.
+    """The numbers of episodes and of paths of trees that a scoring covers, how many of both were
+    newly scored, and the errors because of which others have no score.
     """
 
     episodes: int
@@ -71,7 +71,9 @@ class ScoringResult:
 
 
 class _Scorable(NamedTuple):
-    """An episode or path of a tree; `columns` are those of its row in `table` beside the grade."""
+    """An episode or path of a tree to score; `columns` are those of its row in `table` apart from
+    the scoring and its result.
+    """
 
     table: str
     columns: Mapping[str, Any]
@@ -79,9 +81,9 @@ class _Scorable(NamedTuple):
 
 
 def by_world(place: Workplace) -> Scoring:
-    """Return the scoring of a recipe's worlds as they are installed now.
+    """Return the scoring by a recipe's worlds as they are installed now.
 
-    Raises `ConfigError` for a world that has no grader and does not repeat itself, and
+    Raises `ConfigError` for a world that has no grader and cannot replay its episodes, and
     `DataFileError` if one of its files cannot be read.
     """
     worlds: dict[str, Any] = {}
@@ -102,8 +104,8 @@ def by_world(place: Workplace) -> Scoring:
 
 
 def asked_model(place: Workplace, role: Any) -> dict[str, str]:
-    """Return which model a recipe has for a role, for the settings of a scoring. Raises
-    `ModelDirectoryError` for unsound weights.
+    """Return the model that a recipe has for a role (`role`, `model`, `identity`), for the settings
+    of a scoring. Raises `ModelDirectoryError` for unsound weights.
     """
     model = place.recipe.model_of(role)
     return {"role": role, "model": model.label, "identity": identity(model)}
@@ -119,8 +121,9 @@ async def regrade(
     tries again. A reply without a readable grade is stored as it is.
 
     Args:
-        evaluations: only the episodes of evaluations, or only what else was played; None: all.
-        iteration: only what was played in this one; None: in all.
+        evaluations: True: only the episodes of evaluations; False: only others, and paths of trees;
+            None: all.
+        iteration: only what was played in this iteration; None: in all.
 
     Raises:
         ConfigError: there is nothing to score.
@@ -188,7 +191,9 @@ async def regrade(
 def _loaded(
     store: Store, trajectory_ids: Sequence[str], leaves: Sequence[tuple[str, int]]
 ) -> Iterator[dict[str, _Scorable]]:
-    """Yield trajectories and paths of trees, some at a time, by the names that events give them."""
+    """Yield batches of at most `_LOADED` trajectories, then of paths of trees, by the names under
+    which events refer to them.
+    """
     for start in range(0, len(trajectory_ids), _LOADED):
         trajectories = load_trajectories(store, trajectory_ids[start : start + _LOADED])
         yield {key: _Scorable("regrade", {"trajectory_id": key}, episode) for key, episode in trajectories.items()}
@@ -213,7 +218,7 @@ def _loaded(
 
 
 def check_scoring(place: Workplace) -> None:
-    """Raise `ConfigError` if the recipe's `data.scoring` names a scoring that there is not."""
+    """Raise `ConfigError` if the recipe's `data.scoring` names a scoring that does not exist."""
     scoring = place.recipe.data.scoring
     if scoring and place.store.missing("scoring", [scoring]):
         raise ConfigError(
@@ -222,11 +227,10 @@ def check_scoring(place: Workplace) -> None:
 
 
 def scored_by(place: Workplace, trajectories: Mapping[str, Trajectory]) -> dict[str, Trajectory]:
-    """Return trajectories with the rewards that the recipe's `data.scoring` gives them, by id; as
-    they are without one. Those whose grade is unreadable are left out.
+    """Return trajectories, by id, with the rewards that the recipe's `data.scoring` gives them;
+    unchanged if it names none. Those whose grade is unreadable are left out.
 
-    Raises `ConfigError` for a scoring that there is not, and for trajectories that it has not
-    scored.
+    Raises `ConfigError` if the scoring does not exist, or has not scored one of the trajectories.
     """
     scoring = place.recipe.data.scoring
     if not scoring:
@@ -240,8 +244,8 @@ def scored_by(place: Workplace, trajectories: Mapping[str, Trajectory]) -> dict[
 
 def scored_paths(place: Workplace, trees: Mapping[str, Tree], run_id: str = "") -> dict[str, tuple[Path, ...]]:
     """Return the paths of trees to their leaves, by tree id, with the rewards that the recipe's
-    `data.scoring` gives them; as the search left them without one. Those whose grade is unreadable
-    are left out.
+    `data.scoring` gives them; unchanged if it names none. Those whose grade is unreadable are left
+    out.
 
     Args:
         run_id: the run that has the trees; by default this one.
@@ -275,7 +279,7 @@ def _unscored(scoring: str, run_id: str, what: str) -> ConfigError:
 
 
 def _regraded(trajectory: Trajectory, regrade: Regrade) -> Trajectory | None:
-    """Return a trajectory with its new reward; None if that is unreadable."""
+    """Return a trajectory with its new reward and success; None if the new grade is unreadable."""
     if regrade.reward is None:
         return None
     return dataclasses.replace(trajectory, reward=regrade.reward, success=bool(regrade.success))

@@ -134,7 +134,7 @@ def bills(place: Workplace, iteration: int) -> tuple[Bill, ...]:
 
 
 class Scoreboard:
-    """The scores of a run's models: each is read once, however many reports show it."""
+    """The scores of a run's models, each read once from the store, however many reports show it."""
 
     def __init__(self, place: Workplace) -> None:
         self._place = place
@@ -158,8 +158,8 @@ class Scoreboard:
         return self._scores[iteration]
 
     def difference(self, iteration: int, other: int) -> Estimate | None:
-        """Return the success of an iteration minus that of the base model (0) or of the iteration
-        before, paired by episode, with its 95% interval.
+        """Return the success of an iteration minus that of the base model (`other` 0) or of the
+        previous iteration, paired by episode, with its 95% interval.
 
         None when one of the two was not evaluated.
         """
@@ -193,8 +193,8 @@ class Scoreboard:
         return self._episodes[iteration]
 
     def unfinished(self, iteration: int) -> tuple[UnfinishedEvaluation, ...]:
-        """Return how far the evaluations of the models up to an iteration are that have begun and
-        are not finished.
+        """Return the progress of each evaluation, of the models up to an iteration, that has begun
+        and is not finished.
         """
         evaluations = {
             evaluation_id(self._place, number, name): (number, name)
@@ -300,7 +300,9 @@ def estimate(metric: metrics.Estimate) -> Estimate:
 
 
 def finite(metric: metrics.Estimate | None) -> Estimate | None:
-    """Return an estimate in the type of the reports; None for None and for an infinite interval."""
+    """Return an estimate in the type of the reports; None for None, and if it has no finite
+    interval.
+    """
     return estimate(metric) if metric is not None and math.isfinite(metric.low) else None
 
 
@@ -324,16 +326,14 @@ def build_report(
     board = board or Scoreboard(place)
     iteration_id = place.iteration_id(iteration)
     evaluations = [evaluation_id(place, iteration, name) for name in (TEST, REVISION, *place.recipe.evaluation.sets)]
-    collection_stops = datasets.collected_stops(place.store, iteration_id)
-    evaluation_stops = datasets.evaluated_stops(place.store, evaluations)
+    in_collection = datasets.collected_stops(place.store, iteration_id)
+    in_evaluation = datasets.evaluated_stops(place.store, evaluations)
     refusals = datasets.refusals(place.store, iteration_id, limit=8)
     errors = ErrorRecord(
         refused={opening or "(nothing)": count for opening, count in refusals.items()},
         stops=tuple(
-            StopCount(
-                reason=reason, collected=collection_stops.get(reason, 0), evaluated=evaluation_stops.get(reason, 0)
-            )
-            for reason in sorted(collection_stops.keys() | evaluation_stops.keys())
+            StopCount(reason=reason, collected=in_collection.get(reason, 0), evaluated=in_evaluation.get(reason, 0))
+            for reason in sorted(in_collection.keys() | in_evaluation.keys())
         ),
         faults=tuple(
             FaultCount(error=fault.error, phase=fault.phase, count=fault.count, lost=fault.lost)
@@ -382,8 +382,8 @@ def build_report(
 
 
 def training_curves(place: Workplace, iteration: int) -> tuple[Section, ...]:
-    """Return the section on an iteration's training on a dataset; none where there was none. Group
-    RL says itself how it went.
+    """Return the section on an iteration's training on a dataset; none if it had none. The curves
+    of group RL are in the sections of its method.
     """
     training = place.plan(iteration).training if iteration else None
     steps = datasets.training_curve(place.store, place.iteration_id(iteration)) if training else []
@@ -395,7 +395,9 @@ def training_curves(place: Workplace, iteration: int) -> tuple[Section, ...]:
 
 
 def build_outline(place: Workplace, iteration: int, board: Scoreboard, *, viewer: str = "") -> IterationReport:
-    """Return the parts of an iteration's report that the page of the whole run and tables show."""
+    """Return those parts of an iteration's report that also the page of the whole run and its
+    tables show.
+    """
     recipe, iteration_id = place.recipe, place.iteration_id(iteration)
     funnel = place.plan(iteration).funnel if iteration else None
     seconds = runs.seconds_by_part(place.store, iteration_id)
@@ -498,8 +500,8 @@ def alarm_section(place: Workplace, iteration: int) -> tuple[Section, ...]:
 
 
 def with_run(place: Workplace, report: IterationReport) -> IterationReport:
-    """Return the outline of the last iteration of a run with its method's sections on the whole
-    run, and that on episodes that were scored again.
+    """Return the outline of a run's last iteration with the sections about the whole run: those of
+    its method, and the one on episodes that were scored again.
     """
     return replace(report, run=(*_said_by_method(place, report.iteration, "run"), *scoring_section(place)))
 
@@ -552,7 +554,8 @@ def beside(place: Workplace, single_runs: Sequence[Workplace]) -> tuple[BesideSc
     """Return the held-out scores of a run of several worlds, and those of runs of one world each,
     by iteration, starting with the model that the runs began with.
 
-    Raises `ConfigError` when a run has other worlds than it should, or played other instances.
+    Raises `ConfigError` if the first run has only one world, if another one is not of one of its
+    worlds or shares it with a third, or if they played different instances.
     """
     worlds = place.recipe.world_names
     if len(worlds) < 2:
@@ -663,8 +666,8 @@ def build_runs(places: Sequence[Workplace], *, viewer: str = "") -> RunsReport:
 
 
 def _last(place: Workplace) -> int:
-    """Return the iteration whose model a run ends with so far: the last one that was evaluated, or
-    the one that this iteration promotes.
+    """Return the iteration whose model a run ends with so far: the last one with a finished
+    evaluation, or the one that this iteration promotes. Raises `ConfigError` if there is none.
     """
     ended_ids = {evaluation.evaluation_id for evaluation in finished_evaluations(place.store, place.run_id, after=-1)}
     numbers = [n for n in iterations_of(place.store, place.run_id) if evaluation_id(place, n, TEST) in ended_ids]
@@ -721,31 +724,31 @@ def _column(place: Workplace, first: Workplace, last_of_first: int) -> RunColumn
 
 
 def _is_known(episode: Episode) -> bool:
-    """Return whether it is known how an episode began: one of a revision test that failed for good
-    has no steps that would tell.
+    """Return whether the steps that an episode was given are known: an episode of a revision test
+    that failed for good has none stored.
     """
     return not episode.cut or bool(episode.trajectory_id)
 
 
 def _key(episode: Episode) -> tuple[str, int, int, tuple[str, ...]]:
-    """Return what makes an episode the same in two runs: their revision tests go on from failures
+    """Return what identifies an episode across runs. Revision tests of two runs continue failures
     of their own first models, which may differ though instance, number and cut are equal.
     """
     return episode.instance.key, episode.repeat, episode.cut, given_steps(episode)
 
 
-# What came out of the stages of data construction that several methods share.
+# The counts of the stages of data construction that several methods share.
 
 
 def expert_episodes(place: Workplace, iteration: int) -> FunnelStage:
-    """Return how many episodes of the expert there are for an iteration."""
+    """Return the stage of the funnel that counts the expert's episodes of an iteration."""
     source = place.source_id(iteration)
     count = datasets.episode_counts(place.store, source, "expert").played
     return FunnelStage(name="expert episodes", count=count, rejected=rejected_by(place, source, "expert"))
 
 
 def expert_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
-    """Return what came out of each stage where the expert is cloned."""
+    """Return the stages of the funnel of a method that clones the expert."""
     return to_rows(place, iteration, [expert_episodes(place, iteration)])
 
 

@@ -17,7 +17,7 @@ _NOTE = (
 
 
 def scored_table(comparisons: Sequence[ScoreComparison]) -> Table:
-    """Return a table with a row for each iteration and kind of episode: old and new scores."""
+    """Return a table of old and new scores, with a row for each iteration and kind of episode."""
     columns = (
         Column("Iteration"),
         Column("Episodes of", "text"),

@@ -34,7 +34,8 @@ STAGE = "train"
 
 async def train(place: Workplace, iteration: int) -> dict[str, Any]:
     """Fine-tune on the dataset of an iteration, unless an earlier attempt published its checkpoint;
-    return the checkpoint's name, its loss, the number of trained tokens and how training ended.
+    return the checkpoint's name, its final loss, the number of trained tokens and why training
+    ended.
 
     Raises:
         AlarmRaised: an alarm ended the training.
@@ -57,8 +58,8 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
         tell_step(place.root, place.run_id, iteration, (event.step, event.loss, event.learning_rate, event.grad_norm))
 
     was_complete = is_complete(job.output_dir)
-    # A training counts its seconds over all its attempts. Those that were interrupted have told the
-    # store of theirs, and one that finds its checkpoint takes none.
+    # A training's seconds cover all its attempts. Those that were interrupted have stored theirs,
+    # and an attempt that finds the finished checkpoint adds none.
     stored_seconds = stage_seconds(place.store, place.run_id).get((iteration, STAGE), 0.0)
     with place.timed(STAGE, iteration) as clock:
         result = await fine_tune(job, on_progress=show)
@@ -122,7 +123,7 @@ def store_checkpoint(
     dataset_id: str | None = None,
 ) -> None:
     """Store the published checkpoint of a job as the one that an iteration made, with its training
-    steps and results, and those that were published after earlier steps.
+    steps and results, and the checkpoints that were published after earlier steps.
 
     Args:
         settings: those of the objective.

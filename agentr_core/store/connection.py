@@ -56,13 +56,15 @@ _HELD = ("Could not set lock on file", "Unique file handle conflict")
 
 
 def holder(error: duckdb.Error) -> int | None:
-    """Return the PID in DuckDB's message about a database that is open elsewhere, or None."""
+    """Return the PID of the process that has the database open, from DuckDB's error message; None
+    if it names none.
+    """
     match = re.search(r"PID (\d+)", str(error))
     return int(match[1]) if match else None
 
 
 def storage_fault(error: duckdb.Error, path: Path) -> StoreError | None:
-    """Return the error of the file at `path` or its disk, or None when DuckDB's error is about
+    """Return our error for a DuckDB error about the file at `path` or its disk; None if it is about
     something else.
     """
     text = " ".join(str(error).split())
@@ -81,7 +83,9 @@ def storage_fault(error: duckdb.Error, path: Path) -> StoreError | None:
 
 
 def query_fault(error: duckdb.Error, path: Path) -> ConfigError | StoreError:
-    """Return the error in a user's SQL, in one sentence, or of the file at `path` that it reads."""
+    """Return our error for a DuckDB error in a user's query: one sentence on the SQL, or on the
+    file at `path` if that is at fault.
+    """
     text = " ".join(str(error).split())
     if "read-only mode" in text:
         return ConfigError("SQL: the store is opened for reading only; use a SELECT")
@@ -136,7 +140,7 @@ def literal(text: str) -> str:
 
 @contextmanager
 def connected(path: Path, deadline: float, *, read_only: bool, beside: Sequence[Path] = ()) -> Iterator[Any]:
-    """Return a connection whose default database is the file at `path`, closed after the body.
+    """Yield a connection whose default database is the file at `path`, closed after the body.
 
     Arguments and errors are those of `attached`.
     """
@@ -149,8 +153,8 @@ def connected(path: Path, deadline: float, *, read_only: bool, beside: Sequence[
 
 @contextmanager
 def cursor(instance: Any, path: Path, *, internal: bool = True) -> Iterator[Any]:
-    """Return a connection to an instance of DuckDB that `attached` gave, whose default database is
-    the file at `path`. Nothing but its settings remains after the body.
+    """Yield a connection to a DuckDB instance from `attached`, with the file at `path` as its
+    default database. It is closed after the body; only global settings that it made remain.
 
     Args:
         internal: whether the queries are the store's own; those of users get more threads for a
@@ -173,7 +177,7 @@ def attached(
     files: bool = False,
     beside: Sequence[Path] = (),
 ) -> Iterator[Any]:
-    """Return an instance of DuckDB that has the file at `path` open, until the body ends.
+    """Yield an instance of DuckDB that has the file at `path` open, until the body ends.
 
     Programs that have the file open without our lock, such as the duckdb shell, are waited for
     until `deadline` (`time.monotonic()`).
@@ -188,7 +192,7 @@ def attached(
         beside: other database files that the body may attach.
 
     Raises:
-        StoreBusy: such a program kept the file for longer.
+        StoreBusy: such a program kept the file open beyond `deadline`.
         duckdb.Error: the file cannot be opened.
     """
     options = "read_only" if read_only else f"row_group_size {_ROW_GROUP_ROWS}"
@@ -223,7 +227,7 @@ def _take(idle: list[tuple[str, Any]] | None, name: str) -> Any:
 
 
 def _started(path: Path, databases: Sequence[Path]) -> Any:
-    """Return a new instance, which opens no files but those databases; any, if there are none."""
+    """Return a new instance that may open only the files of `databases`; any file if empty."""
     instance = duckdb.connect(
         config={
             "threads": 1,
@@ -244,7 +248,7 @@ def _started(path: Path, databases: Sequence[Path]) -> Any:
 
 
 def _emptied(instance: Any) -> bool:
-    """Close the file; return whether the instance can open it again. It cannot if a user's query
+    """Detach the file; return whether the instance can be reused, which is not so if a user's query
     has locked its settings.
     """
     try:
@@ -256,8 +260,8 @@ def _emptied(instance: Any) -> bool:
 
 @contextmanager
 def storage_faults(path: Path) -> Iterator[None]:
-    """Turn DuckDB's errors about the file at `path` into ours, and its end of a query by Ctrl-C
-    into `KeyboardInterrupt`; let the others through.
+    """Turn DuckDB's errors about the file at `path` into `StoreError` or `CorruptStore`, and a
+    query interrupted by Ctrl-C into `KeyboardInterrupt`; pass all others on.
     """
     try:
         yield

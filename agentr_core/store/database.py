@@ -41,11 +41,11 @@ class Store:
     beside it.
 
     `wait_s` is the longest wait for other processes, in seconds; a run waits without end
-    (`math.inf`), since what it has sampled would be sampled again. Long waits are told to the log
-    of `agentr_core.store.lock`. Making a `Store` touches no file:
-    the first write creates it, and reading a file that does not exist is an error. Several
-    processes and threads may use stores on one file at once. A burst inside another burst on the
-    same file would wait for itself: finish one first.
+    (`math.inf`), since what it has sampled would be sampled again. Long waits are logged by
+    `agentr_core.store.lock`. Making a `Store` touches no file: the first write creates it, and
+    reading a file that does not exist is an error. Several processes and threads may use stores on
+    one file at once. Do not nest bursts on one file: the inner one would wait for the outer one,
+    and fails after a minute.
     """
 
     def __init__(self, path: Path, wait_s: float = 60) -> None:
@@ -55,12 +55,12 @@ class Store:
         self._newest = self._migrations[-1].number
         self._idle: list[tuple[str, Any]] = []
         self._keep_alive: KeepAlive | None = None
-        # The file whose catalogue was looked at, as device and inode: it takes longer than a burst.
+        # Device and inode of the file whose catalogue was checked: that takes longer than a burst.
         self._known: tuple[int, int] | None = None
 
     @contextmanager
     def transaction(self) -> Iterator[Any]:
-        """Return a connection for one write burst: committed at the end of the body, rolled back if
+        """Yield a connection for one write burst: committed at the end of the body, rolled back if
         it raises.
 
         Committed rows survive the death of the process.
@@ -92,7 +92,7 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Any]:
-        """Return a connection for one read burst, in which all statements see the same state.
+        """Yield a connection for one read burst, in which all statements see the same state.
 
         Raises:
             StoreBusy, CorruptStore, StoreError: as in `transaction`; also when there is no store at
@@ -145,7 +145,7 @@ class Store:
         files: bool = False,
         seconds: float = questions.SECONDS,
     ) -> pa.Table:
-        """Return the exact rows of a user's query, which cannot change anything in the store.
+        """Return the rows of a user's query without loss; it cannot change anything in the store.
 
         Integers keep 64 bits; intervals and other types that Arrow lacks become their text in SQL.
         Other files are neither read nor written unless `files` is given. Writers wait while a query
@@ -155,7 +155,7 @@ class Store:
             ConfigError: the SQL is wrong, or does more than query, or takes longer than `seconds`.
             StoreBusy, CorruptStore, StoreError: as in `reading`.
         """
-        # Opened for this query alone and for reading, whatever the query says.
+        # The file is opened for this query alone and read-only, whatever the query says.
         with self._newest_state(internal=False, files=files) as con:
             tell_runs_at_work(con, self.path.parent)
             try:
@@ -183,7 +183,8 @@ class Store:
             put(con, rows)
 
     def update(self, table: str, row: Row) -> None:
-        """Change some columns of one stored row; `row` holds its whole key and the new values.
+        """Change columns of one stored row; `row` has all its key columns and the new values of
+        others.
 
         Raises:
             KeyError: there is no row with that key.
@@ -215,16 +216,16 @@ class Store:
         return [identifier for identifier in ids if identifier not in present]
 
     def version(self) -> int:
-        """Return the version of the schema, which is not brought up to date; 0 for an empty
-        database. Raises as `reading`.
+        """Return the schema version of the file, without migrating it; 0 for an empty database.
+        Raises as `reading`.
         """
         self._must_exist()
         with self._burst(time.monotonic() + self.wait_s, read_only=True) as con:
             return migrations.version(con, self.path)
 
     def checkpoint(self) -> None:
-        """Fold the log into the database file, so that the one file is the whole store and can be
-        copied.
+        """Fold the write-ahead log into the database file, so that this one file is the whole store
+        and can be copied. Do nothing if there is no store. Raises as `transaction`.
         """
         deadline = time.monotonic() + self.wait_s
         if self.path.exists():
@@ -233,10 +234,10 @@ class Store:
                 con.execute("checkpoint")
 
     def backup(self, target: Path) -> None:
-        """Write the whole store, as it is now, to one file at `target`; meanwhile, other processes
-        wait.
+        """Write the whole store, as it is now, to one file at `target`; other processes wait
+        meanwhile.
 
-        The file appears under its name once it is complete and could be opened.
+        The file appears under its name once it is complete and all of it could be read.
 
         Raises:
             StoreError: there is no store, `target` exists or cannot be written, or the disk is
@@ -261,8 +262,9 @@ class Store:
 
     @contextmanager
     def kept_open(self) -> Iterator[None]:
-        """Leave the file open for a moment after each burst of the body, for the next one; it is
-        closed sooner if anybody else asks for it, and at the end of the body.
+        """Keep the file open for a moment after each burst of the body, so that the next one need
+        not open it; it is closed earlier if another process waits for it, and at the end of the
+        body.
         """
         if self._keep_alive is not None:
             yield
@@ -275,8 +277,9 @@ class Store:
 
     @contextmanager
     def _newest_state(self, *, internal: bool = True, files: bool = False) -> Iterator[Any]:
-        """Return a connection as `reading` does. For a query that is not `internal`, the file is
-        opened for that query alone and read-only; with `files` the query may use other files, too.
+        """Yield a connection as `reading` does, after migrating the file if it has an older schema.
+        For a query that is not `internal`, the file is opened for that query alone and read-only;
+        with `files` the query may use other files, too.
         """
         deadline = time.monotonic() + self.wait_s
         self._must_exist()
@@ -295,8 +298,8 @@ class Store:
 
     @contextmanager
     def _burst(self, deadline: float, *, read_only: bool, internal: bool = True, files: bool = False) -> Iterator[Any]:
-        """Return a connection under the lock. An `internal` burst takes over the open file that an
-        earlier one has left, if there is any, and leaves its own open unless it fails.
+        """Yield a connection under the lock. An `internal` burst within `kept_open` reuses the file
+        that an earlier one left open, if there is any, and leaves its own open unless it fails.
         """
         keep_alive = self._keep_alive if internal else None
         with lock.burst(self.path, deadline) as nearer, storage_faults(self.path):
@@ -414,8 +417,8 @@ def _check_writer(con: Any, table: str, fixed_columns: Sequence[str]) -> None:
 # The buffering writer between an asyncio program and the store.
 
 _SHARE = 0.05
-"""The share of wall time that the store may take: after a burst of t seconds there is no other for
-t / share.
+"""The share of wall time that the store may take: after a burst of t seconds the next one waits for
+t / share seconds, but for no longer than `_LONGEST_PAUSE_S`.
 """
 _LONGEST_PAUSE_S = 5.0
 _BURSTS_WAITING = 3
@@ -427,10 +430,10 @@ class Writer:
     """A buffer that collects units of rows and stores them together, every `interval_s` seconds or
     `max_rows` rows, in a thread; a step of a trajectory counts as a row, too.
 
-    A unit (the rows of one `add`) is stored as a whole or not at all. It is safe once the context,
-    or a `flush` begun after its `add`, has ended without error; until then it is lost if the
-    process is killed. Leaving the context stores what is left, even if the body was cancelled or
-    failed.
+    A unit (the rows of one `add`) is stored as a whole or not at all. It is stored for certain once
+    the context, or a `flush` begun after its `add`, has ended without error; until then it is lost
+    if the process is killed. Leaving the context stores what is left, even if the body was
+    cancelled or failed.
 
     Unstored rows are held in memory. A producer awaits `room` before it makes more rows: this
     blocks while the rows of three bursts are waiting.
@@ -466,8 +469,8 @@ class Writer:
         self._closing = True
         self._wake.set()
         if self._task is not None:
-            # Its error, if it has one, is about rows that are kept: the flush below tries them
-            # again.
+            # Its error, if any, is ignored: rows that it failed to store are kept, and the flush
+            # below tries them again.
             await asyncio.gather(self._task, return_exceptions=True)
         try:
             await self.flush()
@@ -483,7 +486,8 @@ class Writer:
 
         Raises:
             RuntimeError: the writer is not open.
-            AgentrError: the store failed for good in the background.
+            AgentrError: an earlier write in the background failed, with another error than
+                `StoreBusy`.
         """
         self._check()
         self._units.append(unit)
@@ -492,7 +496,7 @@ class Writer:
             self._wake.set()
 
     async def room(self) -> None:
-        """Return once there is room for more rows. Raises as `add` does."""
+        """Return once fewer rows are waiting than three bursts hold. Raises as `add` does."""
         self._check()
         while self._rows + self._rows_under_way >= self._max_waiting:
             self._tried.clear()
@@ -565,8 +569,8 @@ class _Snapshot(Store):
 
 @contextmanager
 def snapshot(store: Store) -> Iterator[_Snapshot]:
-    """Return a store for reading: all queries to it see the same state, and the file is opened only
-    once, which takes longer than most queries.
+    """Yield a store whose queries all see the same state; the file is opened only once, which takes
+    longer than most queries.
 
     Writers wait until the body ends, so keep it short. Rows that the body itself writes are stored
     once it has ended, unless it failed. Raises as `Store.reading` and `Store.write` do.
@@ -585,19 +589,19 @@ class _Burst(_Snapshot):
 
 @contextmanager
 def burst(store: Store) -> Iterator[Store]:
-    """Return a store whose queries see what the body has written to it: all of that is stored once
+    """Yield a store whose queries see what the body has written to it: all of that is stored once
     the body has ended, and nothing of it if the body fails or the process dies.
 
-    Others wait until then, so keep it short. Raises as `Store.transaction` does.
+    Other processes wait until then, so keep it short. Raises as `Store.transaction` does.
     """
     with store.transaction() as con:
         yield _Burst(store, con)
 
 
 def settled_state(store: Store, read: Callable[[Store], T]) -> T:
-    """Return the result of `read` on one state of a store that includes the rows `read` itself
-    writes: if it writes any, it is run once more. Raises as `snapshot` does, and what `read`
-    raises.
+    """Return the result of `read` on one state of a store. If `read` itself writes rows, they are
+    stored, and it is run once more on a state that has them. Raises as `snapshot` does, and what
+    `read` raises.
     """
     with snapshot(store) as state:
         result = read(state)

@@ -1,9 +1,9 @@
 """A database file that stays open between bursts that follow each other at once.
 
-To open a store costs more than most bursts on it: DuckDB reads every table and binds every view,
-8 ms of processor time (and 2 to close it), a few hundred times in a short run. So a file may stay
-open, and locked, for a moment after a burst. Nobody waits longer for that: whoever asks for the
-lock meanwhile gets it at the next look.
+Opening a store costs more than most bursts on it: DuckDB reads every table and binds every view,
+which takes 8 ms of processor time (and 2 ms to close it), a few hundred times in a short run. So a
+file may stay open, and locked, for a moment after a burst. Others hardly wait longer for that: a
+thread looks every 10 ms whether somebody asks for the lock.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from agentr_core.store import lock
 _KEPT_S = 0.05
 """The longest time without a burst for which a file stays open."""
 _LOOK_S = 0.01
-"""How often an open file is looked at: whether another process waits for it."""
+"""The interval at which an open file is checked for others that wait for it, in seconds."""
 
 
 @dataclass(frozen=True)
 class OpenFile:
-    """An instance of DuckDB that has a database file open; the end of `stack` closes the file and
+    """An instance of DuckDB that has a database file open; closing `stack` closes the file and
     releases its lock.
     """
 
@@ -38,8 +38,9 @@ class OpenFile:
 
 
 class KeepAlive:
-    """The open file of the database at `path` between bursts. A thread closes it in time; the end
-    of the context closes it, too. Safe for use by several threads.
+    """Keeps the file of the database at `path` open between bursts. A thread closes it after
+    `_KEPT_S` without a burst, or when others wait for it, or at the end of the context.
+    Thread-safe.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,8 +64,8 @@ class KeepAlive:
         self._thread.join()
 
     def take(self, *, read_only: bool) -> OpenFile | None:
-        """Return the open file, which is then the caller's to close or give back; None if there is
-        none that will do. Who only reads may have a file that can be written.
+        """Return the open file, which the caller must then close or give back; None if there is
+        none that will do. A reader may get a file that is open for writing.
         """
         with self._change:
             file, self._file = self._file, None
@@ -79,7 +80,7 @@ class KeepAlive:
             file.stack.close()
             return
         with self._change:
-            # Another thread may have given back a file of its own: both read.
+            # Another reading thread may have given back its own file already.
             surplus = file if self._ended or self._file is not None else None
             if surplus is None:
                 self._file, self._since = file, time.monotonic()
@@ -101,6 +102,6 @@ class KeepAlive:
                     self._change.wait(_LOOK_S)
                     continue
                 self._file = None
-            # All bursts on it are committed or over; what ails the file is told when it is opened.
+            # All bursts on it have ended; a fault of the file is reported when it is next opened.
             with suppress(duckdb.Error):
                 file.stack.close()

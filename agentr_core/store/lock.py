@@ -22,13 +22,15 @@ _LONGEST_PAUSE_S = 0.02
 _FIRST_WORD_S = 10.0
 _NEXT_WORD_S = 60.0
 _LOOK_S = 1.0
-"""After so many seconds a wait is told, then again and again; so often the holder is asked for."""
+"""A wait is logged after `_FIRST_WORD_S` seconds, then every `_NEXT_WORD_S`; while it lasts, the
+holder of the lock is looked up every `_LOOK_S`.
+"""
 _OWN_S = 60.0
-"""The longest wait of a thread that holds the lock itself, which would wait for itself for ever."""
+"""The longest wait of a thread that holds the lock itself, since that wait is a deadlock."""
 
 log = logging.getLogger(__name__)
 _last_word: dict[Path, float] = {}
-"""When a wait for each database was told last, whichever thread told it."""
+"""The time of the last log message about a wait, by database, whichever thread waited."""
 _own = threading.local()
 
 
@@ -40,8 +42,7 @@ def held(path: Path, *, exclusive: bool, deadline: float) -> Iterator[None]:
     Args:
         path: the database file; the lock lives in `<path>.lock` and `<path>.queue`.
         exclusive: whether the body writes.
-        deadline: `time.monotonic()` at which to give up; infinite: never. Long waits are told to
-            the log.
+        deadline: `time.monotonic()` at which to give up; infinite: never. Long waits are logged.
 
     Raises:
         StoreBusy: the lock was not free before the deadline.
@@ -53,8 +54,8 @@ def held(path: Path, *, exclusive: bool, deadline: float) -> Iterator[None]:
 
 @contextmanager
 def burst(path: Path, deadline: float) -> Iterator[float]:
-    """Return the deadline of this thread for the lock of `path`: nearer inside another burst, which
-    would wait for itself for ever.
+    """Count the body as a burst of this thread on `path`, and yield its deadline: that given, but
+    within a minute if the thread is already in another burst on `path`, which would be a deadlock.
     """
     paths: list[Path] = _own.__dict__.setdefault("paths", [])
     nearer = min(deadline, time.monotonic() + _OWN_S) if path in paths else deadline
@@ -67,7 +68,7 @@ def burst(path: Path, deadline: float) -> Iterator[float]:
 
 @contextmanager
 def locked(path: Path, *, exclusive: bool, deadline: float) -> Iterator[None]:
-    """Hold the lock as `held` does, whichever thread ends the body.
+    """Hold the lock as `held` does; another thread may end the body.
 
     A second side file is a turnstile that a waiting writer keeps shut. Without it readers that come
     one after the other would keep a writer out for ever, since a lock goes to whichever process
@@ -83,8 +84,8 @@ def locked(path: Path, *, exclusive: bool, deadline: float) -> Iterator[None]:
 
 
 def wanted(path: Path) -> bool:
-    """Return whether somebody, in this process or another, waits for the lock; true also where the
-    lock files are gone.
+    """Return whether a thread or process waits for the lock; True also if the queue file cannot be
+    opened.
     """
     try:
         with _opened(path, ".queue", exclusive=False) as queue:
@@ -96,8 +97,9 @@ def wanted(path: Path) -> bool:
 
 @contextmanager
 def held_if_shared(path: Path, deadline: float) -> Iterator[None]:
-    """Hold the lock of the database at `path` for the body as a reader, if there is one; make none
-    for a file that no process of ours has opened where it is. Raises as `held` does.
+    """Hold the lock of the database at `path` for the body as a reader, if its lock files exist;
+    otherwise run the body without, so that no lock files appear beside another program's database.
+    Raises as `held` does.
     """
     if all(path.with_name(path.name + suffix).exists() for suffix in (".queue", ".lock")):
         with held(path, exclusive=False, deadline=deadline):
@@ -107,7 +109,7 @@ def held_if_shared(path: Path, deadline: float) -> Iterator[None]:
 
 
 def busy(path: Path, holder: int | None) -> StoreBusy:
-    """Return the error that says who holds the database at `path`, if that is known."""
+    """Return the error that the database at `path` is in use, with its holder's PID if known."""
     return StoreBusy(f"{path} is held by {_who(holder)}; wait until it is done, or stop it, and try again")
 
 
@@ -118,7 +120,7 @@ def _who(holder: int | None) -> str:
 
 
 class Wait:
-    """A wait for the database at `path`, of which the log is told now and then."""
+    """A wait for the database at `path` that logs a warning from time to time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -127,7 +129,7 @@ class Wait:
         self._since = datetime.now()
 
     def tell(self, holder: Callable[[], int | None]) -> None:
-        """Ask who holds the database, and tell it if it is time."""
+        """Look up who holds the database, at most once a second, and log a warning if due."""
         now = time.monotonic()
         if now - self._looked < _LOOK_S:
             return
@@ -154,15 +156,15 @@ def _opened(path: Path, suffix: str, exclusive: bool) -> Iterator[int]:
         except OSError as error:
             if error.errno != errno.EROFS or exclusive:
                 raise
-            # A copy without its side files, where nobody can write: its own lock does.
+            # A database without lock files on a read-only file system: lock the file itself.
             descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
         raise StoreError(f"{name} cannot be opened ({error.strerror}); make its folder accessible to you") from error
     try:
         yield descriptor
     finally:
-        # Closing is not enough: a child forked meanwhile would share the lock and keep it. A file
-        # system without locks has said so before.
+        # Closing is not enough: a child forked meanwhile would share the lock and keep it. Errors
+        # are ignored: on a file system without locks, locking has failed already.
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)

@@ -1,12 +1,11 @@
 """The numbered schema: its migrations, and bringing a database up to the newest one.
 
 Tables and columns are changed by numbered scripts, one after another; the first one makes the
-tables. Views hold no rows: those of before are dropped, and `schema/views` has them as they are
-now.
+tables. Views hold no rows, so all of them are dropped and made anew from `schema/views`.
 
 A store may come from anywhere, so its catalogue is read before any statement of ours names
-something in it: tables that are not as the scripts make them are refused, views under our names are
-made anew, and nobody else's are touched.
+something in it: tables that differ from those of the scripts are refused, views under our names are
+made anew, and others are not touched.
 """
 
 from __future__ import annotations
@@ -37,22 +36,20 @@ VIEWS = 120
 table that they show.
 """
 CATALOGUE = "942b5a03289c7db2"
-"""The fingerprint of tables and views as the scripts make them, in the words of the DuckDB that we
-pin. A store with another one is compared in detail, which takes a second.
+"""The fingerprint of the SQL of our tables and views, as the pinned version of DuckDB prints it. A
+store with another one is compared in detail, which takes a second.
 """
 FIRST = 100
-"""The number of the first script. Stores of lower versions had other tables, and are not read."""
+"""The number of the first script. Stores of lower versions had other tables, and cannot be read."""
 _VERSIONS = "schema_version"
-# Tables have no foreign keys, which in DuckDB forbid to update a row that others refer to. View
-# v_orphans lists references that point nowhere, and tests keep it empty.
+# Tables have no foreign keys: with them, DuckDB cannot update a row that others refer to. View
+# v_orphans lists references to rows that do not exist, and tests keep it empty.
 _OURS = frozenset({*TABLES, _VERSIONS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """One SQL script. Numbers ascend from `FIRST`; those of scripts that only made views are
-    free.
-    """
+    """One SQL script. Numbers ascend from `FIRST`, with gaps where scripts only made views."""
 
     number: int
     name: str
@@ -82,9 +79,9 @@ def _scripts(folder: Traversable) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Catalogue:
-    """What the main schema of a database has under our names, by name in lower case.
+    """The tables and views in the main schema of a database that have our names.
 
-    `tables` and `views` are in SQL; `others` are the names of all other tables.
+    `tables` and `views` are SQL by name in lower case; `others` are the names of all other tables.
     """
 
     tables: Mapping[str, str]
@@ -129,7 +126,7 @@ def check(con: Any, path: Path, newest: int, *, unchanged: bool = False) -> bool
         return current == newest
     if current == VIEWS and _fingerprint(catalogue) == CATALOGUE:
         return current == newest
-    # Tables are to be as the scripts make them up to this version: only columns without a default,
+    # Tables must be as the scripts up to this version make them: only columns without a default,
     # and indexes, may have been added.
     reference, expected_tables = _own(current)
     missing = expected_tables.keys() - catalogue.tables.keys()
@@ -282,7 +279,9 @@ def _parts(con: Any, tables: frozenset[str]) -> _Parts:
 
 @cache
 def _own(current: int) -> tuple[_Catalogue, _Parts]:
-    """Return what the scripts make up to a version."""
+    """Return the catalogue, and columns and constraints, that the scripts up to version `current`
+    make.
+    """
     with TemporaryDirectory() as folder:
         path = Path(folder) / "store.duckdb"
         with connected(path, time.monotonic(), read_only=False) as con:
@@ -361,10 +360,10 @@ def copy_sound(source: Path, target: Path, newest: int) -> None:
 def stored_columns(con: Any, database: str, twin: str) -> list[tuple[str, str, str]]:
     """Return schema, name and quoted columns of each table in an attached database.
 
-    Columns that are computed when they are read are left out: their expressions may be anybody's.
+    Generated columns are left out: their expressions may come from anybody, and are not run.
 
     Args:
-        twin: an attached database with the same tables that can be written; nothing is.
+        twin: an attached writable database with the same tables; nothing is written to it.
     """
     columns: dict[tuple[str, str], list[str]] = {}
     for schema, table, column in con.execute(_COLUMNS, [database]).fetchall():
@@ -379,8 +378,8 @@ def stored_columns(con: Any, database: str, twin: str) -> list[tuple[str, str, s
 
 
 def _takes(con: Any, database: str, schema: str, table: str, column: str) -> bool:
-    """Return whether a column takes values, by a statement that is only planned: DuckDB lists
-    columns that are computed like others.
+    """Return whether a column can be inserted into. DuckDB lists generated columns like others, so
+    an insert into it is planned, not run.
     """
     try:
         con.execute(f"explain insert into {database}.{quoted(schema)}.{quoted(table)} ({quoted(column)}) values (null)")

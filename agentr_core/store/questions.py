@@ -1,4 +1,4 @@
-"""A user's queries in SQL: what they may do, and answers without loss."""
+"""A user's queries in SQL: which statements they may have, and their answers without loss."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from agentr_core.store.connection import quoted
 from agentr_core.system import write_bytes
 
 SECONDS = 300.0
-"""How long a question may take unless it is given more: who writes to the store waits meanwhile."""
+"""The default time limit of a user's query: writers wait while it reads."""
 _ASKS = ("SELECT", "EXPLAIN")
 _USES_FILES = ("COPY", "EXPORT", "ATTACH", "DETACH", "LOAD", "CREATE")
-"""Kinds of statements that reach beyond the store, or are only useful to those that do."""
+"""Kinds of statements that use other files, or are of use only with statements that do."""
 _DESCRIBES = re.compile(r"\s*desc(?:ribe)?\s+(\w+)\s*;?\s*", re.IGNORECASE)
 # DuckDB's own answer leaves the comments out. A view's column is called as in the table below it.
 _COLUMNS = """
@@ -52,7 +52,8 @@ def ask(
 ) -> pa.Table | None:
     """Return the answer of the last statement in `sql`, or None if there is no statement.
 
-    Column names are made distinct, such as `a` and `a_1`. The connection's configuration is locked.
+    Column names are made distinct, such as `a` and `a_1`. The settings of the connection stay
+    locked.
 
     Args:
         files: whether the connection reaches other files, so that statements may name them.
@@ -92,9 +93,8 @@ def ask(
 
 @contextmanager
 def limited(con: Any, seconds: float) -> Iterator[None]:
-    """Interrupt what a connection does in the body once it has taken so many seconds.
-
-    Raises `ConfigError` then.
+    """Interrupt the connection's query once the body has taken `seconds`. Raises `ConfigError`
+    then.
     """
     done, over = threading.Event(), threading.Event()
 
@@ -126,7 +126,7 @@ def _check(statements: Sequence[Any], store: Path, *, files: bool) -> None:
         raise ConfigError("SQL: these are several queries, and only one can be answered; ask them one by one")
     for statement in statements:
         kind = statement.type.name
-        # Without the texts in its quotes.
+        # The statement with all quoted texts emptied.
         masked_query = re.sub(r"""'(?:[^']|'')*'|"(?:[^"]|"")*\"""", lambda match: match[0][0] * 2, statement.query)
         if kind not in _USES_FILES and not (kind == "EXPLAIN" and _EXPLAINS_A_COPY.search(masked_query)):
             if kind not in _ASKS:
@@ -162,8 +162,8 @@ _FILES_ARE_SHUT = (
 
 
 def closed_door(error: duckdb.Error) -> ConfigError | None:
-    """Return the error for a user whose query tried to use a file that it may not use; None for any
-    other error of DuckDB.
+    """Return the error for a user whose query tried to use a file that it may not use; None if
+    DuckDB's error is another one.
     """
     if isinstance(error, duckdb.PermissionException) and "disabled" in str(error):
         match = re.search(r'"([^"]*)"', str(error))
@@ -228,8 +228,8 @@ def to_csv(answer: pa.Table) -> str:
 
 
 def to_table(answer: pa.Table) -> str:
-    """Return aligned columns under their names; control characters are shown as escapes. Fractions
-    have three decimals, those below a thousandth three digits.
+    """Return aligned columns under their names, as lines of text; control characters are shown as
+    escapes. Floats have three decimals or, below a thousandth, three significant digits.
     """
     rows = [[_visible(_short(value)) for value in row] for row in _rows(answer)]
     heads = [_visible(name) for name in answer.column_names]
@@ -267,7 +267,7 @@ def _rows(answer: pa.Table) -> list[Sequence[Any]]:
 
 
 def _short(value: Any) -> str:
-    # Where floats are no longer dense, decimals would be digits that are not there.
+    # A float of this size has no exact decimals.
     if not isinstance(value, float) or not math.isfinite(value) or abs(value) >= 1e15:
         return _plain(value, none="NULL")
     return f"{value:.3g}" if 0 < abs(value) < 0.001 else f"{value:.3f}"

@@ -1,8 +1,8 @@
-"""A record is a row: dataclasses to columns of Arrow, which DuckDB reads and writes, and back.
+"""Conversion of dataclass records to Arrow columns, which DuckDB reads and writes, and back.
 
 A field is a column under its own name. In it a nested record is a struct, a tuple a list, an
-enumeration or a literal text, and a mapping the text of its JSON; None is null. Nothing is written
-down for a single type: a new field of a record needs a migration, and nothing here.
+enumeration or a literal text, and a mapping the text of its JSON; None is null. No record has code
+of its own here: a new field of a record needs a migration only.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _PLAIN = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_
 
 @cache
 def fields_of(kind: Any) -> Mapping[str, Any]:
-    """Return the types of a record's fields by name, in their order."""
+    """Return the types of a record's fields by name, in the order of the fields."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 @cache
 def arrow_type(hint: Any) -> pa.DataType:
-    """Return the type of a column for values of a type.
+    """Return the Arrow type of a column that holds values of type `hint`.
 
     Raises `TypeError` for a type that no record may have.
     """
@@ -49,7 +49,7 @@ def arrow_type(hint: Any) -> pa.DataType:
 
 
 def column(values: Sequence[Any], hint: Any) -> pa.Array:
-    """Return values of a type as a column."""
+    """Return values of type `hint` as an Arrow column."""
     kind = _kind(hint)
     if _is_json(kind):
         return pa.array([None if value is None else canonical(value) for value in values], pa.string())
@@ -63,14 +63,16 @@ def column(values: Sequence[Any], hint: Any) -> pa.Array:
     if get_origin(kind) is tuple and not pa.types.is_primitive(arrow_type(get_args(kind)[0])):
         flat = column([part for value in values if value is not None for part in value], get_args(kind)[0])
         ends = list(accumulate((len(value or ()) for value in values), initial=0))
-        # A list is null where its beginning is.
+        # A list is null where its start offset is null.
         starts = [None if value is None else start for value, start in zip(values, ends, strict=False)]
         return pa.ListArray.from_arrays(pa.array([*starts, ends[-1]], pa.int32()), flat)
     return pa.array(values, arrow_type(kind))
 
 
 def values(array: pa.Array, hint: Any) -> list[Any]:
-    """Return the values of a type that a column holds."""
+    """Return the values of an Arrow column as Python objects of type `hint`; the inverse of
+    `column`.
+    """
     kind = _kind(hint)
     if _is_json(kind):
         return [None if text is None else json.loads(text) for text in array.to_pylist()]
@@ -95,13 +97,17 @@ def values(array: pa.Array, hint: Any) -> list[Any]:
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], hints: Mapping[str, Any]) -> pa.Table:
-    """Return columns of rows for DuckDB; those not in `hints` have the type of their values."""
+    """Return the named columns of `rows` as an Arrow table; a column in `hints` has the type given
+    there, any other the type that Arrow infers.
+    """
     data = {name: [row[name] for row in rows] for name in columns}
     return pa.table({name: column(of, hints[name]) if name in hints else pa.array(of) for name, of in data.items()})
 
 
 def rows_of(table: pa.Table, hints: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of an answer of DuckDB; a column in `hints` has values of that type."""
+    """Yield the rows of an Arrow table as tuples; values of a column in `hints` are converted to
+    the type given there.
+    """
     return zip(
         *(
             [value for chunk in chunked_array.chunks for value in values(chunk, hints[name])]
@@ -115,7 +121,7 @@ def rows_of(table: pa.Table, hints: Mapping[str, Any]) -> Iterator[tuple[Any, ..
 
 @cache
 def _kind(hint: Any) -> Any:
-    """Return a type without None."""
+    """Return T for an optional type `T | None`, and any other type unchanged."""
     if get_origin(hint) in (Union, UnionType):
         (kind,) = (part for part in get_args(hint) if part is not NoneType)
         return kind

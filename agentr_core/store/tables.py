@@ -1,5 +1,5 @@
-"""The tables: their keys, which columns may change, and which records they hold; records to rows of
-them and back.
+"""The tables: their keys, which columns may change, and which records they hold; conversion of
+records to rows and back.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Rows = Mapping[str, Sequence[Row]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """One reply: number `number` of the request with seed `seed`."""
+    """One sampled reply: number `number` of the replies to the request with seed `seed`."""
 
     seed: int
     number: int
@@ -47,7 +47,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawRecord:
-    """What of a `Draw` the step that was made of it does not have."""
+    """The fields of a `Draw` that the step made from it lacks."""
 
     seed: int
     number: int
@@ -84,15 +84,15 @@ class Alarm(Crossing):
 
     @property
     def id(self) -> str:
-        """Its id: an alarm is raised once for each stage of an iteration and each threshold; its
-        row stays as it was when it is raised again.
+        """A hash of iteration, stage, rule and threshold. A threshold that is crossed again in the
+        same stage has the same id, and its first row is kept.
         """
         return fingerprint("alarm", self.iteration_id, self.stage, self.name, self.threshold)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """What a person wrote about a trajectory."""
+    """A person's note on a trajectory."""
 
     tags: tuple[str, ...]
     text: str
@@ -100,8 +100,8 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regrade:
-    """What a scoring says of an episode or of a path of a tree; `reward` and `success` are None
-    where the `answer` of the model that was asked cannot be read.
+    """The result of a scoring for an episode or for a path of a tree; `reward` and `success` are
+    None if the `answer` of the grading model has no readable grade.
     """
 
     reward: float | None
@@ -130,12 +130,14 @@ class Table:
 
     @property
     def fields(self) -> Mapping[str, Any]:
-        """The types of the columns of the record, by column."""
+        """The types of the columns that hold the record's fields, by column; empty without a
+        record.
+        """
         return {} if self.record is None else {self.names.get(f, f): of for f, of in fields_of(self.record).items()}
 
     @property
     def columns(self) -> Mapping[str, Any]:
-        """The types of the columns of a table of records; empty for others."""
+        """The types of the columns of a table of records, by column; empty for others."""
         return {**self.fields, **self.more}
 
 
@@ -151,7 +153,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             names={"index": "instance_index"},
             more={"instance_id": str, "depth": int | None, "origin_id": str | None},
         ),
-        # Apart from the instance: a world may tell them later than it was first stored.
+        # A table of its own, since a world may give facts of instances that are stored already.
         "instance_facts": Table(("instance_id",), ("facts",), more={"instance_id": str, "facts": Mapping[str, Any]}),
         "chosen_instance": Table(("iteration_id", "name", "position")),
         "planned_rollout": Table(("trajectory_id",)),
@@ -260,18 +262,19 @@ TABLES: Mapping[str, Table] = MappingProxyType(
 
 
 _BATCH = 4_096
-"""Rows that Arrow holds together: it has room for 2 GiB of each text."""
+"""The rows of one Arrow batch, in which a text column has room for 2 GiB."""
 
 
 def row_of(table: str, record: Any, **more: Any) -> Row:
-    """Return a record as a row of its table, with its other columns."""
+    """Return `record` as a row of `table`; `more` are columns that are no fields of the record."""
     names = TABLES[table].names
     return {names.get(name, name): getattr(record, name) for name in fields_of(record.__class__)} | more
 
 
 def load(con: Any, table: str, condition: str, params: Any = (), *, also: Sequence[str] = ()) -> list[tuple[Any, ...]]:
-    """Return the records of a table that meet a condition in SQL, which may go on with an order;
-    each after the columns in `also`.
+    """Return the records of `table` whose rows meet `condition`, an SQL expression that may be
+    followed by `order by`. Each item is a tuple: the values of the columns in `also`, then the
+    record.
     """
     facts = TABLES[table]
     assert facts.record is not None
@@ -286,7 +289,9 @@ def load(con: Any, table: str, condition: str, params: Any = (), *, also: Sequen
 
 
 def count_parts(unit: Rows) -> int:
-    """Return the number of rows of a unit, and of what is nested in them: steps, turns, replies."""
+    """Return the number of rows of a unit plus the lengths of the tuples in them: steps, messages,
+    replies.
+    """
     return sum(
         1 + sum(len(value) for value in row.values() if isinstance(value, tuple))
         for rows in unit.values()
@@ -295,7 +300,7 @@ def count_parts(unit: Rows) -> int:
 
 
 def merge(units: Iterable[Rows]) -> dict[str, list[Row]]:
-    """Return the rows of all units as one, in their order."""
+    """Return the rows of all units by table, in the order of the units."""
     rows_by_table: dict[str, list[Row]] = {}
     for unit in units:
         for table, rows in unit.items():

@@ -19,14 +19,14 @@ from agentr_core.store.database import Store, snapshot
 _CHUNK: Final = 1_000
 """How many rows are read from the store at a time."""
 _PLACES: Final = 4
-"""At most so many places of a text are known."""
+"""The most places that are kept for a text."""
 RANKED: Final = 5_000
-"""If there are more matches than this, only the newest are ranked."""
+"""The most matches that are ranked: of more, only the newest are."""
 _WORDS: Final = re.compile(r'"([^"]*)"|(\S+)')
 
 
 class Place(NamedTuple):
-    """A row that contains a text."""
+    """A place in the store where a text occurs."""
 
     kind: str
     """trajectory, node, sample or pair."""
@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A text that matches, by its hash, and some places of it."""
+    """A text that matches a search, by its hash, with up to four places where it occurs."""
 
     digest: str
     places: list[Place]
@@ -57,7 +57,7 @@ class Matches:
 class TextIndex:
     """A full-text index (FTS5) of the texts of a store, in a SQLite file of its own at `path`.
 
-    It holds words, not texts, and takes in the texts of new rows when it is refreshed. Threads may
+    It holds words, not texts, and indexes the texts of new rows when it is refreshed. Threads may
     share it, and processes its file. An index of another store at the same path is rebuilt.
     """
 
@@ -67,7 +67,7 @@ class TextIndex:
         self._refreshing = threading.Lock()
 
     def refresh(self, *, seconds: float) -> bool:
-        """Take in new texts for about `seconds`, and return whether all are in.
+        """Index new texts for about `seconds`; return whether all of them are indexed now.
 
         Raises `StoreError` if the file cannot be written; otherwise as `Store.reading`.
         """
@@ -112,7 +112,7 @@ class TextIndex:
             ) from error
 
     def _take(self, index: sqlite3.Connection) -> bool:
-        """Take in the texts of some more rows; return whether there were any."""
+        """Index the texts of some more rows; return whether there were any."""
         index.execute("begin immediate")
         last_rows = {kind: (row, key) for kind, row, key in index.execute("select kind, row, key from taken")}
         with snapshot(self._store) as state:
@@ -144,7 +144,7 @@ def phrases(words: str) -> list[str]:
 
 
 def texts_of(store: Store, matches: Sequence[Match]) -> dict[str, str]:
-    """Return the texts that match, by hash; those that are no longer in the store are left out."""
+    """Return the texts of matches, by hash; those that are no longer in the store are left out."""
     texts: dict[str, str] = {}
     # One query a kind of place: each reads a whole column. Most texts are at their first place. A
     # tree has thousands of texts, so of its nodes only those that are wanted are read.
@@ -187,8 +187,8 @@ select sample_id, position, turn.text from (
 )
 """,
 }
-"""The texts of some rows with their places, by kind of place; the root of a tree, number 0, has no
-step.
+"""The query for the texts of chosen rows, with their places, by kind of place; the root of a tree,
+number 0, has no step.
 """
 _STEP: Final = (
     "[step.reply, step.observation] || [call.output for call in step.tool_calls] "

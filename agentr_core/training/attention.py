@@ -19,8 +19,8 @@ _SMALL_WINDOW = 16
 
 
 def use_training_attention(model: Any) -> None:
-    """Switch a model on the CPU to this attention, unless it was loaded with another than
-    Transformers' `sdpa`.
+    """Switch a model on the CPU to this attention, unless it was loaded with an implementation
+    other than Transformers' `sdpa`.
     """
     if model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(register())
@@ -43,13 +43,13 @@ def attend(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Return the output of attention [rows, tokens, heads, head size]; called by the layers of a
-    Transformers model.
+    """Return the output of attention [rows, tokens, heads, head size], and None for the weights;
+    called by the layers of a Transformers model.
 
     `query` is [rows, heads, tokens, head size]; `key` and `value` have the same shape, or fewer
-    heads, which the query heads share. Masks are [rows or 1, 1, tokens, tokens], of truth values;
-    without one, attention is causal. Layers without a small window, and what else a model may ask
-    for, are left to Transformers.
+    heads, each shared by several query heads. Masks are boolean [rows or 1, 1, tokens, tokens];
+    without one, attention is causal. Layers without a small window, and calls with any option that
+    is not supported here, are passed on to Transformers' `sdpa`.
     """
     tokens, window = query.shape[2], options.get("sliding_window") or 0
     unknown = [name for name in ("position_bias", "softcap", "s_aux") if options.get(name) is not None]
@@ -77,8 +77,8 @@ def _nearest(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, win
     if mask is not None:
         index = position.clamp(min=0).expand(*mask.shape[:2], tokens, window)
         missing = missing | ~mask.gather(-1, index)
-    # Padding sees nothing, and minus infinity alone would make it NaN, which the products of later
-    # layers would carry to all tokens.
+    # A padding token sees nothing: with minus infinity everywhere its softmax would be NaN, which
+    # the products of later layers would carry to all tokens.
     weights = scores.masked_fill(missing, torch.finfo(scores.dtype).min).softmax(dim=-1)
     return torch.stack(
         [weights[..., offset, None] * values[:, :, offset : offset + tokens] for offset in range(window)]

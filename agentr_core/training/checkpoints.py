@@ -21,22 +21,23 @@ from agentr_core.training.job import STEP, TrainingStep, write_whole
 MANIFEST = "manifest.json"
 HISTORY = "training_history.jsonl"
 ADAPTER = "adapter"
-"""Folder of the LoRA adapter; the weights above it have the adapter merged in."""
+"""The folder of a checkpoint's LoRA adapter; the weights beside it have the adapter merged in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """How a checkpoint was made. `job` is the fingerprint of its `TrainingJob`.
+    """How a checkpoint was made. `job` is the fingerprint of its `Job`.
 
-    `trained_tokens` counts tokens that carried loss, repeats included; `epochs` is the samples seen
-    divided by the samples of the dataset; `final_loss` is the loss of the last step; `seconds` is
-    time spent in training. `ended_by` is the setting that decided when training ended, empty in
-    checkpoints of earlier versions. `files` has the size of every other file of the directory in
-    bytes.
+    `trained_tokens` counts tokens that carried loss, repeats included; `epochs` is the number of
+    samples seen divided by the samples of the dataset; `final_loss` is the loss of the last step;
+    `seconds` is time spent in training. `ended_by` is the setting that ended the training, empty in
+    checkpoints of earlier versions. `files` has the size in bytes of every other file of the
+    directory, by its relative path.
 
-    `dataset_hash` and `rows` say what it was trained on: a dataset, or the steps of reinforcement
-    learning, whose rows in the store have the hash `rows`. `parent_weights` and `iteration` are
-    those of its job. `rows` and these are empty in checkpoints of earlier versions.
+    `dataset_hash` and `rows` identify what it was trained on: a dataset, or the steps of
+    reinforcement learning, whose rows in the store have the hash `rows`. `parent_weights` and
+    `iteration` are those of its job. `rows` and these two are empty in checkpoints of earlier
+    versions.
     """
 
     job: str
@@ -86,8 +87,8 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def is_complete(path: Path) -> bool:
-    """Return whether a directory is a published checkpoint: a valid manifest, and every file at its
-    full size.
+    """Return whether a directory is a published checkpoint: it has a valid manifest, and every file
+    at the size that the manifest says.
     """
     try:
         manifest = read_manifest(path)
@@ -97,16 +98,16 @@ def is_complete(path: Path) -> bool:
 
 
 def read_history(path: Path) -> list[TrainingStep]:
-    """Return every optimizer step of a published checkpoint's training, those before an
-    interruption included.
+    """Return all optimizer steps of a published checkpoint's training in order, including those
+    before an interruption.
     """
     lines = (path / HISTORY).read_text(encoding="utf-8").splitlines()
     return [STEP.validate_json(line) for line in lines]
 
 
 def publish(staging: Path, destination: Path, manifest: Manifest) -> Manifest:
-    """Move a finished directory to its place in one step; return its manifest with hash and sizes
-    filled in.
+    """Write the manifest, with hash and sizes filled in, and move a finished directory to its
+    destination in one step; return the manifest as written.
 
     `staging` holds everything but the manifest and is on the file system of `destination`.
 
@@ -130,12 +131,13 @@ def publish(staging: Path, destination: Path, manifest: Manifest) -> Manifest:
 
 
 def publish_step(staging: Path, output_dir: Path, manifest: Manifest, *, limit: int | None) -> None:
-    """Publish the weights of an unfinished training after the last step of its manifest, beside the
-    folder of the finished checkpoint, and remove earlier ones until there are at most `limit`.
+    """Publish the weights of an unfinished training as `OUTPUT_DIR@STEP`, beside the folder of the
+    finished checkpoint, and remove the oldest such folders until there are at most `limit`; None
+    keeps all.
 
-    What an interrupted try left for that step is replaced. Raises as `publish`.
+    What an interrupted attempt left for that step is replaced. Raises what `publish` raises.
     """
-    # Its name is the id of that checkpoint.
+    # The folder's name is the id of that checkpoint.
     folder = output_dir.with_name(f"{output_dir.name}@{manifest.steps}")
     shutil.rmtree(folder, ignore_errors=True)
     publish(staging, folder, manifest)
@@ -145,7 +147,9 @@ def publish_step(staging: Path, output_dir: Path, manifest: Manifest, *, limit: 
 
 
 def published_steps(output_dir: Path) -> dict[int, Path]:
-    """Return the folders of the published steps of a training, by step, in order."""
+    """Return the complete folders that `publish_step` wrote for a training, by step, in ascending
+    order.
+    """
     by_suffix = {path.name.rpartition("@")[2]: path for path in output_dir.parent.glob(f"{output_dir.name}@*")}
     steps = {int(step): path for step, path in by_suffix.items() if step.isascii() and step.isdecimal()}
     return {step: steps[step] for step in sorted(steps) if is_complete(steps[step])}
@@ -153,7 +157,7 @@ def published_steps(output_dir: Path) -> dict[int, Path]:
 
 def from_here(path: Path) -> Path:
     """Return a path relative to the working directory if it lies below that, so that a workspace
-    can be moved.
+    can be moved; otherwise the path as it is.
     """
     try:
         return path.resolve().relative_to(Path.cwd())

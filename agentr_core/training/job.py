@@ -19,27 +19,26 @@ from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.training import TrainingConfig
 from agentr_core.types import Trajectory
 
-# The objectives that a training minimises, as records: what each is called, the rows that it reads
-# and its settings.
+# The objectives that a training minimises, as records with a name, the kind of data and the
+# settings of each.
 #
-# They import neither torch nor TRL. `training.run` chooses the trainer of one that is trained in a
-# process of its own.
+# They import neither torch nor TRL; `training.run` chooses the trainer of a `TrainingJob`.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective(ABC):
-    """A quantity that a training minimises. `kind` is its tag; the other fields are its
-    settings.
+    """A quantity that a training minimises. `kind` is the tag that identifies it in files; the
+    other fields are its settings.
     """
 
     kind: str
     rows: ClassVar[Literal["samples", "pairs", "episodes"]]
-    """The kind of the rows of its data."""
+    """What its data consists of."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return its settings by name: part of the id of a checkpoint, and stored with it. Fields
-        that were added later are left out while they have their default.
+        """The objective's settings by name: part of the id of a checkpoint, and stored with it.
+        Fields that were added later are left out while they have their default.
         """
         left_out = {"kind"} | absent(self)
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in left_out}
@@ -57,8 +56,8 @@ class Supervised(Objective):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferenceLoss:
-    """The loss of preference training, with the names of TRL. The reference is the model that the
-    training starts from.
+    """The loss of preference training; fields are named as in TRL. The reference is the model that
+    the training starts from.
     """
 
     beta: float
@@ -78,13 +77,13 @@ class Preference(Objective):
 
 
 class GroupReward(Protocol):
-    """A replacement for the episodes' own rewards within a group. It is a record, since it is part
-    of the id of a checkpoint.
+    """A replacement for the episodes' own rewards within a group. Its implementations are records,
+    since they are part of the id of a checkpoint.
     """
 
     def rewards(self, group: Sequence[Trajectory], *, step: int, steps: int, env: Environment) -> list[float]:
-        """Return the reward to use for each episode of a group in step `step`, from 1 to `steps`;
-        `env` is the world of its instance.
+        """Return the reward to use for each episode of a group, in order, in step `step` of 1 to
+        `steps`; `env` is the environment of the group's instance.
         """
         ...
 
@@ -99,18 +98,19 @@ class GroupRelative(Objective):
     rows: ClassVar[Literal["episodes"]] = "episodes"
     grpo: GrpoConfig
     reward: GroupReward | None = later(None)  # noqa: RUF009
-    """The reward that is compared within a group; None: the one that the environment, or its
-    grader, gave.
+    """Computes the rewards that are compared within a group; None: use those that the environment,
+    or its grader, gave.
     """
 
 
 Trainable = Annotated[Supervised | Preference, Field(discriminator="kind")]
-"""Every objective that a `TrainingJob` may have, told apart by `kind` in its file. One that samples
-while it trains belongs to its method and is not a member."""
+"""Every objective that a `TrainingJob` may have, told apart by `kind` in its file. `GroupRelative`,
+which samples while it trains, belongs to an `OnlineJob` instead.
+"""
 
 
 VERSION = 1
-"""To be raised when the same job would give other weights than before."""
+"""Increase this when the code changes so that the same job would give other weights."""
 LESS_MEMORY = (
     "set training.gradient_checkpointing=true, or lower training.per_device_train_batch_size (and raise "
     "gradient_accumulation_steps) or data.max_length"
@@ -124,9 +124,9 @@ class Job(ABC):
     checkpoint.
 
     `output_dir` is where the finished checkpoint appears, all at once. `seed` is in [0, 2**31).
-    `parent` identifies `model_dir` by its content or, if that was trained on what it sampled
-    itself, by what it was asked for; `parent_weights` is the hash of its weights. `iteration` is
-    the id of the iteration that trains.
+    `parent` is the id of the model in `model_dir`: a hash of its content or, if it was trained on
+    data that it sampled itself, of that training's inputs. `parent_weights` is the hash of its
+    weights. `iteration` is the id of the iteration that trains.
     """
 
     model_dir: Path
@@ -140,14 +140,14 @@ class Job(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """The id of all that decides the weights: inputs by content, settings, seed and the version
-        of this code.
+        """The id of everything that determines the weights: inputs by content, settings, seed and
+        the version of this code.
         """
 
     @property
     def reports(self) -> Path:
-        """The folder for loggers that write files, such as TensorBoard: beside the output, and
-        never removed.
+        """The folder for loggers that write files, such as TensorBoard: beside the output. Training
+        never removes it.
         """
         return self.output_dir.with_name(f"{self.output_dir.name}.logs")
 
@@ -159,12 +159,12 @@ class Job(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob(Job):
-    """One fine-tuning on a dataset, fully resolved.
+    """One fine-tuning on a dataset, with every setting resolved.
 
     `dataset_file` is a .parquet, .arrow or .feather file with the columns that the objective reads,
     and `dataset_hash` identifies it by its content. `num_train_epochs` is the number of passes over
-    it; `config.ended_by` says whether that decides when training ends. `checkpoint_every` is in
-    optimizer steps: an interrupted training loses at most that many.
+    it; `config.ended_by` says whether that or another limit ends the training. `checkpoint_every`
+    is in optimizer steps: an interrupted training loses at most that many.
     """
 
     dataset_file: Path
@@ -173,12 +173,12 @@ class TrainingJob(Job):
     checkpoint_every: int = 50
     objective: Trainable = field(default_factory=Supervised)
     alarms: AlarmsConfig = field(default_factory=AlarmsConfig)
-    """What is watched; it is not part of the fingerprint."""
+    """Thresholds that are watched during training; they are not part of the fingerprint."""
 
     @property
     def fingerprint(self) -> str:
-        """The id of all that decides the weights: inputs by content, settings, seed and the version
-        of this code.
+        """The id of everything that determines the weights: inputs by content, settings, seed and
+        the version of this code.
         """
         return fingerprint(
             self.objective.kind,
@@ -196,8 +196,8 @@ class TrainingJob(Job):
 class OnlineJob(Job):
     """One training whose data is sampled while it runs.
 
-    `experience` is the id of the source of that data: the iteration of a run, with its world and
-    instances.
+    `experience` is the id of the source of that data: the iteration of a run, with its environment
+    and instances.
     """
 
     objective: GroupRelative
@@ -205,8 +205,8 @@ class OnlineJob(Job):
 
     @property
     def fingerprint(self) -> str:
-        """The id of all that decides the weights: where its experience comes from, settings, seed
-        and the version of this code.
+        """The id of everything that determines the weights: the source of its experience, settings,
+        seed and the version of this code.
         """
         return fingerprint(
             self.objective.kind,
@@ -232,12 +232,12 @@ class WorkFolder:
 
     @property
     def log_file(self) -> Path:
-        """The output and error streams of the trainer's process, over all attempts."""
+        """The standard output and error of the trainer's process, over all attempts."""
         return self.root / "trainer.log"
 
     @property
     def lock_file(self) -> Path:
-        """The file that the trainer's process locks while it lives; it holds the process id."""
+        """The file that the trainer's process locks while it lives; it contains the process id."""
         return self.root / "lock"
 
     @property
@@ -260,12 +260,12 @@ class WorkFolder:
 class TrainingStep:
     """The progress of a training after an optimizer step.
 
-    `loss` is the mean over the trained tokens of that step in nats, or over its pairs.
-    `trained_tokens` counts all tokens that carried loss up to here. `seconds` is the time spent in
-    training, including earlier attempts up to their checkpoint. `total_steps` is an estimate if the
-    end is set by time. `learning_rate` is that of the step, `grad_norm` the norm of its gradient
-    before it was clipped; None in histories of earlier versions, and where nothing was trained.
-    `scores` are the other measures of preference training: means over the pairs of the step.
+    `loss` is the mean over that step's trained tokens, in nats, or over its pairs. `trained_tokens`
+    counts all tokens that carried loss up to here. `seconds` is the time spent in training,
+    including earlier attempts up to their checkpoint. `total_steps` is an estimate if time is the
+    budget. `learning_rate` is that of the step, `grad_norm` the norm of its gradient before
+    clipping; both are None in histories of earlier versions, and where nothing was trained.
+    `scores` are the other metrics of preference training: means over the pairs of the step.
     """
 
     step: int
@@ -289,7 +289,9 @@ class Fault:
 
 
 Report = TrainingStep | Crossing
-"""What a training tells while it goes on: its steps, and the thresholds that one has crossed."""
+"""What a training reports while it runs: each step, and the alarm thresholds that a step has
+crossed.
+"""
 Event = Report | Fault
 JOB: TypeAdapter[TrainingJob] = TypeAdapter(TrainingJob)
 STEP: TypeAdapter[TrainingStep] = TypeAdapter(TrainingStep)
@@ -297,7 +299,7 @@ EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 
 
 def write_whole(file: Path, content: bytes) -> None:
-    """Write a file all at once: a reader sees the old content or the new, even after a crash."""
+    """Write a file atomically: a reader sees the old content or the new, even after a crash."""
     temporary = file.with_name(f".{file.name}.new")
     with temporary.open("wb") as stream:
         stream.write(content)

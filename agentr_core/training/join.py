@@ -24,11 +24,11 @@ from agentr_core.training.job import JOB, TrainingJob
 from agentr_core.training.process import start_launcher
 
 POLL = 2.0
-"""Seconds between two searches for a training, also after one that failed: its next attempt is
-joined again.
+"""Seconds between two searches for a training; after one that failed, its next attempt is joined
+again.
 """
 LINGER = 30.0
-"""Seconds in which processes may end by themselves once their training is done, or its files are
+"""Seconds in which processes may end by themselves once their training is done or its files are
 gone.
 """
 GRACE = 10.0
@@ -49,7 +49,9 @@ def main(arguments: list[str]) -> int:
 
 
 def take_part(job_file: Path, job: TrainingJob, machine_rank: int) -> None:
-    """Run this machine's processes of a training until they end or are no longer wanted."""
+    """Run this machine's processes of a training until they end, the training is done, or another
+    one has started.
+    """
     # This machine's processes write to its own output; the main machine reports on the training.
     events = job_file.with_name(f"machine-{machine_rank}.jsonl")
     launcher = start_launcher(job, job_file=job_file, events_file=events, machine_rank=machine_rank)
@@ -64,11 +66,11 @@ def take_part(job_file: Path, job: TrainingJob, machine_rank: int) -> None:
             elif training[0] == job_file:
                 unwanted_since = None
             else:
-                # Otherwise the processes would wait for a main machine that is gone, and meet that
-                # of the next training.
+                # Another training has started: these processes would wait for a main machine that
+                # is gone, and meet that of the new training.
                 return
     finally:
-        # The launcher's processes see the end of their standard input.
+        # The launcher's processes end when their standard input closes.
         assert launcher.stdin is not None
         launcher.stdin.close()
         launcher.terminate()
@@ -78,15 +80,15 @@ def take_part(job_file: Path, job: TrainingJob, machine_rank: int) -> None:
 
 
 def _ends(launcher: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Return whether a launcher ends within a number of seconds."""
+    """Wait up to some seconds for a launcher to end; return whether it has ended."""
     with suppress(subprocess.TimeoutExpired):
         launcher.wait(seconds)
     return launcher.returncode is not None
 
 
 def latest_unfinished(checkpoints: Path, machine_rank: int) -> tuple[Path, TrainingJob] | None:
-    """Return the training that was started last, with its job file, if it is unfinished and wants
-    this machine; else None.
+    """Return the job file and the job of the training that was started last, if it is unfinished
+    and uses this machine; else None.
     """
     files = sorted(checkpoints.glob(".*/job.json"), key=lambda file: file.stat().st_mtime, reverse=True)
     for job_file in files[:1]:

@@ -1,13 +1,13 @@
-"""The samples of one optimizer step as a few rows of a few lengths, in which samples do not see
-each other.
+"""Packs the samples of one optimizer step into a few rows of a few lengths, in which samples do not
+see each other.
 
-    position_ids   0 1 2 3 4 5 | 0 1 2 3 | 0 1 2 . .     one row: three samples and its filling
+    position_ids   0 1 2 3 4 5 | 0 1 2 3 | 0 1 2 . .     one row: three samples and padding
     labels         - - a b - c | - - d e | - f g . .     a sample's first token is never a target
 
-Where positions restart, transformers builds a block-diagonal attention mask, if it is called
-without `attention_mask` and with `use_cache=False`. A row with a single sample needs no mask, and
-the tokens before the padding at the end never see it. FlashAttention tells the samples apart only
-in a pass of one row, and layers that are no attention do not at all.
+Where positions restart, Transformers builds a block-diagonal attention mask, if it is called
+without `attention_mask` and with `use_cache=False`. A row with a single sample needs no mask: its
+tokens never see the padding after them. FlashAttention tells the samples apart only in a pass of
+one row, and layers other than attention not at all.
 
 Rows are no longer than the longest sample of the step, or `ROW` if that is more: attention under a
 block-diagonal mask costs the square of the row length, whatever the samples in it.
@@ -36,22 +36,24 @@ LENGTH_STEP = 64
 
 
 class TokenRow(NamedTuple):
-    """One sample: token ids, and labels of the same length with -100 where no loss is wanted."""
+    """One sample: token ids, and labels of the same length with -100 where no loss is wanted. The
+    labels are not shifted.
+    """
 
     input_ids: tuple[int, ...]
     labels: tuple[int, ...]
 
 
 class TokenPair(NamedTuple):
-    """The two sides of a preference."""
+    """The two sides of a preference pair."""
 
     chosen: TokenRow
     rejected: TokenRow
 
 
 def trained_tokens(row: TokenRow | TokenPair) -> int:
-    """Return the number of tokens that carry loss: the first token of a row has nothing before it
-    from which to predict it.
+    """Return the number of tokens that carry loss. The first token of a row never does: nothing
+    precedes it from which to predict it.
     """
     if isinstance(row, TokenPair):
         return sum(map(trained_tokens, row))
@@ -59,15 +61,15 @@ def trained_tokens(row: TokenRow | TokenPair) -> int:
 
 
 def together(config: TrainingConfig, rows: int) -> int:
-    """Return how many rows a forward pass may have, of at most `rows`, so that samples that share a
-    row do not see each other.
+    """Return how many rows a forward pass may have so that samples that share a row do not see each
+    other: 1 when packing with FlashAttention, otherwise `rows`.
     """
     return 1 if config.packing and config.attn_implementation.startswith("flash_attention") else rows
 
 
 def padded_length(tokens: int) -> int:
     """Return the row length used for `tokens` tokens: a multiple of 64 up to 512; above that, one
-    of 4 to 8 lengths per doubling.
+    of 4 lengths per doubling.
 
     There must be few lengths: for every new shape the CPU compiles new kernels, and memory grows.
     """
@@ -76,8 +78,8 @@ def padded_length(tokens: int) -> int:
 
 
 def bins(lengths: Sequence[int], *, packing: bool) -> list[list[int]]:
-    """Return which samples share a row, as indices into `lengths`; the longest come first
-    (first-fit decreasing).
+    """Return which samples share a row: groups of indices into `lengths`, formed first-fit
+    decreasing (longest samples first). Without packing each sample has its own row.
     """
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     if not packing:
@@ -97,9 +99,9 @@ def bins(lengths: Sequence[int], *, packing: bool) -> list[list[int]]:
 
 
 def forward_passes(rows: Sequence[TokenRow], *, packing: bool, rows_per_pass: int) -> list[dict[str, torch.Tensor]]:
-    """Return the inputs of the model for one optimizer step, one forward pass after another.
+    """Return the inputs of the model for one optimizer step, one dict for each forward pass.
 
-    Each pass has `input_ids`, `labels` and `position_ids` of the shape (at most `rows_per_pass`,
+    Each has `input_ids`, `labels` and `position_ids` of the shape (at most `rows_per_pass`,
     length); rows of about the same length are in the same pass. Without rows there are no passes.
     """
     if not rows:
@@ -118,8 +120,9 @@ def forward_passes(rows: Sequence[TokenRow], *, packing: bool, rows_per_pass: in
 
 
 def shared_out(lengths: Sequence[int], count: int) -> list[list[int]]:
-    """Return which rows, by their lengths, each of `count` processes takes: the longest first, each
-    to the process with the fewest tokens so far. One process takes them as they come.
+    """Return for each of `count` processes the indices of the rows that it takes, given their
+    lengths: the longest row goes first, each to the process with the fewest tokens so far. A single
+    process takes all rows in the given order.
     """
     if count == 1:
         return [list(range(len(lengths)))]
@@ -133,7 +136,9 @@ def shared_out(lengths: Sequence[int], count: int) -> list[list[int]]:
 
 
 def idle_pass() -> dict[str, torch.Tensor]:
-    """Return a pass without trained tokens, for a process that has nothing left to do in a step."""
+    """Return the inputs of a pass without trained tokens, for a process that has no rows left in a
+    step.
+    """
     return _stack([{"input_ids": [0], "labels": [IGNORED], "position_ids": [0]}])
 
 
@@ -160,18 +165,19 @@ def _stack(rows: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The samples of each optimizer step, as row numbers, and the trained tokens seen up to the end
-    of each step.
+    """The samples of each optimizer step, as row numbers, and the number of trained tokens up to
+    the end of each step.
     """
 
     steps: tuple[tuple[int, ...], ...]
     trained_tokens: tuple[int, ...]
     epochs: float
-    """The samples seen, repeats included, divided by the samples of the dataset."""
+    """The number of samples in all steps, repeats included, divided by the samples of the dataset.
+    """
 
     def tokens_after(self, step: int) -> int:
-        """Return the trained tokens seen up to the end of a step, counted from 1; after the last
-        step the plan starts again.
+        """Return the number of trained tokens up to the end of step `step`, counted from 1; after
+        its last step the plan starts again.
         """
         rounds, rest = divmod(step, len(self.steps))
         return rounds * self.trained_tokens[-1] + (self.trained_tokens[rest - 1] if rest else 0)
@@ -192,10 +198,10 @@ def plan(
     Rows come in a new random order every epoch; all steps but the last have `per_step` samples,
     also across the boundary of two epochs. With `step_tokens` above 0, a step instead takes samples
     as long as the sum of their `lengths`, in tokens, does not exceed that number, but at least one.
-    With `max_tokens` above 0, the sample that reaches that number of trained tokens is the last
-    one, whatever `epochs` says.
+    With `max_tokens` above 0, the plan ends with the sample that reaches that number of trained
+    tokens, and `epochs` has no effect.
 
-    Raises `DataFault` when there are no rows, or a row without trained tokens.
+    Raises `DataFault` when there are no rows, or a row has no trained token.
     """
     if not tokens:
         raise DataFault("the dataset has no rows; loosen the filters or collect more")
@@ -208,7 +214,7 @@ def plan(
     while num_tokens < max_tokens:
         order.append(next(stream))
         num_tokens += tokens[order[-1]]
-    # The authors of Agent-R count in tokens: their trainer packs rows of full length.
+    # Agent-R's authors give the size of a step in tokens: their trainer packs rows of full length.
     if step_tokens:
         steps: list[list[int]] = [[]]
         free_tokens = step_tokens

@@ -32,19 +32,21 @@ from agentr_core.training.job import STEP, Job, TrainingStep
 from agentr_core.training.process import read_zero, splits_weights
 
 _ADAPTED: Final = re.compile(r"\.(?:base_layer|original_module)\.")
-"""What PEFT puts into the names of weights below an adapter, and of those trained in a copy."""
+"""What PEFT inserts into the names of weights below an adapter, and of weights that are trained in
+a copy.
+"""
 _ROUNDING: Final = 1e-3
-"""The largest difference of logits, relative to the largest of them, that rounding in 32 bits can
-explain; 1e-6 was observed.
+"""The largest difference between logits, relative to the largest logit, that rounding in 32 bits
+can explain; 1e-6 was observed.
 """
 _SCORED: Final = 16
 
 
 class Parent(NamedTuple):
-    """A model ready to be trained, its tokenizer, and the number format of its checkpoints.
+    """A model ready to be trained, its tokenizer, and the dtype of its checkpoints.
 
-    `lora` describes the adapters still to be added: none for full training, or if the model already
-    has them.
+    `lora` is PEFT's configuration of the adapters still to be added; None for full training, or if
+    the model already has them.
     """
 
     model: Any
@@ -54,14 +56,16 @@ class Parent(NamedTuple):
 
 
 def recomputes(config: TrainingConfig) -> bool:
-    """Return whether a training here computes activations again in the backward pass."""
+    """Return whether activations are computed again in the backward pass (gradient checkpointing);
+    by default, if there is a GPU.
+    """
     setting = config.gradient_checkpointing
     return torch.cuda.is_available() if setting is None else setting
 
 
 def text_config(model_dir: Path) -> Any:
-    """Return the configuration of the language model in a directory. Raises
-    `ModelDirectoryError`.
+    """Return the Transformers configuration of the language model in a directory; for an adapter,
+    of its base model. Raises `ModelDirectoryError`.
     """
     with _faults(model_dir):
         return AutoConfig.from_pretrained(adapter_base(model_dir) or model_dir).get_text_config()
@@ -70,19 +74,21 @@ def text_config(model_dir: Path) -> Any:
 def load_parent(model_dir: Path, config: TrainingConfig, *, zero3: bool) -> Parent:
     """Return the model in a directory, prepared for training as the settings say.
 
-    Weights are 32-bit numbers; under bfloat16, weights that only carry adapters keep their format.
+    Weights are 32-bit numbers; under bfloat16, frozen weights below adapters keep the dtype in
+    which they are stored.
 
     Args:
         zero3: whether DeepSpeed splits the weights among processes while they are read.
 
     Raises:
         ModelDirectoryError: the model cannot be loaded.
-        ConfigError: the shape of the adapter in the directory differs from the settings, or it
-            changes one of several modules that share a weight.
+        ConfigError: the shape of the adapter in the directory differs from the settings, it changes
+            one of several modules that share a weight, or all weights are to be trained from it
+            under ZeRO-3.
         TrainingFault: the adapter in the directory cannot be merged.
     """
     base = adapter_base(model_dir)
-    # The stages of a run show their own progress, when loading and when saving.
+    # The stages of a run show their own progress when loading and saving.
     disable_progress_bar()
     with _faults(model_dir):
         model, dtype = read_weights(base or model_dir, config, zero3=zero3)
@@ -110,24 +116,24 @@ def load_parent(model_dir: Path, config: TrainingConfig, *, zero3: bool) -> Pare
 
 # From a fresh copy: the weights in training may be split (ZeRO-3) or rounded (QLoRA).
 def merged(base: Path, adapter: Path, dtype: torch.dtype) -> Any:
-    """Return the model in `base`, on the CPU, with an adapter added to its weights in 32 bits, and
-    then converted to `dtype`. Raises `TrainingFault` as `merge` does.
+    """Return the model in `base`, on the CPU, with an adapter merged into its weights in 32 bits
+    and then converted to `dtype`. Raises what `merge` raises.
     """
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     return merge(PeftModel.from_pretrained(model, adapter)).to(dtype)
 
 
 def merge(peft_model: Any) -> Any:
-    """Return a model with its adapter added to its weights.
+    """Return a model with its adapter merged into its weights.
 
-    Raises `TrainingFault` if it then computes something else: not every adapter can be added to
-    weights, and PEFT only warns.
+    Raises `TrainingFault` if the merged model computes something else: not every adapter can be
+    added to weights, and PEFT only warns.
     """
     expected_scores = _scores(peft_model)
     model = peft_model.merge_and_unload()
-    # The middle of the differences: rounding may send a token to another expert.
+    # The median over the tokens: in a mixture of experts, rounding may send one to another expert.
     difference = float((_scores(model) - expected_scores).abs().amax(-1).median())
-    # Not "greater than", which is false of no number.
+    # `not <=` rather than `>`, which would be False for NaN.
     if not difference <= _ROUNDING * max(1.0, float(expected_scores.abs().max())):
         raise TrainingFault(
             f"with the adapter merged into its weights, the model gives other scores than with the adapter apart (by "
@@ -138,10 +144,10 @@ def merge(peft_model: Any) -> Any:
 
 
 def tied_faults(peft_model: Any, model_dir: Path) -> list[str]:
-    """Return why adapters would publish another model than the trained one: a sentence if one
-    changes a weight in one of the places that share it.
+    """Return a sentence, or none, on adapters that cannot be merged faithfully, because they change
+    one of several modules that share a weight.
 
-    Merged, it would change the others, too, or the model would no longer share the weight.
+    Merging would change the other modules, too, or end the sharing.
     """
     names_of: dict[int, list[str]] = {}
     for name, parameter in peft_model.named_parameters(remove_duplicate=False):
@@ -161,7 +167,9 @@ def tied_faults(peft_model: Any, model_dir: Path) -> list[str]:
 
 @torch.no_grad()
 def _scores(model: Any) -> torch.Tensor:
-    """Return the logits of a few token ids, in evaluation mode."""
+    """Return the logits [`_SCORED`, vocabulary] of a few fixed token ids, computed in evaluation
+    mode.
+    """
     training = model.training
     model.eval()
     vocabulary = model.get_input_embeddings().weight.shape[0]
@@ -172,8 +180,8 @@ def _scores(model: Any) -> torch.Tensor:
 
 
 def read_weights(path: Path, config: TrainingConfig, *, zero3: bool) -> tuple[Any, torch.dtype]:
-    """Return a whole model in the number format in which the settings train it, and the format in
-    which it is stored.
+    """Return a whole model in the dtype in which the settings train it, and the dtype in which it
+    is stored.
     """
     attention = {"attn_implementation": config.attn_implementation} if config.attn_implementation else {}
     # Weights that are not trained need no 32 bits, and LoRA is meant to save memory.
@@ -251,28 +259,29 @@ def _faults(model_dir: Path) -> Iterator[None]:
 
 
 def skeleton(model_dir: Path) -> Any:
-    """Return the model of a directory with weights that take no memory. Raises
-    `ModelDirectoryError`.
+    """Return the model of a directory on the meta device: its weights take no memory. Raises
+    `ModelDirectoryError` if the directory does not describe a model.
     """
     try:
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True).get_text_config()
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config)
-    # What a foreign configuration makes a library raise is anyone's guess.
+    # A foreign configuration may make a library raise anything.
     except Exception as error:
         raise ModelDirectoryError(f"{model_dir} describes no model: {str(error).splitlines()[0]}") from error
 
 
 def adapted(model: Any, config: TrainingConfig) -> Any:
     """Return a model with the adapters of the settings added. Raises what PEFT raises if they do
-    not fit.
+    not fit (`ValueError`, `TypeError`, `re.error`).
     """
     return _with(model, lora_config(config))
 
 
 def plain_faults(model: Any) -> list[str]:
-    """Return why `whole_weights` cannot add the adapters of a model, one sentence each: an adapter
-    that training goes on with may have more than the two matrices of plain LoRA.
+    """Return a sentence, or none, on why group RL cannot train a model's adapters: `whole_weights`
+    merges only plain LoRA, and an existing adapter may have more than its two matrices, or adapt
+    bare parameters.
     """
     unsupported_names = [
         name
@@ -295,14 +304,14 @@ def whole_weights(
     gather_context: Callable[[Sequence[torch.Tensor]], AbstractContextManager[None]] = lambda parameters: nullcontext(),
     collect: bool = True,
 ) -> dict[str, torch.Tensor]:
-    """Return the weights of a model, each once, on the CPU, by their names in the model without
-    adapters. Plain LoRA adapters are added to them in 32 bits, as a merge adds them.
+    """Return the weights of a model, each once, on the CPU in `dtype`, by their names in the model
+    without adapters. Plain LoRA adapters are added to them in 32 bits, as a merge adds them.
 
     Args:
-        gather_context: gives a context in which parameters are whole, if this process holds parts
-            of them that are no DTensors.
-        collect: whether this process wants them; if not, it returns nothing, and only helps others
-            that hold parts of them.
+        gather_context: returns a context in which the given parameters are whole, for processes
+            that hold parts of them other than as DTensors.
+        collect: whether this process wants the weights; if not, it returns an empty dict, and only
+            helps the processes that hold other parts.
     """
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     adapters = {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
@@ -324,7 +333,7 @@ def whole_weights(
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor, whole if it is a DTensor, of which each process holds a part."""
+    """Return a tensor; a DTensor, of which each process holds a part, is gathered first."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -332,7 +341,7 @@ def adapter_faults(model_dir: Path, config: TrainingConfig) -> list[str]:
     """Return why the adapters that the settings ask for do not fit a model, one sentence each.
 
     If the model directory is itself an adapter, training continues with that adapter. Raises
-    `ModelDirectoryError` when the directory does not give the shape of a model.
+    `ModelDirectoryError` if the directory does not describe a model.
     """
     base = adapter_base(model_dir)
     if base is not None:
@@ -371,16 +380,17 @@ def _with(model: Any, adapter: PeftConfig) -> Any:
         # which `tied_faults` refuses.
         warnings.simplefilter("ignore", FutureWarning)
         warnings.filterwarnings("ignore", ".*tie_word_embeddings=True", UserWarning)
-        # The adapters of a model without memory have none either: to draw their weights would take
-        # most of the time of a plan.
+        # Adapters of a model on the meta device stay there: initialising their weights would take
+        # most of the time of planning a run.
         return get_peft_model(model, adapter, low_cpu_mem_usage=next(model.parameters()).is_meta)
 
 
 def _unmatched(field: str, names: Sequence[str], model: Any) -> list[str]:
-    """Return a sentence if some names match no module; PEFT only requires one match, and ignores
-    the other names.
+    """Return a sentence, or none, on names that match no module; PEFT only requires one match, and
+    ignores the other names.
 
-    Source: PEFT takes a module whose full name is the name, or ends with a dot and the name.
+    As in PEFT, a name matches a module whose full name is the name, or ends with a dot and the
+    name.
     """
     paths = [path for path, _ in model.named_modules() if path]
     missing = [name for name in names if not any(f".{path}".endswith(f".{name}") for path in paths)]
@@ -417,9 +427,12 @@ def write_result(
     """Write the result of a training to its staging folder, without a manifest; only the main
     process calls this.
 
-    `model` is the trained model, without the wrappers of trainers. `weights` are given if it holds
-    only this process's part of them, as with ZeRO-3, or if its training goes on: otherwise it is
-    converted to `dtype`.
+    Args:
+        model: the trained model, without the wrappers of trainers.
+        dtype: the dtype of the published weights.
+        weights: the weights by name; needed if `model` holds only this process's part of them
+            (ZeRO-3, FSDP), or if a training of all weights goes on afterwards. Without them and
+            without LoRA, `model` itself is converted to `dtype`.
     """
     staging = job.work.staging
     if staging.exists():
@@ -443,10 +456,10 @@ def write_result(
     elif weights is None:
         model.to(dtype).save_pretrained(staging)
     else:
-        # Names that share a tensor still do.
+        # Each tensor is converted once, so that names that share a tensor still share it.
         cast_tensors = {id(tensor): tensor.detach().to("cpu", dtype) for tensor in weights.values()}
         model.save_pretrained(staging, state_dict={name: cast_tensors[id(tensor)] for name, tensor in weights.items()})
-        # It names the number format of the model, which is not that of these weights.
+        # `save_pretrained` wrote the dtype of the model, which is not that of these weights.
         file = staging / "config.json"
         config_values = {**read_json(file), "dtype": str(dtype).removeprefix("torch.")}
         file.write_text(json.dumps(config_values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -462,7 +475,7 @@ def write_result(
     (staging / HISTORY).write_bytes(b"".join(STEP.dump_json(step) + b"\n" for step in history))
 
 
-# Whether the samples that share a row are kept apart by the model that is trained.
+# Whether the model that is trained keeps the samples of a row apart.
 #
 # Transformers makes a block-diagonal mask of position ids that restart, but only if a model's code
 # passes them on to the function that makes its masks. Where it does not, as with gpt-oss, OPT and
@@ -470,12 +483,12 @@ def write_result(
 
 
 class _MaskRequested(Exception):
-    """Ends a forward pass as soon as its mask is made of positions."""
+    """Ends a forward pass as soon as it makes its mask from positions."""
 
 
 def mixing_faults(model_dir: Path, config: TrainingConfig) -> list[str]:
     """Return why samples of the model in a directory cannot share rows, one sentence each. Raises
-    `ModelDirectoryError` when the directory does not give the shape of a model.
+    `ModelDirectoryError` if the directory does not describe a model.
     """
     if faults := packing_faults(text_config(model_dir), config):
         return faults
@@ -493,8 +506,8 @@ def mixing_faults(model_dir: Path, config: TrainingConfig) -> list[str]:
 
 
 def separates_samples(model: Any) -> bool:
-    """Return whether a model, whose weights may take no memory, makes its masks of the positions of
-    its tokens.
+    """Return whether a model makes its attention masks from the positions of its tokens. It may be
+    on the meta device.
     """
     ids = torch.zeros((1, 2), dtype=torch.long, device=model.device)
     original = masking_utils.find_packed_sequence_indices
@@ -504,7 +517,7 @@ def separates_samples(model: Any) -> bool:
             model(input_ids=ids, position_ids=ids, use_cache=False)
     except _MaskRequested:
         return True
-    # Masks are made before the first layer; what layers do without weights is anyone's guess.
+    # Masks are made before the first layer; layers without weights may then raise anything.
     except Exception:
         return False
     finally:
@@ -521,8 +534,8 @@ _SEPARATED = frozenset({"full_attention", "sliding_attention", "chunked_attentio
 
 
 def packing_faults(model_config: Any, config: TrainingConfig) -> list[str]:
-    """Return why samples of a model, given by its text configuration, cannot share rows, one
-    sentence each.
+    """Return why samples cannot share rows in a model with this text configuration, one sentence
+    each.
     """
     unsupported_kinds = sorted(set(getattr(model_config, "layer_types", None) or ()) - _SEPARATED)
     if not config.packing or not unsupported_kinds:

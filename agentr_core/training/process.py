@@ -1,5 +1,4 @@
-"""A trainer's process seen from outside: it is started, followed through its events, and ended with
-this one.
+"""Starts a trainer's process, follows it through its events, and ends it when this process ends.
 
 Training has its own process so that a crash, a lack of memory or a cancellation ends only that
 process, and so that its memory is freed when it is done.
@@ -50,20 +49,20 @@ from agentr_core.training.job import (
     write_whole,
 )
 
-# DeepSpeed configurations: shipped ones, by name, or a file of the user.
+# DeepSpeed configurations: those that agentr ships, by name, or a file of the user.
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _FOLDERS = (_PACKAGE / "_data" / "deepspeed", _PACKAGE.parent / "deployments" / "deepspeed")
 
 
 def names() -> list[str]:
-    """Return the names of the shipped configurations."""
+    """Return the names of the DeepSpeed configurations that agentr ships, sorted."""
     return sorted({file.stem for folder in _FOLDERS for file in folder.glob("*.json")})
 
 
 def read_zero(name: str) -> dict[str, Any]:
-    """Return a DeepSpeed configuration, its "auto" fields still to be filled in by the Hugging Face
-    Trainer.
+    """Return a DeepSpeed configuration, whose "auto" fields the Hugging Face Trainer fills in
+    later.
 
     Args:
         name: one of `names()`, or the path of a JSON file.
@@ -92,7 +91,7 @@ def splits_weights(content: dict[str, Any]) -> bool:
 
 
 def offloads(content: dict[str, Any]) -> bool:
-    """Return whether a DeepSpeed configuration keeps weights and optimizer in main memory."""
+    """Return whether a DeepSpeed configuration offloads weights and optimizer to main memory."""
     zero = content.get("zero_optimization")
     parts = [zero.get(name) for name in ("offload_param", "offload_optimizer")] if isinstance(zero, dict) else [None]
     return all(isinstance(part, dict) and part.get("device", "none") != "none" for part in parts)
@@ -103,7 +102,7 @@ def offloads(content: dict[str, Any]) -> bool:
 RANK = "agentr_core.training.rank"
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables with the rank of a process and the number of processes; a trainer must not see those of
-an outer launcher.
+a launcher that started this process.
 """
 
 
@@ -126,18 +125,18 @@ def command(job: TrainingJob, *, job_file: Path, events_file: Path, machine_rank
     return [
         *(sys.executable, "-m", "accelerate.commands.launch"),
         *(part for name, value in options.items() for part in (f"--{name}", str(value))),
-        # The flag stands for several processes by torchrun, with or without GPUs; a single process
-        # does not get it.
+        # The flag makes Accelerate start several processes with torchrun, with or without GPUs; a
+        # single process does not get it.
         *(["--multi_gpu"] if job.config.num_processes > 1 else []),
         *("--module", RANK, str(job_file), str(events_file)),
     ]
 
 
 def environment(job: TrainingJob, outer: Mapping[str, str], *, gpus: bool) -> dict[str, str]:
-    """Return the environment of a job's processes.
+    """Return the environment variables of a job's processes.
 
     Args:
-        outer: the environment of this process.
+        outer: the environment variables of this process.
         gpus: whether the machine has GPUs.
     """
     inner = {name: value for name, value in outer.items() if name not in RANK_VARIABLES}
@@ -158,11 +157,12 @@ def environment(job: TrainingJob, outer: Mapping[str, str], *, gpus: bool) -> di
 def start_launcher(
     job: TrainingJob, *, job_file: Path, events_file: Path, keep: int | None = None, machine_rank: int = 0
 ) -> subprocess.Popen[bytes]:
-    """Start this machine's processes of a job; return their launcher.
+    """Start this machine's processes of a job through `accelerate launch`; return the launcher's
+    process.
 
     They end when this process ends, or closes its end of the launcher's standard input. `keep` is a
-    file descriptor that the launcher holds open too, so that a lock on it lasts until the last
-    process is gone.
+    file descriptor that the launcher inherits, so that a lock on it lasts until the last process is
+    gone.
     """
     import torch
 
@@ -175,28 +175,28 @@ def start_launcher(
 
 
 POLL = 0.2
-"""Seconds between two readings of the events."""
+"""Seconds between two readings of the events file."""
 LINGER = 60.0
-"""Seconds a trainer has to end by itself once its checkpoint is published."""
+"""Seconds that a trainer has to end by itself once its checkpoint is published."""
 TAIL = 15
-"""Lines of the log in an error message."""
+"""The number of the log's last lines in an error message."""
 KINDS: dict[str, type[AgentrError]] = {
     kind.__name__: kind
     for kind in (AlarmRaised, ConfigError, DataFault, ModelDirectoryError, NonFiniteLoss, OutOfMemory, TrainingFault)
 }
-"""The errors that a trainer reports, by their names."""
+"""The errors that a trainer may report, by the names of their classes."""
 
 Step = TypeVar("Step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerProcess(Generic[Step]):
-    """How a trainer's process is started, read and ended.
+    """A description of a trainer's process, and the method that runs it.
 
-    The process is `python -m MODULE JOB_FILE EVENTS_FILE`, in `environment`; `job` is the content
-    of the first file. `read` parses a line of the events; `published` says whether the result is
-    there. `less_memory` tells a user which fields need less memory. `grace` is the seconds that a
-    cancelled trainer has to end by itself.
+    The process is `python -m MODULE JOB_FILE EVENTS_FILE`, with the variables `environment`; `job`
+    is the content of JOB_FILE. `read` parses a line of EVENTS_FILE; `published` returns whether the
+    result is there. `less_memory` tells a user which fields of a recipe reduce the need for memory.
+    `grace` is the seconds that a cancelled trainer has to end by itself.
     """
 
     module: str
@@ -209,9 +209,11 @@ class TrainerProcess(Generic[Step]):
     grace: float = 5.0
 
     async def run(self, on_progress: Callable[[Step], None]) -> None:
-        """Run the process to its end. If it fails, raise the `AgentrError` that it reported, or the
-        one that its exit status stands for. Raises `DiskError` if the work folder cannot be made or
-        written to.
+        """Run the process to its end, and call `on_progress` with each event.
+
+        If it fails, raise the `AgentrError` that it reported, or else one that its exit status
+        implies: `OutOfMemory` if it was killed, otherwise `TrainingFault`. Raises `DiskError` if
+        the work folder cannot be made or written to.
         """
         with writing(self.work.root):
             self.work.root.mkdir(parents=True, exist_ok=True)
@@ -243,11 +245,12 @@ class TrainerProcess(Generic[Step]):
             raise kind("\n".join(end))
 
     async def _follow(self, on_progress: Callable[[Step], None]) -> tuple[int, Fault | None]:
-        """Return the exit status of the process (negative: the signal that ended it) and the fault
-        that it reported.
+        """Start the process and wait until it ends; return its exit status (negative: the signal
+        that ended it) and the first fault that it reported, or None.
 
-        Once the checkpoint is published, the training is done: processes that do not end by
-        themselves, since those of a group may wait for each other for ever, are ended.
+        Once the checkpoint is published, the training is done (status 0): processes that have not
+        ended `LINGER` seconds later are ended, since those of a group may wait for each other
+        indefinitely.
         """
         fault: Fault | None = None
         publish_time: float | None = None
@@ -262,7 +265,7 @@ class TrainerProcess(Generic[Step]):
                 self.module,
                 str(self.work.job_file),
                 events.name,
-                # Never written to: the trainer sees this pipe end when this process dies, however
+                # Never written to: the trainer sees this pipe close when this process dies, however
                 # that happens.
                 stdin=asyncio.subprocess.PIPE,
                 stdout=log,
@@ -309,8 +312,8 @@ class TrainerProcess(Generic[Step]):
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    """Send a signal to a trainer and to the launcher of its processes, which passes it on to
-    them.
+    """Send a signal to a trainer's whole process group: a launcher in it passes the signal on to
+    the processes that it started.
     """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
@@ -322,10 +325,10 @@ WORKER = "agentr_core.training.worker"
 
 
 async def train(job: TrainingJob, *, on_progress: Callable[[Report], None] = lambda step: None) -> Manifest:
-    """Return the manifest of a job's checkpoint: trained, continued after an interruption, or
-    already there.
+    """Train a job unless its checkpoint exists already, continuing after an interruption; return
+    the checkpoint's manifest.
 
-    `on_progress` is called after each optimizer step, and for each threshold that one has
+    `on_progress` is called after each optimizer step, and for each alarm threshold that one has
     crossed. Cancelling ends the trainer's process; calling again continues from its last
     intermediate checkpoint, to the same weights as without the interruption on the same processor
     and number of threads. A trainer whose parent was killed ends by itself.
@@ -337,7 +340,7 @@ async def train(job: TrainingJob, *, on_progress: Callable[[Report], None] = lam
         AlarmRaised: an alarm ended the training; its last intermediate checkpoint is kept.
         TrainingFault: another fault, for example a full disk, or a foreign directory at
             `output_dir`.
-        DataFault: the dataset is missing or has broken rows.
+        DataFault: the dataset is missing or has invalid rows.
         ModelDirectoryError: the model directory cannot be loaded.
         ConfigError: the settings ask for a package, a device or a name that is not available.
         DiskError: the folder of the job cannot be made or written to.
@@ -349,8 +352,8 @@ async def train(job: TrainingJob, *, on_progress: Callable[[Report], None] = lam
         raise ModelDirectoryError(f"{base} has no config.json; give a Hugging Face model directory")
     if not job.dataset_file.is_file():
         raise DataFault(f"dataset file {job.dataset_file} does not exist; build the dataset before training on it")
-    # Unfinished work of the same job that began with other weights goes: a parent that is trained
-    # on what it samples may come out otherwise under the same id.
+    # Remove unfinished work of the same job that began with other weights: a parent that was
+    # trained on what it sampled may come out differently under the same id.
     if job.work.job_file.exists():
         before: str | None = None
         with suppress(ValidationError):
@@ -367,7 +370,7 @@ async def train(job: TrainingJob, *, on_progress: Callable[[Report], None] = lam
         "TENSORBOARD_LOGGING_DIR": str(job.reports),
     }
     if job.config.launch is None:
-        # Otherwise the Trainer would split each batch over all visible devices.
+        # Only one device: the Trainer would split each batch over all visible ones.
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         variables["CUDA_VISIBLE_DEVICES"] = "0" if visible is None else visible.split(",")[0]
     if job.config.num_threads:

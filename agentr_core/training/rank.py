@@ -1,7 +1,7 @@
 """One process of a training: `python -m agentr_core.training.rank JOB_FILE EVENTS_FILE`, started by
-`launch`.
+`process.start_launcher`.
 
-It ends when its standard input does, so that it never outlives the process that waits for its
+It ends when its standard input closes, so that it never outlives the process that waits for its
 checkpoint.
 """
 
@@ -19,7 +19,9 @@ from agentr_core.training.job import EVENT, JOB, Event, TrainingJob
 
 
 def main(arguments: list[str]) -> int:
-    """Do this process's part of the job in a file; return exit status 0."""
+    """Do this process's part of the job in JOB_FILE; return exit status 0. If the job fails, the
+    process exits in `work`.
+    """
     job_file, events_file = (Path(argument) for argument in arguments)
     end_with_parent()
     work(JOB.validate_json(job_file.read_bytes()), events_file)
@@ -27,8 +29,8 @@ def main(arguments: list[str]) -> int:
 
 
 def work(job: TrainingJob, events_file: Path) -> None:
-    """Do this process's part of a job. A fault is written to the events file and ends the process
-    with status 1.
+    """Do this process's part of a job. If it fails, write a `Fault` to the events file and exit the
+    process with status 1.
     """
     with events_file.open("ab", buffering=0) as events:
 
@@ -45,13 +47,13 @@ def work(job: TrainingJob, events_file: Path) -> None:
             from agentr_core.training.run import describe
 
             tell(describe(error, job.work.root))
-            # Exit here and at once: the error's frames hold what is left of a process group, and to
+            # Exit at once: the error's frames keep alive what is left of a process group, and to
             # free that, or to leave the group, could mean waiting for processes that are gone.
             _leave(1)
 
 
 def _leave(status: int) -> NoReturn:
-    """Exit this process without the interpreter's cleanup."""
+    """Exit this process at once, without the interpreter's cleanup."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

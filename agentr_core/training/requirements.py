@@ -1,8 +1,8 @@
-"""The requirements of a training's settings: names that its libraries know, and features of the
+"""Checks what a training's settings require: names that its libraries know, and features of the
 machine.
 
-All faults are reported together before a run's first reply, and again by each process of a trainer,
-which may run on another machine.
+All faults are reported together before a run samples its first reply, and again by each process of
+a trainer, which may run on another machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FSDP: Final = (
     "state_dict_type",
     "transformer_layer_cls_to_wrap",
 )
-"""The fields of the Trainer's `fsdp_config` that have a meaning for FSDP 2 and our checkpoints."""
+"""The fields of the Trainer's `fsdp_config` that have an effect with FSDP 2 and our checkpoints."""
 _STEPS_ALONE: Final = re.compile("lomo|layerwise")
 _PACKAGES: Final = {
     "galore": "galore_torch",
@@ -48,28 +48,29 @@ _PACKAGES: Final = {
     "32bit": "bitsandbytes",
     "ademamix": "bitsandbytes",
 }
-"""The packages of optimizers, by a part of the optimizer's name; the first match counts."""
+"""The packages that optimizers need, by a part of the optimizer's name; the first match counts."""
 
 
 OF_PAIRS = "eto.dpo"
-"""The section of the recipe for preference training."""
+"""The section of a recipe that configures preference training."""
 
 
 def check_requirements(config: TrainingConfig) -> None:
-    """Check that this process can do what the settings ask for. Raises `ConfigError`, which lists
+    """Check that this process can do what the settings ask for. Raises a `ConfigError` that lists
     every fault.
     """
     if config.bf16 == "auto":
-        raise ConfigError("training.bf16 is still auto; give true or false, or settle the recipe (precision.settled)")
+        raise ConfigError("training.bf16 is still auto; give true or false, or settle the recipe first")
     if faults := [*name_faults(config), *machine_faults(config)]:
         raise ConfigError(fault_list(faults))
 
 
 def name_faults(config: TrainingConfig, *, section: str = "training") -> list[str]:
-    """Return the faults of the settings on any machine, one sentence each.
+    """Return the faults of the settings that do not depend on the machine, one sentence each.
 
     Args:
-        section: the section of the recipe with the schedule.
+        section: the section of the recipe with the learning-rate schedule; `OF_PAIRS` also checks
+            for preference training.
     """
     faults = _schedule_faults(config, section)
     optimizers = [kind.value for kind in OptimizerNames if not _STEPS_ALONE.search(kind.value)]
@@ -116,7 +117,7 @@ def machine_faults(config: TrainingConfig, *, online: bool = False) -> list[str]
     """Return what this machine lacks for the settings, one sentence each.
 
     Args:
-        online: whether they are those of group RL, which calls PyTorch for FSDP by itself.
+        online: whether they are those of group RL, which uses PyTorch's FSDP without Accelerate.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     faults = []
@@ -160,12 +161,12 @@ def machine_faults(config: TrainingConfig, *, online: bool = False) -> list[str]
 
 
 def gpu_memory() -> int:
-    """Return the bytes of memory of the first GPU; 0 without a GPU."""
+    """Return the memory of the first GPU in bytes; 0 without a GPU."""
     return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else 0
 
 
 def _kernel_faults(config: TrainingConfig, gpus: int) -> list[str]:
-    """Return what this machine lacks for the optimizer, number format and kernels."""
+    """Return what this machine lacks for the optimizer, dtype and kernels, one sentence each."""
     faults = []
     package = next((package for part, package in _PACKAGES.items() if part in config.optim), None)
     if package and find_spec(package) is None:
@@ -187,8 +188,8 @@ def _kernel_faults(config: TrainingConfig, gpus: int) -> list[str]:
 
 
 def _schedule_faults(config: TrainingConfig, section: str) -> list[str]:
-    """Return why a schedule cannot be followed, found by creating it as the Trainer does, on an
-    optimizer of one number.
+    """Return why a learning-rate schedule cannot be used, at most one sentence. It is created as
+    the Trainer does, for an optimizer with a single parameter.
     """
     name, field = config.lr_scheduler_type, f"{section}.lr_scheduler_type"
     kinds = [kind.value for kind in SchedulerType]

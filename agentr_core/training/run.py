@@ -40,7 +40,7 @@ from agentr_core.training.trainers import (
     supervised_trainer,
 )
 
-# Describes faults of the trainer's process to its parent, in one sentence each.
+# Turns exceptions of the trainer's process into faults for its parent, in one sentence each.
 
 # Writers in Rust and C++ report a failed write only in their message; torch's does not give the
 # cause.
@@ -49,10 +49,10 @@ _MEMORY = ("can't allocate memory", "CUDA out of memory")
 
 
 def describe(error: BaseException, folder: Path, *, less_memory: str = LESS_MEMORY) -> Fault:
-    """Return the fault for an exception: its kind, what happened and what to do.
+    """Return the fault for an exception: its kind, what happened and what the user can do.
 
     `folder` is where the training writes; after a failed write, the message says how much space is
-    left there. `less_memory` tells a user which fields need less memory.
+    left there. `less_memory` tells the user which fields of a recipe reduce the need for memory.
     """
     if isinstance(error, AlarmRaised | ConfigError | DataFault | ModelDirectoryError | TrainingFault):
         return Fault(kind=type(error).__name__, message=str(error))
@@ -116,15 +116,15 @@ def threads(count: int) -> Iterator[None]:
 
 
 def read_rows(file: Path, *, vocabulary: int, context: int, side: str = "") -> list[TokenRow]:
-    """Return the checked rows of a .parquet, .arrow or .feather file, in its order.
+    """Return the checked rows of a .parquet, .arrow or .feather file, in the file's order.
 
     Args:
         vocabulary: how many token ids the model knows.
         context: the most tokens the model takes.
-        side: the prefix of the two columns, for a file of pairs.
+        side: the prefix of the columns `input_ids` and `labels`, for a file of pairs.
 
     Raises:
-        DataFault: the file cannot be read, or a row is broken; the message names the first such
+        DataFault: the file cannot be read, or a row is invalid; the message names the first such
             row.
     """
     try:
@@ -152,7 +152,7 @@ def read_rows(file: Path, *, vocabulary: int, context: int, side: str = "") -> l
 
 
 def read_pairs(file: Path, *, vocabulary: int, context: int) -> list[TokenPair]:
-    """Return the checked pairs of a file, in its order. Arguments and errors are those of
+    """Return the checked pairs of a file, in the file's order. Arguments and errors are those of
     `read_rows`.
     """
     sides = (read_rows(file, vocabulary=vocabulary, context=context, side=side) for side in ("chosen_", "rejected_"))
@@ -188,13 +188,14 @@ def run(job: TrainingJob, tell: Callable[[Report], None]) -> Manifest | None:
     process reports and publishes.
 
     Raises:
-        ConfigError: the settings ask for something that is not available.
-        DataFault: the dataset is empty or has broken rows.
+        ConfigError: the settings ask for something that is not available, or for adapters that do
+            not fit the model.
+        DataFault: the dataset is empty or has invalid rows.
         ModelDirectoryError: the model cannot be loaded.
         NonFiniteLoss: loss or gradient became NaN or infinite.
         AlarmRaised: an alarm ended the training, and nothing is to be published.
-        TrainingFault: the device cannot do what the job asks for, or another process trains another
-            job.
+        TrainingFault: the model would mix packed samples, Accelerate ignores DeepSpeed or FSDP, the
+            main machine trains another job, or the result cannot be merged or published.
     """
     use_threads(job.config.num_threads)
     if not torch.cuda.is_available():
@@ -237,7 +238,7 @@ def run(job: TrainingJob, tell: Callable[[Report], None]) -> Manifest | None:
         raise TrainingFault("training.launch.fsdp is set, but Accelerate left FSDP out of this training")
     resume_from = last_checkpoint(job.work.checkpoints, settings)
     if job.config.save_total_limit != 0:
-        # Before the mark of a whole checkpoint: what goes on from there does not publish it again.
+        # Before `MarkSaved`: who resumes from a marked checkpoint does not publish it again.
         marks = hf_trainer.pop_callback(MarkSaved)
         hf_trainer.add_callback(_PublishSteps(job, steps, hf_trainer, parent, split=zero3 or fsdp))
         hf_trainer.add_callback(marks)
@@ -258,15 +259,17 @@ def run(job: TrainingJob, tell: Callable[[Report], None]) -> Manifest | None:
 
 
 class _PublishSteps(TrainerCallback):  # type: ignore[misc]
-    """A callback that publishes the weights of each `save_steps` steps, but for the last step,
-    whose weights are the result. `split` says whether a process has only a part of them.
+    """A callback that publishes the weights every `save_steps` steps, except after the last step,
+    whose weights are the result. `split` says whether each process holds only a part of them.
     """
 
     def __init__(self, job: TrainingJob, steps: Plan, hf_trainer: Any, parent: Parent, *, split: bool) -> None:
         self._job, self._steps, self._trainer, self._parent, self._split = job, steps, hf_trainer, parent, split
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Publish the weights after the present step. Raises as `publish`."""
+        """Publish the weights after the current step, and wait for all processes. Raises what
+        `publish` raises.
+        """
         job, trainer = self._job, self._trainer
         if state.global_step % job.checkpoint_every or state.global_step >= state.max_steps:
             return
@@ -274,25 +277,28 @@ class _PublishSteps(TrainerCallback):  # type: ignore[misc]
         if state.is_world_process_zero:
             model, history = trainer.accelerator.unwrap_model(trainer.model), trainer.steps_done()
             if weights is None and not job.config.lora_r:
-                # As they are, so that names that share a tensor still do.
+                # Not copied, so that names that share a tensor still share it.
                 weights = model.state_dict(keep_vars=True)
-            # Loading a model to merge adapters into draws random numbers, and so would change what
-            # is dropped out from here on.
+            # Loading a model to merge adapters into it draws random numbers, and so would change
+            # the dropout from here on.
             with torch.random.fork_rng():
                 write_result(job, model, history, self._parent.dtype, weights)
             manifest = _manifest(job, self._steps, history, "save_steps")
             publish_step(job.work.staging, job.output_dir, manifest, limit=job.config.save_total_limit)
         if args.deepspeed:
-            # Merging told Transformers to load whole models.
+            # Merging made Transformers load whole models from then on; undo that.
             set_hf_deepspeed_config(args.hf_deepspeed_config)
         args.distributed_state.wait_for_everyone()
 
 
 def _rows(job: TrainingJob) -> Sequence[Any]:
-    """Return the rows of the dataset, checked against the vocabulary and the context of the
-    model, whose layers must be able to train on them.
+    """Return the rows or pairs of the dataset, checked against the vocabulary and the context of
+    the model.
+
+    Raises `TrainingFault` if the model would mix packed samples, `ConfigError` if the adapters do
+    not fit it, and what `read_rows` raises.
     """
-    # Each side of a pair has a row of its own.
+    # Only for samples: each side of a pair has a row of its own.
     if job.objective.rows == "samples" and (faults := mixing_faults(job.model_dir, job.config)):
         raise TrainingFault("; ".join(faults))
     if faults := adapter_faults(job.model_dir, job.config):
@@ -326,7 +332,9 @@ def _manifest(job: TrainingJob, steps: Plan, history: Sequence[TrainingStep], en
 
 
 def _part(hf_trainer: Any) -> None:
-    """End the process group, so that no process is left waiting for one that is gone."""
+    """Wait for all processes, then end the process group, so that none is left waiting for one that
+    is gone.
+    """
     processes = hf_trainer.args.distributed_state
     processes.wait_for_everyone()
     if torch.distributed.is_initialized():

@@ -1,6 +1,7 @@
-"""TRL's trainers, driven by a plan: what they share, the supervised one, and that on pairs.
+"""TRL's trainers, driven by a plan: their common part, the supervised trainer, and the one for
+preference pairs.
 
-They follow a plan, report each step, and stop at a loss or gradient that is not finite.
+They take the steps of a plan, report each step, and stop at a loss or gradient that is not finite.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ from agentr_core.training.parent import Parent, recomputes
 from agentr_core.training.process import read_zero
 
 _SAVED = "complete"
-"""The mark of an intermediate checkpoint that was written completely."""
+"""The file that marks an intermediate checkpoint as complete."""
 _FOREVER = 1_000_000
-"""The number of passes over a plan when the clock ends a training."""
+"""The number of epochs over a plan when the clock ends a training."""
 _TICKS = 1000
-"""The number of steps of a schedule that follows the clock."""
+"""The number of steps of a learning-rate schedule that follows the clock."""
 _SCORES = {
     "logps/chosen": "chosen_logps",
     "logps/rejected": "rejected_logps",
@@ -55,7 +56,7 @@ _SCORES = {
     "rewards/rejected": "rejected_rewards",
     "rewards/accuracies": "reward_accuracy",
 }
-"""TRL's names of the measures of preference training, and ours."""
+"""TRL's names of the metrics of preference training, and ours."""
 
 
 class FollowsPlan:
@@ -84,8 +85,9 @@ class FollowsPlan:
         self._clock = time.monotonic()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log a step with its tokens and time, so that they survive in the trainer's state, and
-        report it.
+        """Log a step with its trained tokens and seconds, so that they are kept in the trainer's
+        state, report it, and check the alarms. This ends the training at `max_seconds`, or if an
+        alarm asks for it.
         """
         if "loss" not in logs:
             super().log(logs, start_time)  # type: ignore[misc]
@@ -99,27 +101,31 @@ class FollowsPlan:
             self.control.should_training_stop = True
         if self.is_world_process_zero():
             self._tell(self._step(number, entry))
-        # Report the thresholds that the step has crossed, and end the training if the recipe says
-        # so; its weights are not saved then.
+        # Report the thresholds that the step has crossed, and end the training if the recipe asks
+        # for it; the weights of this step are not saved then.
         alarms = self._job.alarms
         crossings = alarms.crossed(self.state.log_history, self._watched, step=number)
         if self.is_world_process_zero():
             for crossing in crossings:
                 self._tell(crossing)
         if alarms.reaction != "tell":
-            # All processes end with the first one, whatever rounding says.
+            # The main process decides for all: rounding differs, and so might their decisions.
             self.crossed = broadcast_object_list([crossings])[0]
             if self.crossed:
                 self.control.should_training_stop, self.control.should_save = True, False
 
     def _watched(self, entry: dict[str, float]) -> dict[str, float | None]:
-        """Return what is watched of a logged step."""
+        """Return the values of a logged step that alarms watch, by name; None for one that was not
+        logged.
+        """
         return {"gradient_norm": entry.get("grad_norm")}
 
-    # By the share of the seconds that has passed: nobody knows how many steps fit into them, and
-    # every arm of a comparison must have its whole schedule.
+    # The schedule follows the share of the seconds that has passed: nobody knows how many steps fit
+    # into them, and every arm of a comparison must run through its whole schedule.
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Return the schedule over the steps, or over the seconds if time is the budget."""
+        """Return the learning-rate schedule over the steps, or over the seconds if time is the
+        budget.
+        """
         if not self._max_seconds:
             return super().create_scheduler(num_training_steps, optimizer)  # type: ignore[misc]
         scheduler = super().create_scheduler(_TICKS, optimizer)  # type: ignore[misc]
@@ -131,8 +137,8 @@ class FollowsPlan:
         return lambda _: float(share(_TICKS * min(1.0, self._seconds() / self._max_seconds)))
 
     def _seconds(self) -> float:
-        """Return the seconds spent in training so far, including earlier attempts up to their
-        checkpoint.
+        """Return the seconds spent in training so far, including those of earlier attempts up to
+        the checkpoint that this one resumed from.
 
         Where time is the budget, all processes get the value of the main process.
         """
@@ -141,24 +147,29 @@ class FollowsPlan:
         return float(broadcast_object_list([seconds])[0]) if self._max_seconds else seconds
 
     def go_back(self) -> None:
-        """Restore the last weights that were saved before an alarm ended the training.
+        """Load the last checkpoint that was saved before an alarm ended the training, and drop the
+        later steps from the history.
 
-        Raises `AlarmRaised` where nothing was saved, or the recipe does not go back.
+        Raises `AlarmRaised` if nothing was saved, or if the recipe's reaction is not to go back.
         """
         checkpoint = last_checkpoint(Path(self.args.output_dir), self.args)
         if checkpoint is None or self._job.alarms.reaction != "back":
-            # The last weights that were saved stay, and a later try goes on from them.
+            # The last checkpoint that was saved stays, and a later attempt resumes from it.
             raise self.crossed[0].ends("trains on" if checkpoint else "trains anew, since nothing was saved before")
         step = int(checkpoint.name.rpartition("-")[2])
         self._load_from_checkpoint(str(checkpoint))  # type: ignore[attr-defined]
         self.state.log_history = [entry for entry in self.state.log_history if entry["step"] <= step]
 
     def steps_done(self) -> list[TrainingStep]:
-        """Return every step of this training so far, those before an interruption included."""
+        """Return all steps of this training so far in order, including those before an
+        interruption.
+        """
         return [self._step(entry["step"], entry) for entry in self.state.log_history if "loss" in entry]
 
     def check_finite(self, model: Any, loss: torch.Tensor) -> None:
-        """Raise `NonFiniteLoss` when a loss or an existing gradient is not finite."""
+        """Raise `NonFiniteLoss` if the loss or the norm of the gradient is not finite; under fp16,
+        where the scaler skips steps that overflow, only the loss counts.
+        """
         if self.is_deepspeed_enabled:
             norm = float(self.accelerator.deepspeed_engine_wrapped.get_global_grad_norm() or 0.0)
         else:
@@ -200,8 +211,8 @@ class MarkSaved(TrainerCallback):  # type: ignore[misc]
 
 
 def last_checkpoint(folder: Path, settings: Any) -> Path | None:
-    """Return the newest intermediate checkpoint that was written completely, or None; remove those
-    that were not.
+    """Remove incomplete intermediate checkpoints, wait for all processes, and return the newest
+    complete one; None if there is none.
     """
     if settings.should_save:
         for incomplete in [path for path in folder.glob("checkpoint-*") if not (path / _SAVED).exists()]:
@@ -211,15 +222,15 @@ def last_checkpoint(folder: Path, settings: Any) -> Path | None:
 
 
 def samples_per_step(config: TrainingConfig) -> int:
-    """Return how many rows an optimizer step has, over all processes."""
+    """Return how many samples (or pairs) an optimizer step has, over all processes."""
     return config.per_device_train_batch_size * config.gradient_accumulation_steps * config.num_processes
 
 
 def plain_arguments(job: TrainingJob, *, steps: int) -> dict[str, Any]:
-    """Return the arguments that all trainers share, for a job of `steps` optimizer steps, on CUDA
-    if available.
+    """Return the arguments of the Trainer's configuration that all trainers share, for a job of
+    `steps` optimizer steps, on CUDA if available.
 
-    If the job has several processes, this process joins the others when the arguments are
+    If the job has several processes, this process joins the others when the configuration is
     constructed.
     """
     config = job.config
@@ -228,7 +239,7 @@ def plain_arguments(job: TrainingJob, *, steps: int) -> dict[str, Any]:
     return {
         "output_dir": str(job.work.checkpoints),
         "run_name": job.output_dir.name,
-        # The plan holds the epochs and the order; to the Trainer it is one epoch, or one of many.
+        # The plan contains all epochs in order; to the Trainer it is one epoch, or one of many.
         "num_train_epochs": _FOREVER if config.max_seconds else 1,
         "train_sampling_strategy": "sequential",
         "remove_unused_columns": False,
@@ -288,8 +299,8 @@ class PlannedSFTTrainer(FollowsPlan, SFTTrainer):  # type: ignore[misc]
         self._keeps_logits = self.args.device.type == "cpu" and bool(takes)
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
-        """Return the loss of one optimizer step, its gradients accumulated over the passes. Raises
-        `NonFiniteLoss`.
+        """Return the loss of one optimizer step, after accumulating its gradient over the passes.
+        Raises `NonFiniteLoss`.
         """
         model.train()
         inputs = self._prepare_inputs(inputs)
@@ -310,7 +321,8 @@ class PlannedSFTTrainer(FollowsPlan, SFTTrainer):  # type: ignore[misc]
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Return the summed loss of a pass over `num_items_in_batch`; on CPU only trained positions
+        """Return the loss of a pass: its sum over the trained tokens, divided by
+        `num_items_in_batch` and scaled by the number of processes. On a CPU only trained positions
         are scored.
         """
         if not self._keeps_logits or return_outputs:
@@ -338,7 +350,9 @@ def supervised_trainer(
     settings: Any,
     tell: Callable[[Report], None],
 ) -> PlannedSFTTrainer:
-    """Return the trainer of a job; `settings` are its `supervised_arguments`."""
+    """Return the trainer of a supervised job. `settings` are its `supervised_arguments`; `tell` is
+    called with each report in the main process.
+    """
     rows_per_pass = 1 if settings.use_cpu else together(job.config, job.config.per_device_train_batch_size)
     processes = job.config.num_processes
     # Accelerate deals out rows in turn: process i of n gets the rows i, i + n, i + 2n and so on.
@@ -347,7 +361,7 @@ def supervised_trainer(
     def collate(batch: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the forward passes of one process's share of a step."""
         step, share = [rows[row] for row in batch[0]["samples"]], batch[0]["share"]
-        # Processes wait for each other once a step.
+        # Shares of about equal length, since processes wait for each other in each step.
         shares_of_step = shared_out([len(row.labels) for row in step], processes)
         passes = [
             forward_passes([step[row] for row in part], packing=job.config.packing, rows_per_pass=rows_per_pass)
@@ -376,7 +390,7 @@ def supervised_trainer(
 
 
 def supervised_arguments(job: TrainingJob, *, steps: int) -> Any:
-    """Return the Trainer's arguments for `steps` optimizer steps; see `plain_arguments`."""
+    """Return the trainer's configuration for `steps` optimizer steps; see `plain_arguments`."""
     return SFTConfig(
         **plain_arguments(job, steps=steps),
         per_device_train_batch_size=1,
@@ -395,7 +409,7 @@ def supervised_arguments(job: TrainingJob, *, steps: int) -> Any:
 
 
 class PlannedDPOTrainer(FollowsPlan, DPOTrainer):  # type: ignore[misc]
-    """A DPOTrainer that follows a `Plan` over rows of token ids.
+    """A DPOTrainer that follows a `Plan` over pairs of token rows.
 
     The loss of a step is the mean over its pairs; if the last batch of a training is not full, its
     pairs weigh more.
@@ -408,7 +422,7 @@ class PlannedDPOTrainer(FollowsPlan, DPOTrainer):  # type: ignore[misc]
         return {**super()._watched(entry), "chosen_drop": fell}
 
     def training_step(self, *inputs: Any, **options: Any) -> torch.Tensor:
-        """Return the loss of one batch, its gradients added to those of the step. Raises
+        """Return the loss of one batch, after adding its gradient to that of the step. Raises
         `NonFiniteLoss`.
         """
         loss: torch.Tensor = super().training_step(*inputs, **options)
@@ -429,11 +443,13 @@ def preference_trainer(
     settings: Any,
     tell: Callable[[Report], None],
 ) -> PlannedDPOTrainer:
-    """Return the trainer of a job; `settings` are its `preference_arguments`. This computes the
-    log-probabilities of the reference.
+    """Return the trainer of a preference job; `settings` are its `preference_arguments`. Before
+    that, compute the reference model's log-probabilities of all pairs, unless an earlier attempt
+    has stored them.
 
     The reference is the model that training starts from: without adapters if training adds new
-    ones, or with a copy of those that it starts with. Raises `NonFiniteLoss`.
+    ones, or with a copy of those that it starts with. Raises `NonFiniteLoss` if a log-probability
+    of the reference is not finite.
     """
     disable_progress_bars()
     assert isinstance(job.objective, Preference)
@@ -462,7 +478,7 @@ def preference_trainer(
         callbacks=[MarkSaved()],
     )
     if not all(np.isfinite(trainer.train_dataset[f"ref_{side}_logps"]).all() for side in SIDES):
-        # A later try computes them again.
+        # A later attempt computes them again.
         if PartialState().is_main_process:
             shutil.rmtree(job.work.references)
         raise NonFiniteLoss(
@@ -474,7 +490,7 @@ def preference_trainer(
 
 
 def preference_arguments(job: TrainingJob, *, steps: int) -> Any:
-    """Return the Trainer's arguments for `steps` optimizer steps; see `plain_arguments`."""
+    """Return the trainer's configuration for `steps` optimizer steps; see `plain_arguments`."""
     assert isinstance(job.objective, Preference)
     loss = job.objective.preference
     common = plain_arguments(job, steps=steps)
@@ -493,10 +509,11 @@ def preference_arguments(job: TrainingJob, *, steps: int) -> Any:
 
 
 def collate(batch: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Return the batch that TRL's loss reads: first the chosen rows, then the rejected ones, padded
-    to one of a few lengths.
+    """Return the batch that TRL's loss reads, as tensors [2 * pairs, length]: first the chosen
+    rows, then the rejected ones, padded to one of a few lengths.
 
-    `completion_mask` has a 1 for each token that carries loss.
+    `completion_mask` has a 1 for each token that carries loss. `ref_chosen_logps` and
+    `ref_rejected_logps` [pairs] are included once they have been computed.
     """
     rows = [TokenRow(pair[f"{side}_input_ids"], pair[f"{side}_labels"]) for side in SIDES for pair in batch]
     length = padded_length(max(len(row.labels) for row in rows))

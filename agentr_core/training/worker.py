@@ -1,5 +1,5 @@
 """The trainer's first process: `python -m agentr_core.training.worker JOB_FILE EVENTS_FILE`,
-started by `sft.train`.
+started by `process.train`.
 
 It holds the lock of the job, and trains by itself or starts the processes that do.
 """
@@ -22,14 +22,16 @@ from agentr_core.training.process import start_launcher
 from agentr_core.training.rank import work
 
 LOCK_WAIT = 30.0
-"""Seconds to wait for a trainer of the same job, whose parent was killed, to notice and end."""
+"""Seconds to wait for another trainer of the same job to end: one whose parent was killed takes a
+moment to notice.
+"""
 
 
 def main(arguments: list[str]) -> int:
     """Run a job; return the exit status: 0 when the checkpoint is published, else that of the
     failed process.
 
-    A fault is written to the events file.
+    The reason for a failure is written to the events file, as a `Fault`.
     """
     job_file, events_file = (Path(argument) for argument in arguments)
     end_with_parent()
@@ -50,7 +52,8 @@ def main(arguments: list[str]) -> int:
 
 @contextmanager
 def locked(file: Path) -> Iterator[int]:
-    """Hold the lock of a job in a file during the block; yield the file's descriptor.
+    """Hold the lock of a job, an exclusive lock of `file`, during the block; yield the file's
+    descriptor.
 
     Raises `TrainingFault` if another process still holds it after `LOCK_WAIT` seconds.
     """

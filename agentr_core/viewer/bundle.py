@@ -30,18 +30,18 @@ _FORM: Final = re.compile(
     r'|(?<=<main) data-live="[^<>]*"',
     re.DOTALL,
 )
-"""What needs a server. Pages of tokens would need the model, too."""
+"""The parts of a page that work only with a server."""
 _ASKED: Final = re.compile(r"/(find|search|tokens)\b|[?&](instance|sort|columns)=|^/differences$|^/\w+\.(csv|json)\b")
-"""Addresses that take queries, are computed when they are asked for, or have a page for each
-instance.
+"""Addresses that are left out: they take queries, are computed on request (tokens also need the
+model's tokenizer), or would add a page for each instance.
 """
 _CRUMBS: Final = re.compile(r'<p class="crumbs">.*?</p>', re.DOTALL)
-"""What says at the head of a page which run it belongs to."""
+"""The breadcrumbs at the head of a page, which name the run that it belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
 class BundleCounts:
-    """The number of pages that were written, and of pages left out to which these link."""
+    """The number of pages that were written, and of further pages that they linked to."""
 
     pages: int
     left_out: int
@@ -57,14 +57,15 @@ async def bundle(
     of other runs, unless the first page is that list.
 
     Args:
-        most: the maximum number of pages, each kind in its turn: first what changed between two
-            evaluations, then what they played, then those nearest to the first page; links to
-            others are removed.
-        tell: is called with the number of pages, after each.
+        most: the maximum number of pages. The kinds of pages take turns; within a kind, episodes
+            that changed between two evaluations come first, then other evaluated episodes, then
+            the pages nearest to the first one. Links to pages that are left out are removed.
+        tell: called after each page with the number of pages so far.
 
     Raises:
         ConfigError: the folder exists and is not empty, or there is nothing to show.
         DiskError: a file cannot be written.
+        StoreError: a page cannot be made.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} already exists; name a new folder")
@@ -126,7 +127,7 @@ async def _collected(
         for link in _links(answer.text):
             unknown = link not in pages and link not in elsewhere
             if unknown and not _ASKED.search(link) and not _leads_elsewhere(link, start):
-                # What a list of changed or played episodes leads to is of its rank.
+                # What a list of changed or evaluated episodes links to inherits its rank.
                 near = _rank(link) if _kind(path) != "list" else min(rank, _rank(link))
                 some = frontier.setdefault(_kind(link), {})
                 some[link] = min(near, some.get(link, near))
@@ -137,8 +138,8 @@ _OTHERS: Final = 2
 
 
 def _rank(path: str) -> int:
-    """Return 0 for a list of what changed between two evaluations, 1 for one of what an evaluation
-    played, 2 for every other page.
+    """Return the priority of a page, the lowest first: 0 for a list of differences between two
+    evaluations, 1 for a list of an evaluation's episodes, 2 for every other page.
     """
     return 0 if path.startswith("/differences") else 1 if "evaluation=" in path else _OTHERS
 
@@ -166,7 +167,9 @@ def _leads_elsewhere(link: str, start: str) -> bool:
 
 
 def _self_contained(text: str, names: dict[str, str]) -> str:
-    """Return a page without its forms, with links to the files beside it."""
+    """Return a page without the parts that need a server, and with its links pointing to the files
+    in `names`; other links are removed.
+    """
 
     def link(match: re.Match[str]) -> str:
         path = unescape(match[3])

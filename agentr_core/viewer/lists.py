@@ -18,7 +18,7 @@ from agentr_core.texts import goal
 
 PAGE_ROWS: Final = 50
 _COMPUTED: Final = ("=", "+", "-", "@", "\t", "\r")
-"""With these, what a spreadsheet computes begins."""
+"""The first characters of a text that a spreadsheet would take for a formula."""
 MOST_ROWS: Final = 100_000
 """The maximum number of rows of a list as a file."""
 Record = Mapping[str, Any]
@@ -71,20 +71,20 @@ class ListPage:
     """The number of the first row shown, from 1."""
     filters: dict[str, str]
     choices: dict[str, list[str]]
-    """The values of the filters that have few."""
+    """The possible values of each filter that has only a few."""
     free: tuple[str, ...]
-    """Filters that are typed in."""
+    """The filters whose value is typed in."""
     titles: dict[str, str]
-    """The titles of filters by what worlds tell of their instances."""
+    """The titles of the filters on facts that worlds give about their instances, by column."""
     suggestions: dict[str, list[tuple[str, str]]]
-    """Values of filters that are typed in, each with a name for it."""
+    """Suggested values for filters that are typed in, each with a name for it."""
     crumbs: list[Cell]
     sides: dict[str, EvaluationName]
-    """For differences: the evaluations that are compared."""
+    """For differences: the two evaluations that are compared, as `before` and `after`."""
     changes: dict[str, Cell]
     """For differences: how many episodes changed and how, with links to them."""
     keeps: dict[str, str]
-    """What a form with the filters passes on: the order and the columns."""
+    """The query parameters for order and columns, which the form with the filters passes on."""
     sql: str
     files: dict[str, str]
     """The addresses of the whole list as a file, by format."""
@@ -245,8 +245,8 @@ SHOWN: Mapping[str, ListView] = {
 
 
 def list_page(store: Store, name: str, query: Mapping[str, str]) -> ListPage:
-    """Return a page of a list. Filters, orders and columns that the list lacks, and pages that do
-    not exist, are ignored: a link may be old.
+    """Return a page of a list. Unknown filters, orders and columns in `query` are ignored, since a
+    link may be old; without a valid page number, the page is the first.
     """
     shape = _shape(store, name)
     source = shape.source
@@ -297,11 +297,11 @@ def list_page(store: Store, name: str, query: Mapping[str, str]) -> ListPage:
 
 
 def list_file(store: Store, name: str, form: str, query: Mapping[str, str]) -> str | None:
-    """Return all rows of a list that pass the filters as CSV or JSON; None if there are more than
-    `MOST_ROWS`.
+    """Return all rows of a list that pass the filters as CSV or JSON (`form`); None if there are
+    more than `MOST_ROWS`.
 
-    JSON has the query, too. A text in CSV that a spreadsheet would compute has an apostrophe before
-    it.
+    JSON also has the SQL query and the total. In CSV, a text that a spreadsheet would take for a
+    formula gets an apostrophe in front.
     """
     shape = _shape(store, name)
     filters, sort, columns = _wanted(shape, query)
@@ -324,7 +324,9 @@ def list_file(store: Store, name: str, form: str, query: Mapping[str, str]) -> s
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """A list with what worlds tell of its instances: `titles` are those of such filters."""
+    """A list including the columns and filters of facts that worlds give about their instances;
+    `titles` has the titles of these filters, by column.
+    """
 
     source: Listing
     columns: tuple[Column, ...]
@@ -345,13 +347,13 @@ def _shape(store: Store, name: str) -> _Shape:
     from_world = [
         Column(titles[fact.column].capitalize(), fact.column, "number" if fact.numeric else "text") for fact in facts
     ]
-    # Beside the instance that they are of.
+    # Next to the column of the instance.
     place = next((at for at, column in enumerate(columns, 1) if column.name == "instance_id"), 0)
     return _Shape(source, (*columns[:place], *from_world, *columns[place:]), titles)
 
 
 def _wanted(shape: _Shape, query: Mapping[str, str]) -> tuple[dict[str, str], str, tuple[Column, ...]]:
-    """Return the filters, the order and the columns that a query names."""
+    """Return the filters, the order (empty: the usual one) and the columns that a query names."""
     filters = {key: value for key, value in query.items() if key in shape.source.filters and value}
     sort = query.get("sort", "")
     if sort.removeprefix("-") not in sortable(shape.source):

@@ -100,8 +100,8 @@ _COLUMN: Final = 188
 _BEND: Final = 34
 _MARGIN: Final = 30
 _UPRIGHT: Final = 1000
-"""A wider drawing is printed on a page that lies on its side: fitted into an upright one, its texts
-would be smaller than can be read.
+"""A wider drawing is printed in landscape: scaled to a portrait page, its text would be too small
+to read.
 """
 _LABEL: Final = 20
 """Characters of an action that are shown; the page of its node shows all of it."""
@@ -117,13 +117,13 @@ def tree_drawing(
     bad: Collection[int],
     first: Sequence[Collection[int]] = (),
 ) -> str:
-    """Return the drawing of a tree, the root at the top left; each node links to its page. Children
-    stand from the most visited one down, but paths that were chosen come first.
+    """Return the SVG drawing of a tree with the root at the top left; each node links to its page.
+    Children are ordered from the most visited one down, but nodes on given paths come first.
 
     Args:
-        nodes: by number.
-        good, bad: nodes on good and bad paths of pairs, marked so.
-        first: the nodes of paths that come before others, in their order.
+        nodes: in the order of their numbers; not empty.
+        good, bad: the numbers of nodes on good and bad paths of pairs, which are coloured.
+        first: sets of node numbers; the nodes of an earlier set are placed before others.
     """
     paths = (*first, good, bad)
 
@@ -159,10 +159,10 @@ def tree_drawing(
 
 
 def _rows(children: dict[int, list[int]]) -> dict[int, int]:
-    """Return the row of each node, the root in the first, where the drawing is first looked at.
+    """Return the row of each node, by number; the root is in row 0.
 
-    A node and the first child of each stand in one row, as high as there is room for all of them:
-    short branches stand beside long ones, and no edges cross.
+    A node, its first child, that one's first child and so on share a row, the topmost that is free
+    for all of them. So short branches are beside long ones, and no edges cross.
     """
     rows: dict[int, int] = {}
     free: dict[int, int] = {}
@@ -177,7 +177,7 @@ def _rows(children: dict[int, list[int]]) -> dict[int, int]:
         free.update(dict.fromkeys(places, row + 1))
         for place, node in zip(places, line, strict=True):
             rows[node] = row
-            # The last one is placed first: the branches of the deepest node.
+            # The stack ends with the branches of the deepest node, so they are placed first.
             stack.extend((child, place + 1) for child in reversed(children.get(node, [])[1:]))
     return rows
 
@@ -242,7 +242,7 @@ class Hit:
 
 
 def results(store: Store, words: str, matches: Matches, *, page: int, complete: bool) -> Page:
-    """Return the page of a search; `complete` says whether all texts were in the index."""
+    """Return the page of a search; `complete` says whether the index has all texts of the store."""
     texts = texts_of(store, matches.texts)
     values = {
         "words": words,
@@ -292,7 +292,7 @@ def _place(place: Place) -> tuple[str, str]:
 
 
 def tree(store: Store, tree_id: str) -> Page | None:
-    """Return the page of a search tree, drawn."""
+    """Return the page of a search tree, with a drawing if it has at most `MOST_NODES` nodes."""
     head = tree_head(store, tree_id)
     if head is None:
         return None
@@ -360,7 +360,7 @@ def pair(store: Store, pair_id: str) -> Page | None:
     witnesses = [
         Witnesses(step, verdicts.get(step.position), mean_value(siblings[step.node]), oracle.get(step.node))
         for step in bad
-        # All three look at the same steps.
+        # Only steps from the first one on that the judge saw, so that all three can be compared.
         if step.node is not None and step.position >= min(verdicts, default=0)
     ]
     drops = [witness.drop for witness in witnesses if witness.drop is not None]
@@ -383,22 +383,22 @@ def pair(store: Store, pair_id: str) -> Page | None:
 
 
 class Witnesses(NamedTuple):
-    """What judge, tree and oracle say of a step of a bad path, None where they say nothing."""
+    """What the judge, the tree and the oracle say about a step of a bad path, None if nothing."""
 
     step: PathStep
     judge: VerdictLine | None
     siblings: float | None
-    """The mean value of its siblings by visits; None if none was visited."""
+    """The mean value of its siblings, weighted by their visits; None if none was visited."""
     oracle: str | None
 
     @property
     def drop(self) -> float | None:
-        """How much less the step is worth than its siblings, as view v_critic_steps has it."""
+        """The siblings' mean value minus the step's, as in view `v_critic_steps`; may be None."""
         return None if self.siblings is None or self.step.value is None else self.siblings - self.step.value
 
 
 def _siblings(nodes: Collection[TreeNode], steps: Sequence[PathStep]) -> dict[int, list[TreeNode]]:
-    """Return the siblings of the node of each step, by its number."""
+    """Return the siblings of the node of each step, by the node's number."""
     children: dict[int, list[TreeNode]] = {}
     for node in nodes:
         children.setdefault(node.parent, []).append(node)
@@ -408,7 +408,7 @@ def _siblings(nodes: Collection[TreeNode], steps: Sequence[PathStep]) -> dict[in
 
 
 def by_position(calls: Sequence[ToolCall]) -> dict[int, list[ToolCall]]:
-    """Return calls of tools by the step that made them."""
+    """Return tool calls, grouped by the position of the step that made them."""
 
     def place(call: ToolCall) -> int:
         return call.position
@@ -417,7 +417,7 @@ def by_position(calls: Sequence[ToolCall]) -> dict[int, list[ToolCall]]:
 
 
 def _ways(nodes: Collection[TreeNode], leaves: Iterable[int]) -> set[int]:
-    """Return the numbers of some nodes and of all their ancestors."""
+    """Return the numbers of the leaves and of all their ancestors."""
     parents = {node.number: node.parent for node in nodes}
     numbers: set[int] = set()
     for leaf in leaves:
@@ -453,15 +453,15 @@ def scorings(store: Store, run_id: str = "") -> Page:
     return Page("scorings", {"scorings": scorings_of(store, run_id), "run_id": run_id})
 
 
-# What moves on the pages of a run and its stages while it is at work.
+# The parts of the pages of a run and its stages that change while the run is at work.
 
 _EPISODES: Final = 10
 
 
 def moving(store: Store, run_id: str, iteration: int | None = None, stage: str = "") -> Page | None:
-    """Return the part of the page of a run that changes while it is at work, or of the page of a
-    stage: its progress, the curves of the training at work, what its stages took, and the last
-    episodes.
+    """Return the part of a run's page, or with `iteration` and `stage` of a stage's page, that
+    changes while the run is at work: progress, learning curves, times of the stages, and the last
+    episodes. None if the run is not stored.
     """
     head = run_line(store, run_id)
     if head is None:
@@ -476,7 +476,7 @@ def moving(store: Store, run_id: str, iteration: int | None = None, stage: str =
     own = [line for line in stages if (line.iteration, line.stage) == (iteration, stage)]
     current = iteration if iteration is not None else progress.iteration if progress else None
     if own and not work and not any(line.train for line in own):
-        # A stage that trained nothing, whatever its iteration has learned since.
+        # The stage itself trained nothing, so the curves of its iteration do not belong here.
         current = None
     here = document.page_of("run", run_id) if iteration is None else document.stage_page(run_id, iteration, stage)
     values = {
@@ -495,8 +495,8 @@ def moving(store: Store, run_id: str, iteration: int | None = None, stage: str =
 
 
 def learning(store: Store, run_id: str, iteration: int) -> list[Figure]:
-    """Return the learning curves of an iteration; those of a training on a dataset that is at work
-    are what it has told so far.
+    """Return the learning curves of an iteration; those of a fine-tuning that is still running, up
+    to its last reported step.
     """
     iteration_id = iteration_key(store, run_id, iteration)
     if iteration_id is None:
@@ -508,7 +508,7 @@ def learning(store: Store, run_id: str, iteration: int) -> list[Figure]:
 
 
 def stage(store: Store, run_id: str, iteration: int, name: str) -> Page | None:
-    """Return the page of a stage of an iteration: how far it is, or what it took and made."""
+    """Return the page of a stage: progress, time, events, rejections. None if it is not known."""
     page = moving(store, run_id, iteration, name)
     iteration_id = iteration_key(store, run_id, iteration)
     if page is None or iteration_id is None:
@@ -530,7 +530,7 @@ class Setting(NamedTuple):
 
 
 def differing(here: Any, there: Any, name: str = "") -> list[Setting]:
-    """Return the fields in which two plain values differ, each with its path."""
+    """Return the fields in which two JSON-like values differ, each with its dotted path."""
     if isinstance(here, dict) and isinstance(there, dict):
         keys = [*here, *(key for key in there if key not in here)]
         return [
@@ -548,11 +548,11 @@ _ABSENT: Final = object()
 
 
 def run(store: Store, run_id: str, against: str = "") -> Page | None:
-    """Return the page of a run, or None if it is not stored, as for every page here.
+    """Return the page of a run, or None if it is not stored, as the other functions here do.
 
     Args:
-        against: the run to which its settings are compared; empty for the one before it with the
-            same recipe, if there is one.
+        against: the id of the run with which its settings are compared; if empty or unknown, that
+            is another run of the same recipe that started before it, if there is one.
     """
     page = moving(store, run_id)
     if page is None:
@@ -569,7 +569,7 @@ def run(store: Store, run_id: str, against: str = "") -> Page | None:
         settings += differing({"versions": versions}, {"versions": run_versions(store, against)})
     iterations, curves = iteration_lines(store, run_id), page.values["learning"]
     evaluations = evaluation_lines(store, run_id)
-    # The base of an evaluation is the earliest one of the same name.
+    # Each evaluation is compared with the earliest one on the same set.
     firsts: dict[tuple[str, str], str] = {}
     for line in evaluations:
         firsts.setdefault((line.name, line.split), line.evaluation_id)
@@ -606,8 +606,8 @@ def listing(store: Store, name: str, query: Mapping[str, str]) -> Page:
 
 
 def trajectory(store: Store, trajectory_id: str) -> Page | None:
-    """Return the page of a trajectory: what went wrong in it, beside a won episode of its instance,
-    and step by step.
+    """Return the page of a trajectory: the steps that went wrong, its actions next to those of a
+    successful episode of the same instance, and all its steps.
     """
     head = trajectory_head(store, trajectory_id)
     if head is None:
@@ -635,7 +635,7 @@ def trajectory(store: Store, trajectory_id: str) -> Page | None:
 
 
 def relatives(store: Store, trajectory_id: str) -> Page | None:
-    """Return the page of a trajectory's family: what was made from what, by which operator."""
+    """Return the page of a trajectory's family: which was derived from which, by what operator."""
     members = family(store, trajectory_id)
     if not members:
         return None
@@ -643,7 +643,7 @@ def relatives(store: Store, trajectory_id: str) -> Page | None:
     children: dict[str | None, list[Derivation]] = {}
     for member in members:
         children.setdefault(member.parent_id if member.parent_id in ids else None, []).append(member)
-    # Each after the one that it was made from; one with several parents stands below each of them.
+    # Depth first: each is listed below the one that it was derived from, or below each of these.
     lines: list[tuple[int, Derivation]] = []
     stack = [(0, member) for member in reversed(children.get(None, []))]
     while stack:
@@ -668,7 +668,7 @@ def sample(store: Store, sample_id: str) -> Page | None:
 
 
 class TokenTurn(NamedTuple):
-    """Tokens in a row that one writer wrote, and the end that follows them; each with its place."""
+    """Consecutive tokens of one writer and the end of turn after them, each with its position."""
 
     name: str
     tokens: list[tuple[int, ReadToken]]
@@ -676,8 +676,8 @@ class TokenTurn(NamedTuple):
 
 
 def token_turns(tokens: Sequence[ReadToken]) -> list[TokenTurn]:
-    """Return the tokens of a conversation by who wrote them; an end of turn belongs to what it
-    ends.
+    """Return the tokens of a conversation as turns, one for each change of writer; an end of turn
+    belongs to the turn that it ends.
     """
     turns: list[tuple[str, list[tuple[int, ReadToken]]]] = []
     for at, token in enumerate(tokens):
@@ -688,7 +688,7 @@ def token_turns(tokens: Sequence[ReadToken]) -> list[TokenTurn]:
 
 
 class Reply(NamedTuple):
-    """Where a step's reply stands in the tokens of a conversation: `end` is behind its last one."""
+    """The tokens from `start` to before `end` of a conversation, which are the reply of a step."""
 
     conversation: int
     start: int
@@ -697,8 +697,9 @@ class Reply(NamedTuple):
 
 
 def replies_in(conversations: Sequence[Sequence[ReadToken]], replies: Sequence[SampledTokens]) -> dict[int, Reply]:
-    """Return where the replies of a trajectory stand that are read with the tokens that were
-    sampled, by step. A reply of which the sampler told no tokens is left out.
+    """Return, by the position of the step, where the sampled tokens of each reply of a trajectory
+    are in its conversations: up to the first reply whose token ids are not found there, and without
+    those whose ids were not stored.
     """
     queue = [reply for reply in replies if reply.token_ids]
     places: dict[int, Reply] = {}
@@ -717,8 +718,8 @@ def replies_in(conversations: Sequence[Sequence[ReadToken]], replies: Sequence[S
 
 
 def token_text(text: str) -> str:
-    """Return what is shown of a token: signs for the white space in it, and marks for what cannot
-    be seen.
+    """Return the text of a token with visible signs in place of white space and of characters that
+    cannot be seen.
     """
     return visible(text.replace("\n", "\u23ce").replace("\t", "\u21e5")).replace(" ", "\u00b7")
 
@@ -746,7 +747,7 @@ def preference(store: Store, preference_id: str) -> Page | None:
 
 
 def group(store: Store, iteration_id: str, step: int, number: int) -> Page | None:
-    """Return the page of a group of reinforcement learning: its episodes with their advantages."""
+    """Return the page of a group of group RL: its episodes with their advantages."""
     head = group_head(store, iteration_id, step, number)
     if head is None:
         return None
@@ -756,8 +757,8 @@ def group(store: Store, iteration_id: str, step: int, number: int) -> Page | Non
 
 
 def find(store: Store, words: str) -> Page:
-    """Return the page of the only thing whose id begins with `words`, or else that of the search
-    for them.
+    """Return a redirection to the page of the only entity whose id begins with `words`, to the
+    trajectories of instances whose id does, or else to the search for these words.
     """
     words = words.strip()
     instead = document.with_query("/search", {"q": words})
@@ -795,4 +796,4 @@ DETAILS: Mapping[str, Detail] = {
     "dataset": origin("dataset"),
     "evaluation": origin("evaluation"),
 }
-"""For each kind of thing, the function that returns its page by id."""
+"""For each kind of entity, the function that returns its page by id, None if there is none."""

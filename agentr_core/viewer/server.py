@@ -55,15 +55,15 @@ HEADERS: Final = {
 
 
 _OF_A_REPORT: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
-"""A report is one file, with its style in it; it has no script."""
+"""The content security policy of a report, which is one file with its style in it and no script."""
 _PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 """The names of the folders and pages of reports."""
 
 
 # Escaping and this policy each suffice alone; a test with a browser tries both.
 class SealedApp:
-    """An application whose answers get headers that keep the shown texts from running or loading
-    anything.
+    """A wrapper that adds headers to the answers of an application, which keep the shown texts from
+    running or loading anything.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -86,8 +86,8 @@ _WAIT_FOR_TEXTS_S: Final = 0.15
 _WAIT_FOR_STORE_S: Final = 10.0
 Make = Callable[[Store, Request], Page | None]
 Reading = Callable[[Store, str, str], Callable[[], list[list[ReadToken]]]]
-"""Looks up a thing by its kind and id, and returns what reads it token by token, without the
-store.
+"""Looks up a sample or trajectory in a store by kind and id, and returns a function that reads its
+conversations token by token without the store.
 """
 
 
@@ -106,7 +106,7 @@ def app(
     Args:
         index: the file of the search index of its texts; created if missing.
         hosts: the host names that a request may be for; None allows any.
-        token: the token that a browser must present; None admits every request that gets here.
+        token: the token that a browser must present; None admits every request.
         reading: how samples and trajectories are read token by token; None shows no tokens.
         notes: whether notes of trajectories are shown and taken.
     """
@@ -156,7 +156,7 @@ def app(
 
 
 class _Viewer:
-    """The endpoints of the pages, which also take new texts into the index in the background."""
+    """The endpoints of the pages. A search also adds new texts to the index in the background."""
 
     def __init__(self, store: Store, index: Path, reading: Reading | None, *, notes: bool) -> None:
         self._store = store
@@ -170,8 +170,8 @@ class _Viewer:
 
     @asynccontextmanager
     async def running(self, _: Starlette) -> AsyncIterator[None]:
-        """Open the store before the first visitor does, and stop the background work when the
-        application ends.
+        """Warm up the store in the background, and stop all background work when the application
+        ends.
         """
         warming = asyncio.create_task(run_in_threadpool(self._warm))
         yield
@@ -180,15 +180,15 @@ class _Viewer:
             self._indexing.cancel()
 
     def _warm(self) -> None:
-        """Ask the store once: DuckDB loads a library for the first query with a parameter, and the
-        first burst checks the whole schema.
+        """Query the store once, so that the first visitor does not wait: DuckDB loads a library for
+        the first query with a parameter, and the first access checks the whole schema.
         """
-        # Whoever visits is told why the store cannot be read.
+        # If the store cannot be read, the pages say why.
         with suppress(UserError), snapshot(self._store) as state:
             pages.runs(state)
 
     def page(self, make: Make) -> Callable[[Request], Response]:
-        """Return an endpoint that reads a page in one burst; 404 where there is nothing to show."""
+        """Return an endpoint that makes a page from one snapshot of the store; 404 for None."""
 
         def endpoint(request: Request) -> Response:
             with snapshot(self._store) as state:
@@ -198,7 +198,9 @@ class _Viewer:
         return endpoint
 
     async def note(self, request: Request) -> Response:
-        """Answer with the form of the note of a trajectory, and store what it sends."""
+        """Answer a GET request with the form for the note of a trajectory; store the note that a
+        POST request sends.
+        """
         key = request.path_params["key"]
         before = await run_in_threadpool(note_of, self._store, key)
         if before is None:
@@ -261,7 +263,7 @@ class _Viewer:
             step = request.query_params.get("step", "")
             reply = replies.get(int(step)) if step.isascii() and step.isdecimal() and len(step) < 7 else None
             if reply is not None:
-                # The prompt of a step, and what was replied to it.
+                # Only the prompt of the step and its reply.
                 conversations = [conversations[reply.conversation][: reply.end]]
                 replies = {
                     position: earlier._replace(conversation=0)
@@ -279,7 +281,7 @@ class _Viewer:
         return endpoint
 
     def report(self, request: Request) -> Response:
-        """Answer with a page of a run's reports as it was written."""
+        """Answer with the file of a page of a run's reports, unchanged."""
         run, name = request.path_params["run"], request.path_params["name"]
         page = self._reports / run / f"{name}.html"
         if not (_PLAIN.fullmatch(run) and _PLAIN.fullmatch(name) and page.is_file()):
@@ -287,7 +289,7 @@ class _Viewer:
         return HTMLResponse(page.read_bytes(), headers={"Content-Security-Policy": _OF_A_REPORT})
 
     async def search(self, request: Request) -> Response:
-        """Answer a search from the index, and go on taking in texts."""
+        """Answer a search from the index, and continue to add new texts to the index."""
         words = request.query_params.get("q", "").strip()[:MOST_CHARS]
         complete = await self._indexed()
         return await run_in_threadpool(self._results, request, words, complete)
@@ -304,7 +306,9 @@ class _Viewer:
         return self._render("message", status, title="The store cannot be read", text=str(error))
 
     async def _indexed(self) -> bool:
-        """Take in texts for a moment, and go on in the background; return whether all are in."""
+        """Add new texts to the index, waiting only a moment and then going on in the background;
+        return whether the index has all texts.
+        """
         if self._indexing is None or self._indexing.done():
             self._indexing = asyncio.create_task(self._take_in())
         done, _ = await asyncio.wait([self._indexing], timeout=_WAIT_FOR_TEXTS_S)
@@ -371,8 +375,8 @@ def _listing(name: str) -> Make:
 
 
 def query_of(request: Request) -> dict[str, str]:
-    """Return the query of a request; the values of a name that is there several times, as boxes of
-    a form make it, are joined by commas.
+    """Return the query of a request. Several values of `columns`, as the boxes of a form send them,
+    are joined by commas; of any other parameter the last value counts.
     """
     query: dict[str, str] = {}
     for key, value in request.query_params.multi_items():

@@ -10,27 +10,29 @@ from agentr_core.store.queries.trees import PathStep
 
 
 class Line(NamedTuple):
-    """Equal actions of a fold, as one line."""
+    """One action of a fold with all its repetitions, shown as one line."""
 
     position: int
-    """Of the first of them."""
+    """The position of its first occurrence."""
     action: str
     times: int
     refused: list[int]
-    """The positions of those that the world refused."""
+    """The positions at which the world refused it."""
     parting: int | None
-    """The position of the step at which two episodes part, if it is among them."""
+    """The position of the step at which two episodes part, if it is one of these; else None."""
     summary: bool
-    """Whether it is no action, but a summary of the history."""
+    """Whether it is not an action but a summary of the history."""
 
 
 class Fold(NamedTuple):
-    """Actions that come `times` in a row, one line each; a single action is a fold, too."""
+    """A sequence of actions that occurs `times` times in a row, a line for each of the actions; a
+    single action is a fold, too.
+    """
 
     lines: list[Line]
     times: int
     loop: bool
-    """Whether that is a loop, as evaluations count looping episodes."""
+    """Whether the evaluation metrics count this as a loop."""
 
     @property
     def end(self) -> int:
@@ -39,9 +41,9 @@ class Fold(NamedTuple):
 
 
 def folds(steps: Sequence[PathStep], parting: int | None = None) -> list[Fold]:
-    """Return the steps of an episode from the first to the last, loops and equal actions folded.
+    """Return the steps of an episode in order, with loops and repeated actions folded.
 
-    An episode has a loop exactly if `metrics.is_stuck` is true of its actions.
+    One of the folds is a loop exactly if `metrics.is_stuck` is true of the episode's actions.
     """
     actions = [step.action for step in steps]
     strip = []
@@ -70,16 +72,16 @@ def folds(steps: Sequence[PathStep], parting: int | None = None) -> list[Fold]:
 
 
 def parting(first: Sequence[str], second: Sequence[str]) -> int:
-    """Return the position of the first action in which two episodes differ; where one goes on from
-    the other, of the first action after that.
+    """Return the position of the first action in which two episodes differ; if one is the beginning
+    of the other, the position after its last action.
     """
     pairs = enumerate(zip(first, second, strict=False))
     return next((at for at, (here, there) in pairs if here != there), min(len(first), len(second)))
 
 
 def same_before(first: str, steps: Sequence[PathStep]) -> dict[int, int]:
-    """Return, for each step whose observation the episode has had before, the position of the step
-    that had it first, -1 for the start.
+    """Return, by the position of each step whose observation already occurred in the episode, the
+    position of the step where it occurred first, -1 for the first observation `first`.
     """
     positions = {first: -1}
     firsts = [(step.position, positions.setdefault(step.observation, step.position)) for step in steps]

@@ -3,7 +3,7 @@
 Exit codes: 0 done, 1 our fault, 2 the user's mistake or what this machine refuses (one sentence on
 stderr), 130 interrupted, 141 nobody reads the output any longer.
 
-This module imports next to nothing, so that an interrupt is told in a sentence from the beginning.
+This module imports next to nothing, so that even an early interrupt is reported in one sentence.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["PREFECT_DEFAULTS", "cli", "main"]
 
 GO_ON = ("run", "collect", "improve", "compare", "eval", "headroom", "regrade")
-"""Commands that, when repeated, go on where they were interrupted."""
+"""Commands that continue where they were interrupted when they are run again."""
 _LEAST_MEMORY = 2**29
-"""The least address space: with less, libraries end the process while they are imported."""
+"""The address space, in bytes, that is needed: with less, importing libraries ends the process."""
 
 
 def main() -> None:
     """Run the command line and turn errors into one sentence and an exit code."""
-    # What ends a process from outside is told as Ctrl-C is. A shell starts what runs in its
-    # background with interrupts ignored.
+    # SIGTERM is reported as Ctrl-C is. A shell starts background jobs with SIGINT ignored, and they
+    # should go on ignoring it.
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
@@ -42,14 +42,14 @@ def main() -> None:
 
 
 def interrupted() -> str:
-    """Return what an interrupted command says."""
+    """Return the message of an interrupted command."""
     goes_on = sys.argv[1:2] and sys.argv[1] in GO_ON
     return f"interrupted{'; the same command goes on where it stopped' if goes_on else ''}"
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """End the process at once, as nothing is under way yet: an exception that is raised while
-    libraries are imported may become another one, or be lost.
+    """End the process at once, since nothing is under way yet: an exception raised while libraries
+    are imported could be replaced by another one, or be lost.
     """
     os.write(2, f"{interrupted()}\n".encode())
     os._exit(130)
@@ -70,7 +70,7 @@ def _refusal() -> str:
 
 
 def __getattr__(name: str) -> Any:
-    """Return the group of commands, or the settings of Prefect, which take a while to import."""
+    """Import `cli` or `PREFECT_DEFAULTS` when it is first used, since that takes a while."""
     if name not in ("PREFECT_DEFAULTS", "cli"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from flows.cli import group

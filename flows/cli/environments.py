@@ -248,14 +248,14 @@ def gateway(context: click.Context, host: str, port: int) -> None:
 
         serve_gateway(host=host, port=port, say=click.echo)
         return
-    # What is said before `run` counts for it.
+    # Options given before `run` are its defaults.
     context.default_map = {"run": {"host": host, "port": port}}
 
 
 _seconds = click.FloatRange(min=0, min_open=True)
 
 
-# What follows the first word of COMMAND is its own, also without `--` before it.
+# Options after the first word of COMMAND belong to it, even without `--` before it.
 @gateway.command("run", context_settings={"allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--copies", type=click.IntRange(1, 1000), help="How many run at once.  [default: one for each processor]")

@@ -26,7 +26,7 @@ FORMATS = (
     "form",
     type=click.Choice(FORMATS),
     required=True,
-    # With the names in its place the line is wider than a terminal.
+    # With all names as the placeholder, the line would be wider than a terminal.
     metavar="FORM",
     help="One of those above.",
 )

@@ -1,4 +1,4 @@
-"""All commands, and what becomes of their errors."""
+"""All commands, and how their errors become messages and exit codes."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _ABOUT_THE_SYSTEM = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO),
     *(errno.EMFILE, errno.ENFILE, errno.ELOOP, errno.ENAMETOOLONG),
 )
-"""Errors that cannot be the fault of our code; the sentence names the file."""
+"""Error numbers that are due to the system and not to this program; the message names the file."""
 _NO_PLACE = "No usable temporary directory"
 _NO_MEMORY = (
     *("failed to map segment", "annot allocate memory", "can't allocate memory", "not enough memory"),
     *("can't start new thread", "bad_alloc"),
 )
-"""What libraries say in errors of any class when the system gives them no memory."""
+"""Parts of the messages that libraries raise, in errors of any class, when memory runs out."""
 _COMMANDS = [
     recipes.run,
     recipes.collect,
@@ -76,7 +76,9 @@ _COMMANDS = [
 
 
 class _Commands(click.Group):
-    """Commands that end as others do when nobody reads what they print; Click would say 1."""
+    """The group of commands. When nobody reads a command's output any longer, it exits with 141, as
+    a program killed by SIGPIPE does, instead of Click's 1.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -100,8 +102,8 @@ def cli() -> None:
 
 def run() -> None:
     """Run the command line and turn errors into one sentence and an exit code."""
-    # Until they begin a run, commands that go on when they are repeated may end at any moment;
-    # others clean up.
+    # Commands that can be continued may end at any moment until they begin a run, which handles
+    # signals itself. Others must clean up, so for them a signal raises an exception.
     if sys.argv[1:2] and sys.argv[1] not in GO_ON:
         _mind_signals()
     try:
@@ -131,7 +133,7 @@ def run() -> None:
 
 
 _interruptions: list[int] = []
-"""The numbers of the signals that came."""
+"""The numbers of the signals that were received."""
 
 
 def _mind_signals() -> None:
@@ -145,8 +147,8 @@ def _mind_signals() -> None:
 
 
 def _refused(error: Exception) -> str:
-    """Return what the machine refused, as a sentence; the empty string for an error of another
-    kind.
+    """Return a message for an error that is due to the machine, such as a full disk; the empty
+    string for any other error.
     """
     message = visible(" ".join(str(error).split()))
     if isinstance(error, MemoryError) or any(words in message for words in _NO_MEMORY):
@@ -164,8 +166,8 @@ def _refused(error: Exception) -> str:
 
 
 def _failed_to_print(error: OSError) -> bool:
-    """Return whether an error was raised while printing. If so, the buffered text is discarded: at
-    exit, Python would try to print it again, and complain.
+    """Return whether an error was raised while printing. If so, discard the buffered text: at exit,
+    Python would try to print it again and fail with a message.
     """
     is_printing = any(frame.f_code is click.echo.__code__ for frame, _ in walk_tb(error.__traceback__))
     if is_printing:

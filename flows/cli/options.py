@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share."""
+"""Types, arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from click.core import ParameterSource
 class IdPrefix(click.ParamType[str]):
     """The beginning of an id, of at least `least` characters.
 
-    An empty one, such as an unset variable of the shell, would name whatever there is.
+    An empty one, such as from an unset shell variable, would match every id.
     """
 
     name = "id"
@@ -25,7 +25,7 @@ class IdPrefix(click.ParamType[str]):
         self._least = least
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the prefix; fail if it is too short."""
+        """Return the prefix without surrounding space; fail if it is too short."""
         prefix = value.strip()
         if not prefix:
             self.fail(f"{value!r} names nothing; give an id, or the beginning of one", param, ctx)
@@ -35,12 +35,12 @@ class IdPrefix(click.ParamType[str]):
 
 
 class CountOrAll(click.ParamType[int]):
-    """A number from 1, or `all`, which is 0."""
+    """A whole number of at least 1, or `all`, which becomes 0."""
 
     name = "number"
 
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number; fail if it is none."""
+        """Return the number; fail for any other text."""
         if value == "all":
             return 0
         if not str(value).isdecimal() or int(value) < 1:
@@ -49,8 +49,8 @@ class CountOrAll(click.ParamType[int]):
 
 
 class NamedPath(click.Path):
-    """A path that has a name: an empty one, such as an unset variable of the shell, is refused, not
-    taken for the current folder.
+    """A path that is not empty: an empty one, such as from an unset shell variable, is refused and
+    not taken for the current folder.
     """
 
     def convert(
@@ -70,8 +70,8 @@ def standard_input() -> TextIO:
 
 
 def web_address(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Return an address, which may be empty, without a slash at its end; fail if it is not of the
-    web.
+    """Return a URL without slashes at its end; fail if it does not begin with http:// or https://.
+    None and an empty text are returned unchanged.
     """
     if value and not value.startswith(("http://", "https://")):
         raise click.BadParameter(f"{value!r} is no address of the web; begin it with http:// or https://", ctx, param)
@@ -79,8 +79,8 @@ def web_address(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 def finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
-    """Return a number, or None where none was given; fail for NaN and infinity, which no range
-    leaves out.
+    """Return a number, or None if none was given; fail for NaN and infinity, which may pass Click's
+    ranges.
     """
     if value is not None and not math.isfinite(value):
         raise click.BadParameter(f"{value} is no size; give a number", ctx, param)
@@ -88,8 +88,8 @@ def finite(ctx: click.Context, param: click.Parameter, value: float | None) -> f
 
 
 def refuse_given(why: str, *parameters: str) -> None:
-    """Fail if one of the current command's options, named by parameter, is on the command line;
-    `why` follows its name in the message.
+    """Fail if an option of the current command whose parameter is in `parameters` was given on the
+    command line; `why` follows the option's name in the message.
     """
     context = click.get_current_context()
     for option in context.command.params:
@@ -99,8 +99,8 @@ def refuse_given(why: str, *parameters: str) -> None:
 
 def _note_workspace(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
     if value is not None:
-        # Not with the other imports: recipes take a third of a second, which other commands do
-        # without.
+        # Not with the other imports: importing recipes takes a third of a second, which other
+        # commands save.
         from agentr_core.recipes.parsing import quoted
 
         ctx.meta[_WORKSPACE_FIELD] = f"workspace={quoted(value)}"
@@ -124,7 +124,7 @@ OVERRIDE = click.option(
 
 
 def of_recipe(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the parameters `recipe`, a path, and `overrides`, changes of its fields."""
+    """Add the parameters `recipe`, a path, and `overrides`, changes of its fields, to a command."""
     recipe = click.argument("recipe", type=NamedPath(path_type=Path))
     workspace = click.option(
         "-w",

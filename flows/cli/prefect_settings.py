@@ -1,4 +1,4 @@
-"""Settings of Prefect, made before it is first imported."""
+"""Settings of Prefect, to be set before it is first imported."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ PREFECT_DEFAULTS = {
     # waits for two seconds.
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
-    # No run uses blocks. Registering those of all installed packages adds two seconds to the first
-    # start with a new database; `prefect server start` still does it.
+    # No run uses Prefect's blocks. Registering those of all installed packages adds two seconds to
+    # the first start with a new database; `prefect server start` still does it.
     "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
 }
 """Prefect's environment variables for a server that this process or the tests start."""
 
 
 def set_defaults() -> None:
-    """Set `PREFECT_DEFAULTS`; a value that the user has set stays."""
+    """Set `PREFECT_DEFAULTS` in the environment, except for variables that are set already."""
     for name, value in PREFECT_DEFAULTS.items():
         os.environ.setdefault(name, value)
 
 
 def quiet_prefect() -> None:
-    """Silence Prefect's own logs in a local run: an error is one sentence here, and Prefect's
-    database keeps the traceback.
+    """Silence Prefect's own logs in a local run, unless PREFECT_LOGGING_LEVEL is set: errors are
+    printed as one sentence, and Prefect's database keeps the traceback.
     """
     if "PREFECT_LOGGING_LEVEL" not in os.environ:
         os.environ["PREFECT_LOGGING_LEVEL"] = "WARNING"

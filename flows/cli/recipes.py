@@ -160,7 +160,8 @@ def evaluate(
         from agentr_core.recipes.parsing import quoted
         from flows.local import evaluate_recipe
 
-    # In quotes, a path of digits is a text, too. A run to go on from would bring its own.
+    # Quoted, since a path of digits would be read as a number. The recipe's `from_run` would
+    # replace the path, so it is emptied.
     this = () if model is None else (f"model.path={quoted(str(model))}", "model.from_run=''")
     click.echo(evaluate_recipe(recipe, (*overrides, *this), states))
 

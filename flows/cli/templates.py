@@ -1,4 +1,4 @@
-"""Commands that write what one begins with."""
+"""Commands that write a new world, method, recipe or skill from templates."""
 
 from __future__ import annotations
 

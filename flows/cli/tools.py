@@ -1,4 +1,4 @@
-"""Commands on the tools that a model may call: the sandbox for its code, the search of a corpus."""
+"""Commands on tools that models use: the sandbox for their code, and the search of a corpus."""
 
 from __future__ import annotations
 

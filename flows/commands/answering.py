@@ -1,4 +1,4 @@
-"""Episodes of another system, scored beside those of a run."""
+"""Score the replies of another system, next to the episodes of a run."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from tasks.workspaces import open_store
 
 
 def score_answers(path: Path, overrides: Sequence[str], answers: Path, *, opening: int) -> str:
-    """Play the replies in a file on the held-out instances of a recipe, and return a table of their
-    scores, followed by those of the recipe's run on the same instances, as far as it is evaluated.
+    """Replay the replies in a file on the held-out instances of a recipe; return a table of their
+    scores, followed by those of each evaluated model of the recipe's run on the same instances.
 
     An instance may have several episodes; each ends with its last reply, or at the step limit of
     the evaluation. Nothing is stored.
 
     Args:
-        opening: the number of turns before the problem's.
+        opening: the number of turns of each record before the one with the problem.
 
     Raises:
         ConfigError: the recipe is wrong, of several worlds, or of one whose rewards a model gives.
@@ -110,8 +110,8 @@ def _check_held_out(demonstration: Demonstration, held_out: frozenset[Instance],
 
 
 def _of_run(recipe: Recipe, instances: set[Instance]) -> Iterable[tuple[str, list[Episode]]]:
-    """Yield the evaluations of a recipe's run that cover all given instances, each with its
-    episodes of these.
+    """Yield the name of each model of a recipe's run that was evaluated on all given instances, and
+    its episodes on them.
     """
     store = open_store(Path(recipe.workspace))
     for evaluation in finished_evaluations(store, reference(recipe).run_id, after=-1):

@@ -55,8 +55,8 @@ def names() -> tuple[str, ...]:
 
 
 def options_of(pairs: Sequence[str]) -> dict[str, Any]:
-    """Return options of an environment from words like `url=http://127.0.0.1:36001`. Raises
-    `ConfigError`.
+    """Return the options of an environment from words like `url=http://127.0.0.1:36001`, whose
+    values are YAML. Raises `ConfigError` for a word of another form.
     """
     options = {}
     for pair in pairs:
@@ -75,17 +75,18 @@ def options_of(pairs: Sequence[str]) -> dict[str, Any]:
 def diagnose(
     name: str | None, options: Mapping[str, Any], *, count: int | None = None, gold: Path | None = None
 ) -> list[dict[str, Any]]:
-    """Return the condition of one environment, or of each: `name`, `ok`, `status`, `detail`, how
-    many `instances` of each split were played, and the `violations`, each with `rule` and `detail`.
+    """Check one environment, or each. Return of each `name`, `ok`, `status`, `detail`, how many
+    `instances` of each split were played, `states` (the numbers of a `contract.StatePairs`, or
+    empty), and the `violations`, each with `rule` and `detail`.
 
-    The status is `ok`, `missing` when something that it needs is not there, or `broken`; the detail
-    says what, and which files that the environment read are no part of a run's id. Raises
+    The status is `ok`, `missing` if something that the environment needs is not there, or `broken`;
+    the detail says what, and which of the files that it read are not part of a run's id. Raises
     `ConfigError` for an unknown name and for options that the environment does not have or whose
     values it refuses, and `DataFileError` for gold answers that cannot be read.
 
     Args:
         options: for one environment only.
-        count: how many instances of each split are played: 0 are all, None three or one.
+        count: how many instances of each split are played; 0: all; None: as `contract.check` does.
         gold: a file of gold answers, for one environment only.
     """
     if name is None and (options or gold):
@@ -96,9 +97,9 @@ def diagnose(
 
 
 def world_text(name: str, options: Mapping[str, Any]) -> str:
-    """Return, in lines, what an environment is: its splits with their sizes, its options with their
-    defaults, and the first instance that can be trained on: what the world tells of it, and what an
-    agent reads.
+    """Return a description of an environment in lines: its splits with their sizes, its options
+    with their defaults, and of its first training instance the facts and the text that an agent
+    reads.
 
     Raises `ConfigError` for an unknown name or option, and `EnvironmentUnavailable` when something
     that it needs is not there.
@@ -145,8 +146,9 @@ def play(
     read: Callable[[], str],
     write: Callable[[str], Any],
 ) -> None:
-    """Let a person play one instance: `read` returns an action, and an empty one ends the episode.
-    Raises `ConfigError`.
+    """Let a person play one instance. `read` returns the next action, and an empty one ends the
+    episode; `write` shows a text. Raises `ConfigError` if there is no such environment, option or
+    instance.
     """
     env = named_environment(name, options)
     try:
@@ -155,8 +157,8 @@ def play(
         write(visible(f"{env.instruction}\n\n{start}\n"))
         reward = 0.0
         while line := read().strip():
-            # Some worlds mark an action otherwise than with a label; there the action is typed with
-            # its marks.
+            # Some worlds mark actions in another way than with a label; there the action is typed
+            # with its marks.
             action = env.parse(f"Action: {line}") or env.parse(line)
             with own_calls(env):
                 observation, reward, terminated, truncated, info = take_step(env, action)
@@ -170,11 +172,11 @@ def play(
 
 
 def examples(name: str, options: Mapping[str, Any], split: str, count: int, file: Path) -> int:
-    """Write successful episodes of an environment's expert, of two steps or more, as conversations
-    to a new file, and return how many there are.
+    """Write `count` successful episodes of an environment's expert, of two steps or more, as
+    conversations to a new file, and return how many there are.
 
-    The shortest among the first ones of a split are taken. Raises `ConfigError` when the file
-    exists, or the expert has fewer such episodes, and `DiskError`.
+    They are the shortest among the first such episodes of the split. Raises `ConfigError` if the
+    file exists or there are fewer, and `DiskError` if it cannot be written.
     """
     if file.exists():
         raise ConfigError(f"{file} exists already; name a new file")
@@ -201,8 +203,8 @@ def examples(name: str, options: Mapping[str, Any], split: str, count: int, file
 
 
 def _after_instruction(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return a conversation from the problem's turn on: without system turn, or without instruction
-    and acknowledgement.
+    """Return a conversation from the turn with the problem on: without the system turn or, if there
+    is none, without the instruction and its acknowledgement.
     """
     return messages[1:] if messages[0].role == "system" else messages[2:]
 
@@ -224,11 +226,11 @@ def serve(
     say: Callable[[str], Any],
     protocol: Literal["agentgym", "openenv"] = "agentgym",
 ) -> None:
-    """Serve an environment until interrupted: to clients of OpenEnv, or in AgentGym's contract, in
-    that of AgentGym's world of the same name, if there is one.
+    """Serve an environment until interrupted, to clients of OpenEnv or AgentGym. For AgentGym, the
+    wire format is that of its world of the same name or, if it has none, of TextCraft.
 
     Raises `ConfigError` for an unknown name, option or split, for an address that cannot be
-    listened on, and for numbers that clients know as those of other splits.
+    listened on, and if AgentGym's clients would take the numbers of instances for another split's.
     """
     from agentr_core import http_server
     from agentr_core.environments.agentgym import server, worlds
@@ -262,7 +264,7 @@ def serve(
 
 
 def serve_gateway(*, host: str, port: int, say: Callable[[str], Any]) -> None:
-    """Serve a gateway for outside agents until interrupted.
+    """Serve a gateway, at which outside agents take episodes, until interrupted.
 
     Agents and runs need the token in the variable AGENTR_GATEWAY_TOKEN or, if other machines reach
     the gateway and the variable is not set, a new one, which is printed.
@@ -316,7 +318,7 @@ def run_agents(
     if url:
         return asyncio.run(_until_signal(Launcher(launch, url=url, token=gateway_token(), say=say)))
     token, describe = _gateway_key(host)
-    # A command that cannot be started is told before a run finds the gateway.
+    # Raises for a command that cannot be started before the gateway is there for a run to find.
     Launcher(launch, url="", token="", say=say)
     with http_server.serving(app(token), host=host, port=port) as address:
         say(describe(address))
@@ -325,7 +327,9 @@ def run_agents(
 
 
 async def _until_signal(launcher: Launcher) -> signal.Signals | None:
-    """Run a launcher; an interrupt ends it in order, and a second one at once."""
+    """Run a launcher until it ends or SIGINT or SIGTERM stops it in an orderly way; a second signal
+    ends the process at once. Return the signal, or None.
+    """
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(launcher.run())
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
@@ -349,8 +353,8 @@ async def _until_signal(launcher: Launcher) -> signal.Signals | None:
 
 
 def _gateway_key(host: str) -> tuple[str | None, Callable[[str], str]]:
-    """Return the token of a gateway on a host, if it asks for one, and a function that returns what
-    users are told of its address.
+    """Return the token of a gateway on a host, None if it needs none, and a function from its
+    address to the line that tells users about it.
     """
     configured_token = gateway_token()
     token = configured_token or token_for(host)
@@ -391,7 +395,7 @@ def _diagnose(name: str, options: Mapping[str, Any], count: int | None, gold: Pa
                 gold=answers,
                 on_instance=instances.append,
                 on_states=states.append,
-                # The few instances of a plain check are played in a moment.
+                # A plain check plays only a few instances, so it shows no progress.
                 **({"progress": shown_progress()} if explicit else {}),
             )
         outside = unseen(name, options, os.environ, reads)
@@ -423,7 +427,9 @@ def _diagnose(name: str, options: Mapping[str, Any], count: int | None, gold: Pa
 
 
 def _gold_replies(name: str, options: Mapping[str, Any], file: Path) -> dict[Instance, Sequence[str]]:
-    """Return the replies of a file of gold answers, by instance. Raises `UserError`."""
+    """Return, by instance, the replies in a file of gold answers, followed by a reply with the
+    first answer, if there is one. Raises `UserError` if the file cannot be read.
+    """
     env = named_environment(name, options)
     try:
         return {
@@ -435,7 +441,7 @@ def _gold_replies(name: str, options: Mapping[str, Any], file: Path) -> dict[Ins
 
 
 def _lines(violations: Sequence[Violation]) -> Iterator[str]:
-    """Yield a sentence for each broken rule: the first case, and how many there are beside it."""
+    """Yield a sentence for each broken rule: its first violation, and how many more there are."""
     rules = Counter(violation.rule for violation in violations)
     for rule, count in rules.items():
         first = next(violation.detail for violation in violations if violation.rule == rule)

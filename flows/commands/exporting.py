@@ -68,16 +68,16 @@ def export_folder(
     push_to: str = "",
     licence: str = "",
 ) -> str:
-    """Write a training set of a workspace into a new folder, and say what is there.
+    """Write a training set of a workspace into a new folder; return lines that say what is there.
 
     Args:
-        prefix: the beginning of the id of a dataset, an iteration or a run; of an iteration of
-            group RL, which has no dataset, its episodes are written as atif or sessions, and for
-            verl the prompts of its instances: those that its selection chose, else those that were
-            played.
+        prefix: the beginning of the id of a dataset, an iteration or a run. An iteration of group
+            RL has no dataset: for the formats of episodes its episodes are written, and for verl
+            the prompts of the instances that its selection chose, else of those that were played.
+        form: the name of one of `formats.FORMATS`.
         iteration: which iteration of a run; None: its last one.
-        sources: for verl: the data source by the domain of a question; None: those of ET-Agent.
-        push_to: the dataset of the hub that takes the folder, once it is whole; empty: none.
+        sources: for verl: the data source for each domain of questions; None: those of ET-Agent.
+        push_to: the dataset of the hub to which the finished folder is pushed; empty: none.
         licence: the identifier of a licence for the head of the card; empty: it has none.
 
     Raises:
@@ -117,8 +117,8 @@ def export_folder(
 
 
 def data_sources(options: Sequence[str]) -> dict[str, str]:
-    """Return the data source by the domain of a question, as options say it, each
-    `DOMAIN=NAME`; for others those of ET-Agent. Raises `ConfigError`.
+    """Return the data source for each domain of questions: that of an option `DOMAIN=NAME`, else
+    that of ET-Agent. Raises `ConfigError` for an option of another form.
     """
     sources = dict(SOURCES)
     for option in options:
@@ -179,7 +179,9 @@ def _training_set(store: Store, workspace: Path, head: DatasetHead) -> TrainingS
 
 
 def _history(store: Store, head: DatasetHead) -> str:
-    """Return what the iteration of a dataset played and derived, and what it left out and why."""
+    """Return, as a Markdown list, how many trees, episodes, pairs and samples the iteration of a
+    dataset made, and how many each stage left out for which reason.
+    """
     trees, episode_counts = tree_counts(store, head.iteration_id), episodes_by_source(store, head.iteration_id)
     steps = {
         **({"trees grown": trees.trees, "paths in them that ended": trees.paths} if trees and trees.trees else {}),
@@ -208,7 +210,7 @@ def _list(counts: Mapping[str, Any]) -> str:
 
 
 def _licences(place: Workplace) -> str:
-    """Return what each world of a run says about the licence of its texts."""
+    """Return, as a Markdown list, what each world of a run says about the licence of its texts."""
     unsaid = "it names none; ask its authors before you give its texts away"
     return _list(
         {name: licence_of(recipe.environment.name) or unsaid for name, recipe in place.recipe.worlds().items()}
@@ -231,8 +233,8 @@ def _prompts(store: Store, workspace: Path, groups: Sequence[GroupedInstance], c
 
 
 def _episodes(store: Store, workspace: Path, choice: GroupedInstance) -> TrainingSet:
-    """Return the conversations of the episodes that an iteration of group RL was trained on, with
-    the rewards of these. Raises `ConfigError` if none was played yet.
+    """Return the conversations of the episodes that an iteration of group RL was trained on, each
+    with the reward of its episode. Raises `ConfigError` if there are none yet.
     """
     place = quiet_workplace(RunRef(workspace=str(workspace), run_id=choice.run_id))
     rows: list[SampleRow] = []
@@ -263,8 +265,8 @@ def _episodes(store: Store, workspace: Path, choice: GroupedInstance) -> Trainin
 def _conversations(
     env: Environment, key: str, trajectory: Trajectory, num_given: int, origin: Origin
 ) -> Iterator[SampleRow]:
-    """Yield the conversations of an episode; its first steps, those that were given, are not
-    trained.
+    """Yield a row for each conversation of an episode. Replies of its first `num_given` steps,
+    which the policy did not sample, are not trained on.
     """
     parts = conversations(env, trajectory) if trajectory.steps else ()
     for part in parts:
@@ -274,7 +276,7 @@ def _conversations(
         for message in part.messages:
             spans = list(message.parts) if message.role == "assistant" else []
             for number in range(0, len(spans), 2):
-                # Replies of other conversations stand untrained; an empty one of its own may, too.
+                # An untrained reply belongs to another conversation, unless it is empty.
                 is_own = own and (spans[number].train or not spans[number].text)
                 position = own.pop(0) if is_own else None
                 logprobs.append(None if position is None else trajectory.steps[position].logprobs)
@@ -291,8 +293,8 @@ def _conversations(
 
 
 def _for_verl(place: Workplace, training_set: TrainingSet, iteration: int, sources: Mapping[str, str]) -> TrainingSet:
-    """Return a training set with the questions of its instances, and what a training of them starts
-    from.
+    """Return a training set with the questions of its instances, and with the model and settings
+    that a training by verl can start with.
     """
     with place.worlds() as worlds:
         samples = [
@@ -305,8 +307,9 @@ def _for_verl(place: Workplace, training_set: TrainingSet, iteration: int, sourc
 
 
 def _launch(place: Workplace, iteration: int) -> Launch | None:
-    """Return what a training in groups starts from: the policy of an iteration of group RL, else
-    what the iteration made; None where that is no directory, but served by name.
+    """Return the model and settings that group RL by verl can start with: for an iteration of group
+    RL its policy and its settings, else the checkpoint that the iteration made, if any, or its
+    policy. None for a model behind an OpenAI server, which has no directory.
     """
     training = place.plan(iteration).training
     online = training is not None and isinstance(training.objective, GroupRelative)
@@ -330,7 +333,7 @@ def _launch(place: Workplace, iteration: int) -> Launch | None:
 
 
 def _question(env: Environment, instance: Instance, sources: Mapping[str, str]) -> Question | None:
-    """Return the question of an instance with its golds; None in a world that has none."""
+    """Return the question of an instance and its gold answers; None if its world has none."""
     if not isinstance(env, ReasoningWorld):
         return None
     problem = env.problem(instance)

@@ -30,7 +30,7 @@ First error: the same step of an episode is the first bad one, or none is.
 
 
 def render(headroom: HeadroomReport, form: str) -> str:
-    """Return what was found as text for a terminal, or as JSON (`form` is `table` or `json`)."""
+    """Return the report as text for a terminal or as JSON; `form` is `table` or `json`."""
     if form == "json":
         return json.dumps(_plain(headroom), indent=2) + "\n"
     judges = [_judges(headroom)] if headroom.judges else []
@@ -96,7 +96,9 @@ def _forecasts(headroom: HeadroomReport) -> str:
 
 
 def _judges(headroom: HeadroomReport) -> str:
-    """Return what each judge's verdicts are worth, as far as the world can tell."""
+    """Return a table of how many verdicts of each judge could be read and, if the world has an
+    oracle, how well they agree with it.
+    """
     shares = {
         "Read %": "read",
         "Right %": "right",
@@ -112,6 +114,8 @@ def _judges(headroom: HeadroomReport) -> str:
     ]
     first = headroom.judges[0]
     head = f"Who can judge: {wording.count(first.steps)} steps of {wording.count(first.episodes)} lost episodes"
+    if first.bad.n:
+        head += f", {wording.percent(first.bad.mean)}% of them bad"
     note = _BY_THE_ORACLE if "Right %" in fields else "This world has no oracle to compare them with.\n"
     return f"{head}\n{table_text(Table(columns, tuple(rows)))}{note}"
 
@@ -145,7 +149,7 @@ def _gap(headroom: HeadroomReport) -> str:
 
 
 def _shown_ks(headroom: HeadroomReport) -> list[int]:
-    """Return 1, 8, 64 as far as they were measured, and the largest k."""
+    """Return those of k = 1, 8, 64 that were measured, and the largest k."""
     all_ks = ks_of_pass(headroom.measures[TRAIN])
     return [k for k in all_ks if k in (1, 8, 64) or k == all_ks[-1]]
 

@@ -1,4 +1,4 @@
-"""Files of other programs, checked and written as a recipe takes them."""
+"""Convert files of other programs to files that recipes read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from flows.commands.environments import MAX_SERVED
 from tasks.wiring import named_environment
 
 _SHOWN = 500
-"""Characters of a fault, which may quote a value of any length."""
+"""The most characters of a fault that are shown, since it may quote a long value."""
 
 
 def import_file(
@@ -42,17 +42,17 @@ def import_file(
     tools: Path | None = None,
     say: Callable[[str], Any],
 ) -> str:
-    """Write the records of a file to a new one that a recipe takes, and return a line that says
-    what was written.
+    """Check the records of a file, write them to a new file that a recipe can read, and return a
+    line that says what was written.
 
     Args:
         use: expert, pairs or general; the first two need an environment.
-        opening: for expert: the number of turns before the problem's.
+        opening: for expert: the number of turns before the one with the problem.
         skip_bad: leave out records that are not sound; otherwise nothing is written if there is
             one.
         tools: for general: a file with the definitions of tools for records that have none.
-        say: is called with what is wrong with each of these records, up to a number, and with the
-            fields of the others that are left out.
+        say: called with a sentence about each of the first unsound records, one about the number of
+            the others, and one about the fields that are left out.
 
     Raises:
         DataFileError: the file cannot be read, has a record that is not sound, or no sound one.
@@ -71,7 +71,7 @@ def import_file(
         say(fault if len(fault) <= _SHOWN else f"{fault[:_SHOWN]}…")
     if more := records.faults[MOST_FAULTS:]:
         say(f"and {counted(len(more), 'more record')} {'is' if len(more) == 1 else 'are'} not sound")
-    # The turns are written as they were, so the recipe must skip as many.
+    # All turns are written, so the recipe must skip as many before the problem.
     also = f", with eto.expert.opening: {opening}" if use == "expert" and opening != ExpertConfig().opening else ""
     summary = _write(records, source, target, skip_bad=skip_bad)
     if records.left_out:

@@ -1,4 +1,4 @@
-"""The ancestry of something in a store, for a person or a program to read."""
+"""The ancestry of an entity in a store, as text or JSON."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _SHOWN = 5
 
 
 def traced(workspace: Path, prefix: str, form: str) -> str:
-    """Return the ancestry of the one entity whose id begins with `prefix`, a line each, as `text`,
-    which ends with what was said in it if it is a trajectory, or as a list in `json`.
+    """Return the ancestry of the one entity whose id begins with `prefix`. As `text` that is a line
+    for each ancestor, followed by the turns of the entity if it is a trajectory; as `json` a list.
 
     Raises `ConfigError` if there is none or several, and `StoreError` if there is no store.
     """
@@ -56,7 +56,7 @@ def traced(workspace: Path, prefix: str, form: str) -> str:
 
 
 def _text_of(store: Store, key: str) -> str:
-    """Return what was said in a trajectory, turn by turn."""
+    """Return the observations and replies of a trajectory as text, turn by turn."""
     (trajectory,) = load_trajectories(store, [key]).values()
     turns = [("first observation", trajectory.first_observation)]
     for number, step in enumerate(trajectory.steps):
@@ -67,7 +67,7 @@ def _text_of(store: Store, key: str) -> str:
 
 
 def line_of(ancestor: Ancestor, *, hidden_names: Collection[str] = ()) -> str:
-    """Return one line of an ancestry, without the facts whose names are hidden."""
+    """Return an ancestor as one line, without the facts whose names are in `hidden_names`."""
     facts = {name: fact for name, fact in ancestor.facts.items() if name not in hidden_names}
     text = "see above" if ancestor.seen else "  ".join(f"{name} {_fact_text(fact)}" for name, fact in facts.items())
     relation = f"{ancestor.relation}: " if ancestor.relation else ""

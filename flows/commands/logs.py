@@ -46,12 +46,12 @@ _READ_WITH = (
 
 
 def export_logs(workspace: Path, prefix: str, folder: Path, *, iteration: int | None = None) -> str:
-    """Write the finished evaluations of a workspace into a new folder, a log of Inspect each, and
-    say what is there.
+    """Write finished evaluations into a new folder, each as a log of Inspect; return a text that
+    says what is there.
 
     Args:
-        prefix: the beginning of the id of an evaluation, an iteration or a run; of a run all its
-            iterations are written, unless `iteration` names one.
+        prefix: the beginning of the id of an evaluation, an iteration or a run.
+        iteration: only the evaluations of this iteration of a run; None: of all iterations.
 
     Raises:
         ConfigError: there is no such finished evaluation, they are of several runs, or the folder
@@ -77,7 +77,9 @@ def export_logs(workspace: Path, prefix: str, folder: Path, *, iteration: int | 
 def _choose(
     store: Store, workspace: Path, prefix: str, iteration: int | None
 ) -> tuple[list[EvaluationHead], list[str]]:
-    """Return the finished evaluations that are meant, and a sentence about those left out."""
+    """Return the finished evaluations that `prefix` and `iteration` select, and a list with a
+    sentence about unfinished ones that are left out, empty if there are none.
+    """
     heads = evaluations_beginning(store, prefix)
     runs = {head.run_id for head in heads}
     if len(runs) != 1:
@@ -140,7 +142,9 @@ def _evaluation(place: Workplace, head: EvaluationHead) -> LoggedEvaluation:
 
 
 def _estimate(estimate: Estimate) -> tuple[float, float | None, float | None, int]:
-    """Return a mean, its interval, if it has one, and its number; JSON has no NaN."""
+    """Return mean, lower and upper bound, and n; a bound that is not finite becomes None, as JSON
+    has no NaN.
+    """
     low, high = (bound if math.isfinite(bound) else None for bound in (estimate.low, estimate.high))
     return estimate.mean, low, high, estimate.n
 
@@ -208,8 +212,8 @@ def _episode(env: Environment, episode: Episode, facts: EpisodeFacts, disaster_c
 
 
 def _conversation(env: Environment, trajectory: Trajectory) -> tuple[Message, ...]:
-    """Return the conversation of an episode up to the last observation; several stand one after the
-    other.
+    """Return the conversation of an episode up to the last observation; several conversations are
+    concatenated.
     """
     kind = transcript_of(env)
     if isinstance(kind, Dividing) or summaries_in(trajectory.steps):
@@ -218,8 +222,8 @@ def _conversation(env: Environment, trajectory: Trajectory) -> tuple[Message, ..
 
 
 def _key(episode: Episode) -> str:
-    """Return the id of an episode's sample: in a revision test each beginning is a sample of its
-    own.
+    """Return the id of an episode's sample in Inspect: the instance's, followed in a revision test
+    by the number of steps that were replayed, since each such start is a sample of its own.
     """
     return f"{episode.instance.key}@{episode.cut}" if episode.cut else episode.instance.key
 

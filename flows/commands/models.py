@@ -1,5 +1,5 @@
-"""Models on the command line: a GGUF file becomes a directory; the environment of servers is
-installed, and they serve until interrupted.
+"""Models on the command line: convert a GGUF file to a model directory, install vLLM, and serve a
+model with it until interrupted.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _POLL_SECONDS = 0.5
 
 
 def install(device: str, *, say: Callable[[str], Any]) -> Path:
-    """Return the Python of vLLM's environment, which is made if it does not exist. Raises
-    `UserError`.
+    """Install vLLM in an environment of its own, unless it is there, and return the path of that
+    environment's Python. Raises `UserError` if that fails.
     """
     return ensure(vllm_environment(), device_of(device), tell=say)
 
 
 def import_into(source: str, target: Path, *, dtype: str, cache: Path | None, say: Callable[[str], Any]) -> None:
-    """Make a model directory of a GGUF file, and say what it is, its licence and what it answers.
-    Raises `UserError`.
+    """Convert a GGUF file to a model directory; print its class and size, its licence and a sample
+    of its output. Raises `UserError` if the file cannot be converted.
     """
     began = time.monotonic()
     with importing():
@@ -50,19 +50,19 @@ def import_into(source: str, target: Path, *, dtype: str, cache: Path | None, sa
 
 
 def settings(path: Path, replicas: int, device: str, overrides: Sequence[str]) -> ModelConfig:
-    """Return the model section of a recipe from the settings of the command line. Raises
-    `ConfigError`.
+    """Return the settings of the command line as the model section of a recipe. Raises
+    `ConfigError` if they are wrong.
     """
     model = {"backend": "vllm", "path": str(path), "device": device, "vllm": {"replicas": replicas}}
     return settle(parse({"name": "serve", "model": model}, overrides, source="models serve")).model
 
 
 def serve(model: ModelConfig, *, port: int, logs: Path, say: Callable[[str], Any]) -> None:
-    """Serve a model until interrupted or told to end; a replica that dies is restarted.
+    """Serve a model on vLLM replicas until SIGINT or SIGTERM; a replica that dies is restarted.
 
     Args:
-        port: that of the door, which clients use; replicas take the ports after it. 0 means free
-            ports.
+        port: the port of the control server, whose address is AGENTR_VLLM for recipes; replicas
+            take the ports after it. 0 means free ports.
 
     Raises:
         UserError: the model, the settings or a port is wrong, or a replica does not start.

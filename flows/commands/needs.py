@@ -1,4 +1,4 @@
-"""What a run needs, in lines for `agentr plan`: the tokens of an iteration, and memory of a GPU."""
+"""What a run needs, as lines for `agentr plan`: tokens of an iteration, time, and memory."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from agentr_core.runtime import machine
 from agentr_core.training.job import GroupRelative
 
 _MAIN = 900 << 20
-"""The process of a run itself, with Prefect, its server and the store."""
+"""Bytes of memory of the run's own process, with Prefect, its server and the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldCounts:
-    """What a run meets in a world: training instances, held-out episodes, states of the revision
-    test at most, and the lengths of episodes if any are known.
+    """How much a run plays in a world: the numbers of training instances, of held-out episodes and,
+    at most, of states of the revision test; and the lengths of episodes, if known.
     """
 
     train: int
@@ -36,13 +36,13 @@ class WorldCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earlier:
-    """What earlier runs in a workspace took: one of the same recipe in all its stages, and sampling
-    with the same model.
+    """The speed of earlier runs in a workspace: the time that a run of the same recipe took, and
+    the rate at which the same model sampled; None if not known.
     """
 
     run_id: str | None = None
     seconds: float = 0.0
-    """Of the run; 0 without one."""
+    """The time that run `run_id` took in all its stages; 0 without such a run."""
     tokens_per_second: float | None = None
 
 
@@ -55,13 +55,14 @@ def needs(
     longest: int,
     earlier: Earlier,
 ) -> list[str]:
-    """Return the needs of a run as lines: tokens, at most and likely, time, and memory.
+    """Return the needs of a run as lines: tokens (at most, and likely), time, and memory.
 
     Args:
-        counts: what is known of each world, by name.
+        shapes: the sizes of each role's model.
+        counts: how much is played in each world, by name.
         gpu: the memory of a GPU of another machine, in bytes; None: this machine's memory counts.
         longest: the tokens of the longest row that is trained on, as far as is known.
-        earlier: what the workspace knows of this machine's speed.
+        earlier: the speed of earlier runs in the workspace.
     """
     lines = [*_of_tokens(recipe, counts, earlier), ""]
     memory = machine.memory() if gpu is None else None
@@ -82,8 +83,8 @@ def needs(
 
 
 def _of_tokens(recipe: Recipe, counts: Mapping[str, WorldCounts], earlier: Earlier) -> list[str]:
-    """Return the tokens of an iteration as a table, where the likely ones are from, and the time
-    that the run takes.
+    """Return lines with a table of the tokens of an iteration, the source of the likely numbers,
+    and the time that the run takes.
     """
     rows: list[tuple[str, int, int, int]] = []
     sources: list[str] = []
@@ -122,8 +123,8 @@ def _of_tokens(recipe: Recipe, counts: Mapping[str, WorldCounts], earlier: Earli
 def _of_main_memory(
     recipe: Recipe, shapes: Mapping[ModelRole, estimates.Shape], memory: machine.Memory, longest: int
 ) -> list[str]:
-    """Return the main memory that a run needs here, stage by stage, and whether there is as
-    much.
+    """Return lines with the main memory that sampling by each role and training need here, and
+    whether the largest of these amounts fits.
     """
     lines = [f"memory, estimated; here are {_size(memory.total)} without a GPU, {_size(memory.free)} free now"]
     peaks: dict[str, float] = {}
@@ -180,7 +181,7 @@ def _of_sampling(role: str, model: ModelConfig, shape: estimates.Shape, gpu: flo
 
 
 def sampling_advice(model: ModelConfig, need: estimates.Sampling, share: float) -> str:
-    """Return what helps a model for which no sequence has room in its share of a GPU's memory."""
+    """Return what to change for a model if no sequence fits in its `share` (bytes) of a GPU."""
     spread = "raise model.vllm.tensor_parallel_size" if model.backend == "vllm" else ""
     if need.weights >= share:
         return f"the weights alone exceed the {_size(share)} that it may take; {spread or 'it needs a larger GPU'}"

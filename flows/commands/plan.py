@@ -41,7 +41,7 @@ from tasks.workspaces import open_store
 
 _WIDTH = 100
 _CONTEXT = 4096
-"""The longest row that is planned for where nothing says how long rows are."""
+"""The tokens of the longest row if neither the recipe nor a stored or expert episode tells."""
 _LOCAL = ("transformers", "vllm")
 _OF_BACKENDS = {
     **dict.fromkeys(("path", "from_run", "dtype", "device"), _LOCAL),
@@ -58,7 +58,7 @@ _OF_LORA = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PlanText:
-    """A plan: its summary in lines, and the sections that each stage reads, by the stage's name."""
+    """A plan: its summary in lines, and the recipe's sections that each stage reads, by stage."""
 
     summary: list[str]
     stages: dict[str, tuple[str, ...]]
@@ -127,8 +127,8 @@ def _describe(recipe: Recipe, method: Method, gpu_gib: float | None) -> _PlanTex
 
 
 def _counts(recipe: Recipe) -> dict[str, WorldCounts]:
-    """Return what is known of each world: how much a run plays there, and how long its episodes
-    are, as stored in the workspace or else as the expert plays.
+    """Return, by world, how much a run plays there and how long its episodes are: of those stored
+    in the workspace, else of the expert's, else None.
     """
     path, store = Path(recipe.model.path), open_store(Path(recipe.workspace))
     is_local = recipe.model.backend != "openai" and path.is_dir() and not weights_missing(recipe.model)
@@ -138,7 +138,7 @@ def _counts(recipe: Recipe) -> dict[str, WorldCounts]:
         for name, (world, env) in zip(recipe.world_names, worlds, strict=True):
             instances = training_instances(world, env, 1)
             lengths = estimates.stored_lengths(store, recipe, env.name)
-            # A plan asks no server, and this one may be down.
+            # An environment on a server is not asked, since a plan contacts no server.
             if lengths is None and renderer is not None and not env.has(Environment.reach):
                 lengths = estimates.expert_lengths(env, instances, renderer)
             test, states = episode_count(world, env), state_count(world, env)
@@ -147,7 +147,7 @@ def _counts(recipe: Recipe) -> dict[str, WorldCounts]:
 
 
 def _earlier(recipe: Recipe) -> Earlier:
-    """Return what earlier runs in the workspace tell of this machine's speed."""
+    """Return the speed of earlier runs in the workspace."""
     store = open_store(Path(recipe.workspace))
     if not store.path.exists():
         return Earlier()
@@ -156,7 +156,7 @@ def _earlier(recipe: Recipe) -> Earlier:
     stages = [
         (iteration, stage) for iteration in range(recipe.iterations + 1) for stage in plan_of(recipe, iteration).stages
     ]
-    # What took over work of another run took less than a run takes.
+    # A run that copied results of another run took less time than a new one will.
     whole = run_id is not None and len(own_seconds(store, run_id, stages)) == len(stage_times)
     return Earlier(
         run_id=run_id if whole else None,
@@ -166,8 +166,9 @@ def _earlier(recipe: Recipe) -> Earlier:
 
 
 def _longest(recipe: Recipe, counts: Mapping[str, WorldCounts]) -> int:
-    """Return the tokens of the longest row: of the samples that the run has stored, or of the
-    expert's episodes where only these are trained on, or as many as rows may have.
+    """Return the tokens of the longest training row: of the run's stored samples, else of the
+    expert's episodes if only these are trained on, else `data.max_length`, which is also the most.
+    Without stored samples, a `data.max_length` of 0 gives `_CONTEXT`.
     """
     most, store = recipe.data.max_length, open_store(Path(recipe.workspace))
     stored_length = longest_sample(store, reference(recipe).run_id) if store.path.exists() else 0
@@ -219,8 +220,8 @@ def _reading(recipe: Recipe, stages: Iterable[Stage]) -> dict[str, tuple[str, ..
 
 
 def _read(recipe: Recipe, method: Method, stages: dict[str, tuple[str, ...]]) -> list[FieldValue]:
-    """Return the fields of a recipe without those that only other methods read, or stages that its
-    run does not have, or that other fields switch off.
+    """Return the fields of a recipe that its run reads: without those that only other methods, or
+    stages that the run does not have, read, and without those that other fields switch off.
     """
     sections = [name for reads in stages.values() for name in reads]
     idle = [name for stage in method.stages for name in stage.reads]
@@ -235,7 +236,7 @@ def _read(recipe: Recipe, method: Method, stages: dict[str, tuple[str, ...]]) ->
 
 
 def _switched_off(recipe: Recipe) -> Iterator[str]:
-    """Yield the fields and sections that are not read, because of what other fields say."""
+    """Yield the names of fields and sections that are not read because of other fields' values."""
     for role, model in recipe.own_models().items():
         section = "model" if role == "actor" else f"models.{role}"
         yield from (f"{section}.{name}" for name, backends in _OF_BACKENDS.items() if model.backend not in backends)
@@ -259,7 +260,7 @@ def _switched_off(recipe: Recipe) -> Iterator[str]:
 
 
 def _roles_not_asked(recipe: Recipe, method: Method) -> list[str]:
-    """Return the sections of the models that neither a stage nor a world asks; none of a
+    """Return the sections of the models that no stage and no world asks; an empty list for a
     comparison, whose arms have stages of their own.
     """
     if method.flow == "compare":
@@ -275,10 +276,11 @@ def _within(field: str, sections: Iterable[str]) -> bool:
     return any(field == section or field.startswith(f"{section}.") for section in sections)
 
 
-# Under each stage that reads it, a field would be told many times, and one that none reads never.
+# Fields are listed apart from the stages: under them, a field would be repeated for each stage that
+# reads it, and one that no stage reads would be missing.
 def _of_fields(fields: Sequence[FieldValue], idle: Sequence[FieldValue] = ()) -> list[str]:
-    """Return fields as lines: one for each that has been changed, also of those in `idle`, which
-    the run does not read; the others share lines, by section.
+    """Return fields as lines: one for each field of `fields` that was changed, and for each of
+    `idle`, which the run does not read; fields at their defaults share lines, by section.
     """
     lines = [
         "fields that differ from their defaults",

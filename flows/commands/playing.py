@@ -1,4 +1,4 @@
-"""A model plays one instance of an environment before the eyes of a person."""
+"""Let a model play one instance of an environment, and show each step to a person."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _MARGIN = 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Player:
-    """The model that plays, and how its replies are drawn.
+    """The model that plays, and how its replies are sampled.
 
-    `name` is as `tasks.wiring.named_model` takes it, with `server` and `context_length`; 0 steps
-    are those of the environment.
+    `name`, `server` and `context_length` are as `tasks.wiring.named_model` takes them. `max_steps`
+    of 0 means the step limit of the environment.
     """
 
     name: str
@@ -48,14 +48,14 @@ class Player:
     max_new_tokens: int = 500
 
     def told(self) -> str:
-        """Return who plays, and how."""
+        """Return the model's name and how it is sampled, as text."""
         how = f"temperature {self.temperature:g}, seed {self.seed}" if self.temperature else "greedy"
         return f"{self.name}, {how}"
 
 
 def instance_of(env: Environment, name: str, split: str, index: int | None) -> Instance:
-    """Return an instance of a split of the environment that has a name; without an index, the first
-    one. Raises `ConfigError` if there is none.
+    """Return the instance with an index in a split of an environment; without an index, the first
+    one. Raises `ConfigError` if there is none. `name` is the environment's, for the message.
     """
     instances = env.instances(split)
     wanted_instance = Instance(environment=env.name, split=split, index=index) if index is not None else None
@@ -68,8 +68,8 @@ def instance_of(env: Environment, name: str, split: str, index: int | None) -> I
 
 @contextmanager
 def own_calls(env: Environment, *, phases: Sequence[str] = ("",)) -> Iterator[None]:
-    """Turn an exception of an environment's own code, raised in one of some phases, into a sentence
-    about it; a server that does not answer is missing.
+    """Turn an exception that an environment's own code raises in one of `phases` into an
+    `AgentrError` with a sentence about it, and `EnvironmentUnavailable` into `MissingPart`.
     """
     try:
         yield
@@ -85,8 +85,8 @@ def own_calls(env: Environment, *, phases: Sequence[str] = ("",)) -> Iterator[No
 
 
 def unanswered(error: EnvironmentUnavailable, hint: str) -> str:
-    """Return what is said of a server that does not answer, with what starts one, if that is
-    known.
+    """Return the message about a server that does not answer, followed by the hint on how to start
+    one, if there is a hint.
     """
     return f"{error}; {hint}" if hint else str(error)
 
@@ -101,12 +101,12 @@ def watch(
     width: int,
     write: Callable[[str], Any],
 ) -> None:
-    """Let a model play one instance, and write each step, in lines of at most `width` characters,
-    as soon as it is done. Nothing is stored.
+    """Let a model play one instance; show each step with `write` as soon as it is done, in lines of
+    at most `width` characters. Nothing is stored.
 
     Raises:
         ConfigError: there is no such environment, option, split, instance or model, or the world is
-            played by agents of its own, or asks models of other roles.
+            played by outside agents, or asks models of other roles.
         AgentrError: the environment or the model has a fault.
     """
     env = named_environment(name, options)
@@ -156,8 +156,8 @@ async def _play(
 
 
 async def _end(env: Environment, trajectory: Trajectory) -> str:
-    """Return how an episode ended, with the reward of the environment's grader if a rule gives
-    one.
+    """Return a sentence on how an episode ended, with the reward of the environment's grader unless
+    a model would have to give it.
     """
     unknown = ""
     try:
@@ -195,8 +195,8 @@ def _step(steps: Sequence[Step], width: int) -> Iterator[str]:
 
 
 def _thought(step: Step) -> str:
-    """Return what a reply says before its action, without labels, or beside its calls; all of it
-    where the action is not found in it as it was taken.
+    """Return the text of a reply before its action, without labels, or next to its tool calls; the
+    whole reply if the action does not occur in it literally.
     """
     if calls := calls_in(step.reply):
         return calls[0].beside
@@ -205,7 +205,9 @@ def _thought(step: Step) -> str:
 
 
 def _field(name: str, text: str, width: int, *, most: int = 1) -> Iterator[str]:
-    """Yield a text beside its name, folded to at most `most` lines and one that counts the rest."""
+    """Yield the lines of a text next to its name: at most `most` lines, and one that counts the
+    rest.
+    """
     lines = [
         part
         for line in visible(text.strip()).splitlines()

@@ -1,4 +1,4 @@
-"""Progress of commands that are no runs."""
+"""Show the progress of commands that are not runs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _REDRAWN_S = 0.1
 
 
 def shown_progress() -> Callable[[int, int, str], None]:
-    """Return a function that shows what is done, of how many, and a note, with the time that was
-    taken and that is left: in one line of a terminal, else in a line of the standard error every
-    ten seconds.
+    """Return a function `show(done, total, note)` that shows these on standard error, with the
+    elapsed and the remaining time: on a terminal in one line that is redrawn, else in a new line
+    every ten seconds.
     """
     began = time.monotonic()
     begun_with, last, total_before = 0, began, 0
@@ -26,7 +26,7 @@ def shown_progress() -> Callable[[int, int, str], None]:
         nonlocal began, begun_with, last, total_before
         now, terminal = time.monotonic(), sys.stderr.isatty()
         if total != total_before:
-            # Other work begins, and is no measure of the time that this takes.
+            # Other work begins, for which the pace so far tells nothing.
             began, begun_with, total_before = now, done, total
         seconds, new = now - began, done - begun_with
         if done < total and now - last < (_REDRAWN_S if terminal else _EVERY_S):

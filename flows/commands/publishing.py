@@ -1,4 +1,4 @@
-"""A checkpoint as a directory to give away: weights, tokenizer, template and a card."""
+"""Write a checkpoint as a directory to publish: weights, tokenizer, chat template and a card."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ from tasks.workspaces import open_store, stored_recipe
 
 
 def publish_checkpoint(workspace: Path, prefix: str, folder: Path, *, base_model: str, licence: str) -> str:
-    """Write a checkpoint of a workspace into a new folder and say what is there.
+    """Write a checkpoint of a workspace into a new folder; return a line with the names of its
+    files.
 
     Args:
-        prefix: the beginning of the checkpoint's id; for that of a step, then `@` and the step.
-        base_model: the name under which its parent is published; empty: the card does not mention
-            it.
+        prefix: the beginning of the checkpoint's id; for a checkpoint saved during training, then
+            `@` and the step.
+        base_model: the name under which the model that it was trained from is published; empty: the
+            card does not mention it.
         licence: the identifier of a licence; empty: the card names none.
 
     Raises:
-        ConfigError: there is no such checkpoint, the folder is there already, or an adapter's model
-            has no name.
-        ModelDirectoryError: the weights are not those that were trained.
+        ConfigError: there is no such checkpoint, the folder is there already, the weights are not
+            those that were trained, or `base_model` is missing for an adapter.
+        ModelDirectoryError: the checkpoint's directory has no sound weights.
         DiskError: the folder cannot be written; nothing is left of it.
     """
     store = open_store(workspace, must_exist=True)
@@ -51,9 +53,10 @@ def publish_checkpoint(workspace: Path, prefix: str, folder: Path, *, base_model
         raise ConfigError(f"{source} is an adapter; give --base-model, the name that others have its model by")
     card = render_card(_card(store, workspace, checkpoint, folder.name, base_model, licence))
     with new_folder(folder) as draft:
-        # An adapter beside weights that include it names its model by a folder of this machine.
+        # Without a published name, the configuration of an adapter that lies next to merged weights
+        # would name its model by a folder of this machine.
         left_out = shutil.ignore_patterns(MANIFEST, HISTORY, *([] if base_model else [ADAPTER]))
-        # Without the modes of the files, which would let nobody else read them.
+        # `copyfile` does not copy the modes of the files, with which nobody else could read them.
         shutil.copytree(source, draft, ignore=left_out, copy_function=shutil.copyfile, dirs_exist_ok=True)
         _name_parent(draft, base_model)
         (draft / "README.md").write_text(card, encoding="utf-8")
@@ -105,7 +108,7 @@ def _score(store: Store, evaluation: StoredEvaluation) -> CardScore | None:
 
 
 def _visible(recipe: Recipe, config: Mapping[str, Any], base_model: str) -> Mapping[str, Any]:
-    """Return the part of a resolved recipe that its method reads, without the folders of this
+    """Return the sections of a resolved recipe that its method reads, without paths of this
     machine.
     """
     foreign = {"workspace", "models", "base", *OPTIONAL} - set(method_of(recipe).sections)
@@ -114,7 +117,7 @@ def _visible(recipe: Recipe, config: Mapping[str, Any], base_model: str) -> Mapp
 
 
 def _name_parent(folder: Path, base_model: str) -> None:
-    """Make the adapters in a folder name their model by its published name."""
+    """Set the name of the base model in the configuration of each adapter in a folder."""
     for file in folder.rglob(ADAPTER_CONFIG):
         config = {**read_json(file), "base_model_name_or_path": base_model}
         file.write_text(json.dumps(config, indent=2), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A folder of an export as a dataset of the Hugging Face hub."""
+"""Push an exported folder to the Hugging Face hub as a dataset."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tasks.wiring import hub_access
 
 
 def check_push(repo: str) -> None:
-    """Raise `ConfigError` for a name that no dataset can have, or without a token: before anything
-    is written.
+    """Raise `ConfigError` for a name that no dataset can have, and if HF_TOKEN is not set. Called
+    before anything is written.
     """
     try:
         validate_repo_id(repo)
@@ -33,16 +33,16 @@ def check_push(repo: str) -> None:
 
 
 def push(folder: Path, repo: str, *, message: str) -> str:
-    """Add the files of a folder to a dataset of the hub in one commit, and return its address. A
-    dataset that is not there is made, as a private one.
+    """Add the files of a folder to a dataset of the hub in one commit, and return the dataset's
+    address. If there is no such dataset, create a private one.
 
-    Raises `EndpointError` if the hub refuses or cannot be reached; then nothing of the folder is
-    there.
+    Raises `EndpointError` if the hub refuses or cannot be reached; then none of the files is in the
+    dataset.
     """
     access = hub_access()
     api = HfApi(endpoint=access.address or None, token=access.token)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    # `upload_folder` makes several commits of a large folder, of which the first may be all.
+    # `upload_folder` splits a large folder into several commits, and may stop after the first.
     operations = [
         CommitOperationAdd(path_in_repo=path.relative_to(folder).as_posix(), path_or_fileobj=path) for path in files
     ]

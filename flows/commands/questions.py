@@ -1,4 +1,4 @@
-"""Answers to questions that a person has about a workspace."""
+"""Answer SQL queries about a workspace."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ def answer(
     files: bool = False,
     seconds: float = SECONDS,
 ) -> str:
-    """Return the answer to a question in SQL in one of the `FORMATS`, or, if it is written to a
-    file, a line that says so.
+    """Return the answer to an SQL query as text or, if it is written to a file, a line that says
+    so.
 
     Args:
-        query: the question; empty if it is the example `example_name`.
-        form: also `parquet`, which needs a file; None: as the file's ending says, else a table.
-        output: the file; None for none.
-        files: whether the question may read and write other files.
-        seconds: how long the question may take.
+        query: the SQL; empty if the query is the example `example_name`.
+        form: one of `FORMATS`, or `parquet`, which needs a file; None: as the file's ending says,
+            else a table.
+        output: the file that the answer is written to; None: no file.
+        files: whether the query may read and write other files.
+        seconds: how long the query may take.
 
-    Raises `ConfigError` for wrong SQL, and `StoreError` if there is no store.
+    Raises `ConfigError` for wrong SQL or arguments, and `StoreError` if there is no store.
     """
     if bool(query) == bool(example_name):
         raise ConfigError("give one question: QUERY, or --example NAME")
@@ -60,8 +61,8 @@ def answer(
 
 
 def _form_of(output: Path | None) -> str:
-    """Return the format that the ending of a file stands for. Raises `ConfigError` for an ending of
-    another kind of file.
+    """Return the format that the ending of a file stands for; a table without a file. Raises
+    `ConfigError` for an unknown ending.
     """
     ending = output.suffix.removeprefix(".").lower() if output is not None else ""
     if ending in ("", "txt"):
@@ -77,7 +78,7 @@ def example_sql(name: str) -> str:
 
 
 def example_list() -> str:
-    """Return the names of the examples, with what each one shows, a line each."""
+    """Return a line for each example: its name and what it shows."""
     queries = examples()
     width = max(map(len, queries))
     return "".join(f"{name.ljust(width)}  {query.about}\n" for name, query in queries.items())

@@ -1,5 +1,5 @@
-"""Stored episodes scored again: the grader that a command line names, and old and new scores side
-by side.
+"""Score stored episodes again with the grader that a command line names, and show old and new
+scores side by side.
 """
 
 from __future__ import annotations
@@ -67,17 +67,19 @@ def regraded(
     form: str,
 ) -> tuple[str, Sequence[str]]:
     """Score the episodes of a run and the paths of its trees again; return old and new scores as
-    text, and the reasons why some have no new score.
+    text, and a reason for each episode that has no new score.
 
     Args:
         run: the beginning of the run's id.
+        grader: a key of `_OPTIONS`.
         grader_settings: the options of the grader that were given, by name.
         overrides: changes of the run's recipe.
-        evaluations: only the episodes of evaluations, or only what else was played; None: all.
+        evaluations: True: only the episodes of evaluations; False: only the others; None: all.
+        iteration: only the episodes of this iteration; None: of all.
         examples: how many changed episodes are shown.
         form: `table` or `json`.
 
-    Raises `UserError`, and as `stages.regrade.regrade`.
+    Raises `UserError` if the arguments are wrong, and what `stages.regrade.regrade` raises.
     """
     if strange := sorted(grader_settings.keys() - _OPTIONS[grader]):
         raise ConfigError(f"--{strange[0].replace('_', '-')} does not belong to --by {grader}; leave it out")
@@ -95,8 +97,8 @@ def regraded(
 
 
 def _recipe(workspace: Path, run_id: str, overrides: Sequence[str], judge: Path | None) -> Recipe:
-    """Return the recipe of a run with changes, which are checked by themselves alone: what a method
-    refuses does not matter where nothing is collected or trained.
+    """Return the recipe of a run with overrides and, if given, another judge. The method's own
+    checks are skipped, since nothing is collected or trained.
     """
     config = run_config(open_store(workspace, must_exist=True), run_id)
     assert config is not None
@@ -113,7 +115,8 @@ def _recipe(workspace: Path, run_id: str, overrides: Sequence[str], judge: Path 
 def _scoring(place: Workplace, grader: str, grader_settings: Mapping[str, Any]) -> Scoring:
     if grader == "world":
         return by_world(place)
-    # The time that a command has decides no reward.
+    # Options that affect rewards are part of the scoring's id; the time limit of a command is not.
+    # Files and models are added below by their contents.
     settings = {
         name: value for name, value in grader_settings.items() if name not in ("gold", "rubric", "judge", "seconds")
     }
@@ -138,8 +141,10 @@ def _scoring(place: Workplace, grader: str, grader_settings: Mapping[str, Any]) 
 
 
 def _golds(place: Workplace, grader: str, file: Path | None) -> tuple[Callable[[Instance], Sequence[str]], str]:
-    """Return the right answers of instances, from a file or as question worlds have them, and a
-    hash of all.
+    """Return a function from an instance to its right answers, and a hash of all answers; they are
+    from the file or, without one, from the question worlds of the run.
+
+    The function raises `EnvironmentFault` for an instance without answers.
     """
     with place.worlds() as worlds:
         envs = [env for _, env in worlds]

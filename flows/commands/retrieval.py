@@ -1,4 +1,4 @@
-"""Retrieval servers on the command line: a corpus is searched over HTTP."""
+"""Serve searches of a corpus over HTTP, from the command line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def serve(
 
         model = Encoder(encoder, device=device)
     retriever = open_retriever(corpus, cache, encoder=model, vectors=vectors)
-    # Clients on other machines call the server by names that it does not know.
+    # Clients on other machines may use host names that this server does not know.
     hosts = LOOPBACK if host in LOOPBACK else None
     http_server.serve(
         app(retriever, threads=threads, hosts=hosts),

@@ -1,4 +1,4 @@
-"""What training reads, as a person looks at it: samples, trajectories and lines of general data."""
+"""Show what training reads of samples, trajectories and lines of general data."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ Conversation = tuple[Message, ...]
 
 def preview_tokens(workspace: Path, source: str, model: Path | None = None) -> list[tuple[str, bool]]:
     """Return a line for each token that training reads, and whether the token is trained on. A line
-    has the token's position, id, text as JSON, writer, and the word `trained` if it is.
+    has the token's position, id, text as JSON, writer and, if so, the word `trained`.
 
     `source` is the beginning of the id of a sample or a trajectory, or FILE:LINE of general data. A
-    trajectory is read as its world's transcript builds it, with all replies trained. It is rendered
-    as for the model that its run begins with, or for another one.
+    trajectory is read as its world's transcript builds it, with all replies trained. The text is
+    rendered for the model that its run began with, or for `model`, which FILE:LINE needs.
 
-    Raises `ConfigError` as `preview_sample`, and if that model is no directory here, and
-    `ModelDirectoryError` and `DataFault` as rendering does.
+    Raises `ConfigError` as `preview_sample` does, and if there is no directory of the model here;
+    `ModelDirectoryError` or `DataFault` if the text cannot be rendered.
     """
     line = _line(source)
     if line is not None:
@@ -57,11 +57,11 @@ def preview_tokens(workspace: Path, source: str, model: Path | None = None) -> l
 def reading(
     workspace: Path, store: Store, kind: str, key: str, model: Path | None = None
 ) -> Callable[[], list[list[ReadToken]]]:
-    """Return a function that reads the conversations of a stored sample or trajectory as training
-    does; the store is read before, and not by it.
+    """Return a function that returns the tokens of each conversation of a stored sample or
+    trajectory, as training reads them. The store is read now; the function does without it.
 
     Raises `ConfigError` and `DataFault` if they cannot be read; the function raises as
-    `preview_tokens`.
+    `preview_tokens` does.
     """
     run = run_of(store, kind, key)
     if run is None and (model is None or kind == "trajectory"):
@@ -83,13 +83,14 @@ def reading(
 
 
 def preview_sample(workspace: Path, source: str) -> list[tuple[str, bool]]:
-    """Return the turns of what is named, as for `preview_tokens`, each with whether it is trained;
-    a turn that was grown by continuation is given as its spans.
+    """Return the turns of `source`, which is as for `preview_tokens`, each with whether it is
+    trained on; a turn that was generated in several parts is returned as these parts.
 
-    A diagnosis that a sample was sampled with stands before its first trained turn, and says so.
-    Characters that are invisible or would control a terminal are written out as marks.
+    If the model was shown a diagnosis while it generated a sample, that text is inserted before the
+    first trained turn and marked as not part of the sample. Characters that are invisible or would
+    control a terminal are written out as marks.
 
-    Raises `ConfigError` if there is no such thing, or several, and `DataFileError` if the file
+    Raises `ConfigError` if `source` names nothing or several, and `DataFileError` if the file
     cannot be read.
     """
     line, diagnosis = _line(source), ""
@@ -116,11 +117,11 @@ def preview_sample(workspace: Path, source: str) -> list[tuple[str, bool]]:
 
 
 def preview_scored(workspace: Path, source: str, step: int) -> list[tuple[str, bool]]:
-    """Return the turns that the scorer of a run reads to score a reply of a trajectory, counted
-    from 1, each with whether it is scored. Without a context, those of the whole conversation are.
+    """Return the turns that the scorer of a run (`grpo.distil`) reads to score reply `step` of a
+    trajectory, counted from 1, each with whether it is scored in this reading.
 
-    Raises `ConfigError` if there is no such trajectory or reply, or its run has no scorer, and as
-    the world does that plays its expert.
+    Raises `ConfigError` if there is no such trajectory or reply, or its run has no scorer, and what
+    the world raises when its expert plays.
     """
     store = open_store(workspace, must_exist=True)
     entity = _entity(store, workspace, source)
@@ -163,11 +164,11 @@ def _scored_turns(reading: Reading) -> list[tuple[str, bool]]:
 
 
 def _conversations(workspace: Path, store: Store, kind: str, key: str, run_id: str) -> list[Conversation]:
-    """Return what training reads of a sample, or of a trajectory: the conversations that the
-    transcript of its world makes of it, by the recipe of its run.
+    """Return the one conversation of a sample, or those that the world's transcript builds from a
+    trajectory, with the recipe of its run.
 
-    Raises `ConfigError` if no run, and so no recipe, is known of the trajectory, and if one of its
-    conversations is not trained on.
+    Raises `ConfigError` if the run of the trajectory, and so its recipe, is not known, and if one
+    of its conversations is not trained on.
     """
     if kind == "sample":
         return [load_samples(store, [key])[key].messages]
@@ -188,7 +189,9 @@ def _conversations(workspace: Path, store: Store, kind: str, key: str, run_id: s
 
 
 def _line(source: str) -> Conversation | None:
-    """Return the conversation in FILE:LINE; None if that is no name of one."""
+    """Return the conversation at FILE:LINE; None if `source` does not have that form. Raises
+    `ConfigError` if no conversation that can be trained on begins there.
+    """
     file, _, number = source.rpartition(":")
     if not file or not number.isdecimal():
         return None
@@ -224,7 +227,7 @@ def _token_lines(conversations: Sequence[Sequence[ReadToken]]) -> list[tuple[str
     ]
 
 
-# A viewer asks for that of a run with each page.
+# The viewer calls this for each page of tokens.
 @lru_cache(maxsize=4)
 def _renderer(model: Path, at: datetime) -> Renderer:
     from agentr_core.samples.rendering import load_renderer

@@ -1,4 +1,4 @@
-"""A page of the schema with a picture, as the migrations make it."""
+"""Write a page and a picture of the schema that the store's migrations create."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from agentr_core.system import write_text
 PAGE, PICTURE = "README.md", "schema.svg"
 TITLE = "# The schema of the store"
 _HUBS = ("instance", "iteration")
-"""Tables that so many others refer to that lines to them would hide the rest: boxes name them
-instead.
+"""Tables to which so many others refer that lines to them would hide the rest: the boxes of those
+others name them instead.
 """
 _WIDTH, _HEIGHT, _COLUMN, _ROW = 150.0, 34.0, 196.0, 46.0
 _STYLE = """
@@ -49,7 +49,7 @@ def write_schema(folder: Path) -> list[Path]:
 
 
 def page(schema: Sequence[Relation], links: Sequence[Reference]) -> str:
-    """Return the page: what each table, view and column is, and what it refers to."""
+    """Return the page as Markdown: what each table, view and column is, and what it refers to."""
     tables, views = ([relation for relation in schema if relation.view is kind] for kind in (False, True))
     return "".join(
         [
@@ -108,8 +108,8 @@ def picture(schema: Sequence[Relation], links: Sequence[Reference]) -> str:
 
 
 def _places(tables: Sequence[str], links: Sequence[Reference]) -> dict[str, Place]:
-    """Return the place of each table: one column to the right of all those it refers to, and near
-    them; tables without lines are below, in rows.
+    """Return the x and y of each table: one column to the right of all those it refers to, and
+    about as high; tables without lines are below, in rows.
     """
     parents = {table: sorted({link.to for link in links if link.table == table}) for table in tables}
     linked_tables = {name for link in links for name in (link.table, link.to)}

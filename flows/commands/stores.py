@@ -19,8 +19,10 @@ from tasks.workspaces import STORE_FILE, find_run, open_store
 
 
 def back_up(workspace: Path, target: str) -> str:
-    """Write the store of a workspace to one file, or under its usual name into a folder, and say
-    how large it is. Raises `StoreError`, and `DiskError` if the folder cannot be made.
+    """Write the store of a workspace to the file `target` or, if that is a folder or ends with a
+    slash, under its usual name into it; return a line with the file's size.
+
+    Raises `StoreError` if that fails, and `DiskError` if the folder cannot be made.
     """
     store, file = open_store(workspace, must_exist=True), Path(target)
     if target.endswith("/"):
@@ -33,10 +35,8 @@ def back_up(workspace: Path, target: str) -> str:
 
 
 def faults(workspace: Path) -> list[str]:
-    """Return what is wrong with the rows of a workspace's store, a line each; no lines for a sound
-    one.
-
-    Raises `StoreError` if there is no store.
+    """Return a line for each reference to a missing row and each contradiction in a workspace's
+    store; an empty list for a sound one. Raises `StoreError` if there is no store.
     """
     store = open_store(workspace, must_exist=True)
     return [
@@ -60,18 +60,19 @@ def sizes_of(workspace: Path) -> str:
 
 
 def compacted(workspace: Path) -> str:
-    """Rewrite the store of a workspace without the idle space in its file, and say what that
-    changed.
+    """Rewrite the store of a workspace without the idle space in its file; return a line with its
+    sizes before and after.
 
-    Raises `StoreError`, and `RunBusy` while a run of it is under way; then nothing has changed.
+    Raises `StoreError`, and `RunBusy` if a run of the workspace is under way; then nothing has
+    changed.
     """
     with all_locked(workspace):
         return _sizes(workspace, compact(open_store(workspace, must_exist=True)))
 
 
 def merged(workspace: Path, others: Sequence[Path]) -> str:
-    """Take the rows of other stores, each named by its workspace or file, into that of a workspace,
-    and say how many there were. Raises as `compacted` does.
+    """Add the rows of other stores, each named by its workspace or file, to the store of a
+    workspace; return lines with their numbers by table. Raises as `compacted` does.
     """
     store = open_store(workspace, must_exist=True)
     with all_locked(workspace):
@@ -81,9 +82,11 @@ def merged(workspace: Path, others: Sequence[Path]) -> str:
 
 
 def pruned(workspace: Path, runs: Sequence[str], *, dry_run: bool) -> str:
-    """Take runs, named by the beginnings of their ids, out of the store of a workspace, and return
-    in lines what went, what stays and what no row names any longer. Raises as `compacted` does, and
-    `ConfigError` for an unknown run.
+    """Remove runs, named by the beginnings of their ids, from the store of a workspace; with
+    `dry_run`, change nothing. Return lines with the numbers of removed rows, the iterations that
+    stay since other runs need them, and the paths that no row names any more.
+
+    Raises as `compacted` does, and `ConfigError` for an unknown run.
     """
     names = [find_run(workspace, prefix) for prefix in runs]
     store = open_store(workspace, must_exist=True)

@@ -1,6 +1,4 @@
-"""What one begins with: a world, a method, a recipe, or the skill of a coding agent, written from
-shipped templates.
-"""
+"""Write a new world, method, recipe, or skill for coding agents from shipped templates."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ def new_world(name: str) -> Path:
 
 
 def new_method(name: str) -> Path:
-    """Write a package with a method and a recipe for it; all else as `new_world`."""
+    """Write a package with a method and a recipe for it; return and raise as `new_world` does."""
     return _package("method", "reply-recital", name, table.names())
 
 
@@ -78,7 +76,7 @@ def new_skill(folder: Path) -> Path:
 
 
 def _package(kind: str, template_name: str, name: str, used_names: Collection[str]) -> Path:
-    """Write the template of a kind under another name than it is shipped by."""
+    """Write the package template of a kind, with `name` in place of the template's own name."""
     _check_name(name, kind)
     if Path(name).exists():
         raise ConfigError(f"{name} already exists; choose another name")
@@ -95,10 +93,11 @@ def _package(kind: str, template_name: str, name: str, used_names: Collection[st
     if any(re.search(rf"^(from|import) .*\b{class_name}\b", text, re.M) for text in texts.values()):
         raise ConfigError(f"its class would be {class_name}, which a {kind} uses; choose another name")
     forms[_MODEL] = _model_for("textcraft")
-    # Its build backend is setuptools, which torch brings along: `pip install --no-build-isolation`
-    # fetches nothing. Its `package-dir` makes an editable install a path: a finder would come too
-    # late where the folder itself, from the folder above, looks like a package of the same name.
-    # Names of files instead of entry points were left out: they would be in ids of instances.
+    # The template's build backend is setuptools, which is installed with torch, so that
+    # `pip install --no-build-isolation` downloads nothing. With `package-dir`, an editable install
+    # adds a path: an import hook would come too late, since from the parent folder the project's
+    # folder already looks like a package of the same name. Recipes name worlds by entry points and
+    # not by files, whose names would be part of the ids of instances.
     with new_folder(Path(name)) as draft:
         for file, text in texts.items():
             (draft / _filled(file, forms)).write_text(_filled(text, forms), encoding="utf-8")
@@ -124,15 +123,15 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _model_for(world: str) -> str:
-    """Return the directory of the shipped model for a world, or else of that for TextCraft, as it
-    stands in a recipe.
+    """Return the directory of the shipped model for a world, else of that for TextCraft, quoted for
+    a recipe.
     """
     models = shipped_models()
     return quoted(str(models.get(f"{world}-tiny", models["textcraft-tiny"])))
 
 
 def _check_plan(text: str, world: str, method: str) -> None:
-    """Raise `ConfigError` if the plan of a recipe is refused."""
+    """Raise `ConfigError` if `agentr plan` refuses the text of a recipe."""
     from flows.commands.plan import describe
 
     with TemporaryDirectory(prefix="agentr-recipe-") as folder:

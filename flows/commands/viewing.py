@@ -21,11 +21,11 @@ from tasks.workspaces import find_run, open_store
 def serve(
     workspace: Path, *, index: Path | None, host: str, port: int, token: str | None, say: Callable[[str], Any]
 ) -> None:
-    """Serve the pages of a workspace until interrupted. It may still be empty, or not be there at
-    all: its pages appear with its first run.
+    """Serve the pages of a workspace until interrupted. The workspace may be empty or not exist
+    yet: its pages appear with its first run.
 
-    Other machines need a token, which is part of the printed address: `token`, or a new one. Where
-    it is given, this machine needs it, too.
+    If other machines can reach the server, every request needs a token, which is part of the
+    printed address: `token`, or a new one. With `token`, requests of this machine always need it.
 
     Raises `UserError` if it cannot be a workspace, or if the address cannot be listened on.
     """
@@ -35,7 +35,7 @@ def serve(
     application = app(
         store.path,
         index=index or _index(workspace),
-        # Browsers on other machines call the server by names that it does not know.
+        # Browsers on other machines may use host names that this server does not know.
         hosts=LOOPBACK if is_local else None,
         token=token,
         reading=partial(reading, workspace),
@@ -50,14 +50,14 @@ def serve(
 
 
 def write(workspace: Path, folder: Path, *, run: str | None, most: int, say: Callable[[str], Any]) -> str:
-    """Write the pages of a workspace, or of one of its runs, to a folder, and return what was
-    written.
+    """Write the pages of a workspace, or of one of its runs, to a folder; return a line that says
+    how many there are. `most` is the maximum number of pages.
 
     Raises `UserError` if there is no store or no such run, or if the folder is not new or cannot be
     written to.
     """
     store = open_store(workspace, must_exist=True)
-    # A page would only say that it is not there.
+    # Raises if there is no store; the first page would only say so.
     runs_beginning(store, "")
     start = f"/run/{find_run(workspace, run)}" if run else "/"
     application = app(store.path, index=_index(workspace), hosts=LOOPBACK, notes=False)

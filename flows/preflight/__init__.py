@@ -1,1 +1,1 @@
-"""What would stop a run, found before anything is started."""
+"""Checks that find what would stop a run, before anything is started."""

@@ -1,4 +1,4 @@
-"""What would stop a run at once, found before anything is started."""
+"""Check a recipe for everything that would stop its run, before anything is started."""
 
 from __future__ import annotations
 
@@ -32,15 +32,14 @@ from tasks.workspaces import open_store
 
 
 def check(recipe: Recipe, *, trains: bool = True) -> Sequence[str]:
-    """Return what to tell before a recipe is run, such as fields of a file that are left out.
+    """Check a recipe before it is run. Return notes to show to the user, such as fields of a data
+    file that are ignored; raise `UserError` if a stage could not do its work, with a message that
+    lists every fault, one sentence each.
 
-    Raises `UserError` when a stage could not do its work; the message lists every fault, one
-    sentence each.
-
-    This covers models, environment, splits, store, files, and the needs of trainings. Only headers
-    of model directories are read; model servers are asked for their list of models, environment
-    servers for any answer. `trains` says whether the actor is to be trained, which a served one
-    cannot be.
+    The check covers models, environment, splits, store, files, and the needs of training. Of model
+    directories only headers are read; model servers are asked for their list of models, environment
+    servers for any answer. `trains` says whether the actor will be trained, which is not possible
+    for a model on an OpenAI server.
     """
     faults = faults_of(recipe, trains=trains)
     faults.tell()
@@ -48,10 +47,10 @@ def check(recipe: Recipe, *, trains: bool = True) -> Sequence[str]:
 
 
 def faults_of(recipe: Recipe, *, trains: bool = True, asks: bool = True) -> Faults:
-    """Return the faults that `check` would report. Without `asks` no server is asked.
+    """Return the faults and notes that `check` would report.
 
-    A model may then also be missing if its shape is known, since its recipe is planned for another
-    machine.
+    Without `asks` no server is contacted, and a missing model is no fault if its shape is known:
+    the recipe is then planned for another machine.
     """
     faults = Faults()
     model_requirements(recipe, faults, trains=trains, asks=asks)
@@ -79,9 +78,9 @@ def faults_of(recipe: Recipe, *, trains: bool = True, asks: bool = True) -> Faul
 
 
 def _check_environment(recipe: Recipe, faults: Faults, *, trains: bool, asks: bool, prompts: bool) -> None:
-    """Raise `UserError` when the environment of a recipe of one world lacks something, or its
-    splits or files do; with `prompts`, also when the model cannot read its first prompt. The level
-    of its sandbox is noted.
+    """Raise `UserError` for the first fault of the environment of a recipe of one world, of its
+    splits, instances or files; with `prompts`, also if the model cannot read its first prompt. Add
+    the level of its sandbox to the notes of `faults`.
     """
     env = make_environment(recipe)
     try:
@@ -126,21 +125,21 @@ def _check_environment(recipe: Recipe, faults: Faults, *, trains: bool, asks: bo
 
 
 def _check_tools(env: Environment, model: ModelConfig, first: tuple[Message, ...], faults: Faults) -> None:
-    """Note that the agents outside that play in a world may offer no tools, if the chat template of
-    the model cannot tell of any: which tools they have is seen only when they play.
+    """Add a note if the chat template of the model cannot render definitions of tools: outside
+    agents that offer tools are then refused. Whether they offer any is known only when they play.
     """
     try:
         check_prompt(model, (Message(role="tools", text=definitions([ACT])), *first))
     except ModelDirectoryError as error:
         faults.notes.append(f"{env.name}: agents that offer tools are refused: {error.__cause__ or error}")
     except ConfigError:
-        # A small context, which the definitions of tools may fill.
+        # The context is too small for this definition of a tool, which is only an example.
         pass
 
 
 def _check_sandbox(env: Environment, faults: Faults) -> None:
-    """Note the level at which an environment runs code of the model, or collect, as a fault of this
-    machine, that it would not hold.
+    """Add a note about the sandbox level at which an environment runs the model's code; if that
+    level does not hold here, add a fault of this machine instead.
     """
     try:
         if level := env.sandbox():
@@ -150,7 +149,7 @@ def _check_sandbox(env: Environment, faults: Faults) -> None:
 
 
 def _check_judge(env: Environment, recipe: Recipe) -> None:
-    """Raise `ConfigError` when the policy's own answers would be judged by the policy."""
+    """Raise `ConfigError` if the policy would judge its own answers."""
     if env.grader is not None and env.grader.asks == "judge" and recipe.models.judge is None:
         raise ConfigError(
             f"models.judge: environment {env.name} asks it whether answers are right, and without one the policy would "
@@ -159,8 +158,8 @@ def _check_judge(env: Environment, recipe: Recipe) -> None:
 
 
 def _check_apart(env: Environment, train: tuple[Instance, ...], held_out: tuple[Instance, ...]) -> None:
-    """Raise `ConfigError` when a training instance is by its name a held-out one, or a variant of
-    one; what they begin with is compared later, since a world may take long to begin.
+    """Raise `ConfigError` if, judging by names, a training instance is a held-out one or a variant
+    of one. First observations are compared later, since resetting a world may take long.
     """
     try:
         check_separate(env, train, held_out, begins=False)
@@ -169,7 +168,7 @@ def _check_apart(env: Environment, train: tuple[Instance, ...], held_out: tuple[
 
 
 def _check_examples(recipe: Recipe, held_out: Sequence[Instance]) -> None:
-    """Raise `ConfigError` when an example in the prompt solves an instance that is held out."""
+    """Raise `ConfigError` if an example in the prompt solves a held-out instance."""
     if leaked_ids := example_ids(recipe) & {instance.key for instance in held_out}:
         raise ConfigError(
             f"environment.prompt.examples_file: its example {min(leaked_ids)} solves an instance that an evaluation "
@@ -178,7 +177,7 @@ def _check_examples(recipe: Recipe, held_out: Sequence[Instance]) -> None:
 
 
 def _check_workspace(folder: Path) -> None:
-    """Raise `StoreError` when a workspace can neither be written to nor made."""
+    """Raise `StoreError` if the folder of a workspace can neither be written to nor be created."""
     ancestor = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not ancestor.is_dir() or not os.access(ancestor, os.W_OK | os.X_OK):
         problem = "may not be written to" if ancestor.is_dir() else "is no folder"
@@ -186,8 +185,8 @@ def _check_workspace(folder: Path) -> None:
 
 
 def _check_opening(env: Environment, opening: Opening | None) -> None:
-    """Raise `ConfigError` when an environment has a transcript of its own that leaves out what a
-    recipe puts before the first observation.
+    """Raise `ConfigError` if the first prompt of an environment, which may have a transcript of its
+    own, lacks what the recipe puts before the first observation.
     """
     if opening is None:
         return

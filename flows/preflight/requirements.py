@@ -1,4 +1,4 @@
-"""The needs of a recipe's stages: models, machine and files, checked before the first stage
+"""Check what the stages of a recipe need of models, machine and files, before the first stage
 begins.
 """
 
@@ -47,8 +47,8 @@ _ASKED_BY_WORLDS = ("judge", "summariser")
 
 @dataclass(slots=True)
 class Faults:
-    """Everything that prevents a run. `machine` is what only this machine lacks, and another may
-    have. `notes` prevent nothing.
+    """Everything that prevents a run. `machine` are faults of this machine, which another may not
+    have; `notes` are remarks that prevent nothing.
     """
 
     errors: list[UserError] = field(default_factory=list)
@@ -64,7 +64,9 @@ class Faults:
             self.errors.append(error)
 
     def tell(self) -> None:
-        """Raise everything that was collected as one error; a single fault keeps its class."""
+        """Raise all errors and faults as one `ConfigError`; a single error is raised as it is. Do
+        nothing if there are none.
+        """
         messages = dict.fromkeys([*map(str, self.errors), *self.machine])
         if len(messages) == 1 and self.errors:
             raise self.errors[0]
@@ -73,12 +75,13 @@ class Faults:
 
 
 def model_requirements(recipe: Recipe, faults: Faults, *, trains: bool, asks: bool) -> None:
-    """Collect what is wrong with each model of a recipe: its directory, template, context, device
-    or server.
+    """Add to `faults` what is wrong with each model of a recipe: its directory, chat template,
+    context, device or server.
 
     Args:
-        asks: whether servers are asked. If not, a directory may be missing if the model's shape is
-            known.
+        trains: whether the actor will be trained.
+        asks: whether servers are contacted. If not, a directory may be missing if the shape of its
+            model is known.
     """
     for role, model in recipe.own_models().items():
         section = "model" if role == "actor" else f"models.{role}"
@@ -111,8 +114,8 @@ def weights_missing(model: ModelConfig) -> bool:
 
 
 def training_requirements(recipe: Recipe, faults: Faults) -> None:
-    """Collect what prevents the trainings of a recipe: names, packages, devices, adapters that do
-    not fit.
+    """Add to `faults` what prevents the trainings of a recipe: unknown names, missing packages or
+    devices, adapters that do not fit, too little memory beside servers.
     """
     # Torch and PEFT take seconds to import, and an evaluation needs neither.
     from agentr_core.training.parent import adapter_faults, mixing_faults
@@ -141,8 +144,8 @@ def training_requirements(recipe: Recipe, faults: Faults) -> None:
 
 
 def file_requirements(recipe: Recipe, faults: Faults) -> None:
-    """Collect missing files and runs that a recipe names and that are read only while its data is
-    made.
+    """Add to `faults` the faults of files and runs that a recipe names and that are otherwise read
+    only when its data is made.
     """
     files = {variant.data.general.file for variant in _trained(recipe) if variant.data.general.share}
     for file in sorted(files):
@@ -171,8 +174,8 @@ def file_requirements(recipe: Recipe, faults: Faults) -> None:
 
 
 def _note_fields(faults: Faults, file: str, use: Use, setting: str) -> None:
-    """Note which fields of the records in a file are not read. A file with records that are not
-    sound is told of where it is read.
+    """Add a note on the fields of a file's records that are not read. Records that are not sound
+    are reported where the file is read, not here.
     """
     with suppress(UserError):
         if fields := fields_left_out(Path(file), use, setting=setting):
@@ -189,8 +192,8 @@ def _reinforces(recipe: Recipe) -> bool:
 
 
 def crowding(recipe: Recipe) -> list[str]:
-    """Return why the trainer of group RL has too little memory on one of its GPUs, the first ones,
-    beside the servers there; no sentence if it may have enough.
+    """Return a sentence if the trainer of group RL, which uses the first GPUs, has too little
+    memory on one of them beside the servers there; an empty list if it may have enough.
     """
     from agentr_core.training.requirements import gpu_memory
 
@@ -215,8 +218,8 @@ def crowding(recipe: Recipe) -> list[str]:
 
 
 def _trainings(recipe: Recipe) -> list[tuple[TrainingConfig, str, bool]]:
-    """Return the settings of each different training, with the section that has its schedule, and
-    whether it is group RL.
+    """Return each different training of a recipe: its settings, the name of the section that has
+    its schedule, and whether it is group RL.
     """
     trainings = [plan.training for variant in _trained(recipe) for plan in plans_of(variant) if plan.training]
     settings = [
@@ -226,7 +229,7 @@ def _trainings(recipe: Recipe) -> list[tuple[TrainingConfig, str, bool]]:
 
 
 def _check_device(model: ModelConfig, section: str, faults: Faults) -> None:
-    """Collect, as a fault of this machine, that a device is missing."""
+    """Add a fault of this machine if it lacks the device of a model."""
     try:
         if model.backend == "vllm":
             if not os.environ.get("AGENTR_VLLM"):
@@ -259,8 +262,8 @@ def _check_directory(path: Path) -> None:
 
 
 def _check_template(path: Path, *, trains: bool) -> None:
-    """Raise `ModelDirectoryError` if nothing could be sampled, or if several turns could be sampled
-    but not trained on.
+    """Raise `ModelDirectoryError` if the chat template cannot render a first prompt or, with
+    `trains`, a conversation of two turns as a sample, or if the tokenizer has no padding token.
     """
     now = datetime.now(UTC)
     try:
@@ -284,9 +287,9 @@ def _check_template(path: Path, *, trains: bool) -> None:
 
 
 def check_prompt(model: ModelConfig, messages: Sequence[Message]) -> None:
-    """Raise `ModelDirectoryError` when the chat template of a model in a directory cannot render
-    the first prompt of a world, such as one with tools, and `ConfigError` when that prompt leaves
-    no room for a reply. A server has a template of its own.
+    """Raise `ModelDirectoryError` if the chat template of a model in a directory cannot render the
+    first prompt of a world, such as one with tools, and `ConfigError` if that prompt leaves no room
+    for a reply. A model on an OpenAI server, which has its own template, is not checked.
     """
     path = Path(model.path)
     if model.backend == "openai" or not path.is_dir():
@@ -311,6 +314,8 @@ def _ask(model: ModelConfig) -> None:
 
 
 def _check_run(workspace: Path, run: str, find: Callable[[Store, str], object], entity: str) -> None:
-    """Raise `ConfigError` if `find` finds nothing in a run of a workspace."""
+    """Raise `ConfigError` if `find` finds nothing in a run of a workspace. `entity` names what it
+    looks for, for the message.
+    """
     if not find(open_store(workspace, must_exist=True), run):
         raise ConfigError(f"run {run!r} in {workspace} has no {entity}; `agentr runs -w {workspace}` lists them all")

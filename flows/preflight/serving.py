@@ -1,4 +1,4 @@
-"""Servers that are up at once, and whether the GPUs of this machine have room for them."""
+"""Check whether the GPUs have room for all model servers that run at the same time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from agentr_core.recipes.models import ModelConfig, ModelRole
 from agentr_core.recipes.recipe import Recipe
 
 _ASKED_BY_STEPS = "summariser"
-"""The role of the model that steps ask."""
+"""The role of the model that is called during an episode's steps, to summarise a long history."""
 _ASKED_BY_STAGES = ("reflector", "editor")
-"""The roles of the models that a stage asks beside the policy that it lets play."""
+"""The roles of the models that a stage calls while it lets the policy play."""
 
 
 def crowded_gpus(recipe: Recipe, env: Environment, *, trains: bool) -> list[str]:
-    """Return which servers take more than all memory of a GPU together, one sentence each, for a
-    recipe of one world. Models that are asked one after the other may have the same GPUs.
+    """Return a sentence for each model whose servers, with those that run at the same time, take
+    more than the whole memory of a GPU, for a recipe of one world; an empty list if all fit. Models
+    that are called one after the other may share GPUs.
 
     `trains` says whether all stages of the recipe run, or only an evaluation of its actor.
     """
@@ -35,7 +36,7 @@ def crowded_gpus(recipe: Recipe, env: Environment, *, trains: bool) -> list[str]
 
 
 def _beside(recipe: Recipe, env: Environment, *, trains: bool) -> Iterator[ModelRole]:
-    """Yield the roles whose models may be asked while another one plays."""
+    """Yield the roles whose models may be called while another model plays."""
     grader = env.grader.asks if env.grader is not None else None
     stages = [stage for plan in plans_of(recipe) for stage in plan.stages] if trains else []
     together = {role for stage in stages if "actor" in stage.roles for role in stage.roles}
@@ -46,7 +47,9 @@ def _beside(recipe: Recipe, env: Environment, *, trains: bool) -> Iterator[Model
 
 
 def _crowded(recipe: Recipe, roles: Sequence[ModelRole]) -> list[str]:
-    """Return what is wrong with the GPUs of models that are up at once, the player's first."""
+    """Return a sentence for each model that does not fit on its GPUs with those before it in
+    `roles`. All of these models run at the same time; the first role is the player's.
+    """
     models = recipe.own_models()
     gpu_models: dict[str, ModelConfig] = {}
     problems = []

@@ -1,4 +1,4 @@
-"""Stop strings that could never end a reply."""
+"""Find stop strings that could never end a reply."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from agentr_core.types import Sampling
 
 
 def silent_stops(recipe: Recipe, env: Environment) -> list[str]:
-    """Return a sentence for each stop string of a recipe of one world that has a control token of
-    the model in a directory: such tokens are not in the text in which stop strings are looked for.
-    A string that is just a token which ends replies anyway needs no sentence.
+    """Return a sentence for each stop string that contains a control token of its model, for a
+    recipe of one world: stop strings are searched in text from which such tokens were removed.
+
+    A stop string that consists of a token that ends replies anyway is no fault. Only models in
+    directories are checked.
     """
     sentences = []
     stops = list(_stops(recipe, env))
@@ -36,7 +38,9 @@ def silent_stops(recipe: Recipe, env: Environment) -> list[str]:
 
 
 def _stops(recipe: Recipe, env: Environment) -> Iterator[tuple[str, ModelConfig, str]]:
-    """Yield each stop string of a model in a directory, after the place that names it."""
+    """Yield the place that names a stop string, the model, and the string, for each model in a
+    directory.
+    """
     world_stops = transcript_of(env).sampling(Sampling()).stop
     players = [model for model in (recipe.model, recipe.models.teacher) if model is not None]
     sources = [(f"environment {env.name}", model, world_stops) for model in players]
@@ -49,7 +53,9 @@ def _stops(recipe: Recipe, env: Environment) -> Iterator[tuple[str, ModelConfig,
 
 
 def _control_tokens(path: Path) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return the tokens that the text of a reply leaves out, and those of them that end a reply."""
+    """Return the control tokens of a tokenizer, which the text of a reply does not contain, and
+    those of them that end a reply.
+    """
     tokenizer = load_tokenizer(path)
     special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     ends = end_ids(path, tokenizer) | {Renderer(tokenizer, at=datetime.now(UTC)).end_of_turn}

@@ -256,6 +256,7 @@ def test_a_judge_is_measured_against_the_oracle_where_there_is_one() -> None:
     assert (judge.episodes, judge.steps) == (3, 6)
     assert judge.read.mean == pytest.approx(5 / 6)
     assert (judge.right.mean, judge.right.n) == (2 / 5, 5)
+    assert (judge.bad.mean, judge.bad.n) == (2 / 5, 5)
     assert (judge.bad_is_right.mean, judge.bad_is_right.n) == (1 / 2, 2)
     assert (judge.bad_is_seen.mean, judge.bad_is_seen.n) == (1 / 2, 2)
     # In b the judge names no error and the oracle the first step; nobody knows the truth about c.

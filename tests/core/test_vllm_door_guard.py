@@ -21,10 +21,10 @@ class Keeper:
 
     def __init__(self) -> None:
         self.state = State(model=Path("m"), served_name="name", addresses=("http://127.0.0.1:1",))
-        self.wishes: list[Any] = []
+        self.requests: list[Any] = []
 
-    def serve(self, wish: Any) -> State:
-        self.wishes.append(wish)
+    def serve(self, request: Any) -> State:
+        self.requests.append(request)
         return self.state
 
 
@@ -59,10 +59,10 @@ def posted(door: Any, **changes: str | None) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "localhost:8100", "[::1]:8100"])
-def test_a_wish_of_this_machine_is_heard(door: Any, host: str) -> None:
+def test_a_request_of_this_machine_is_heard(door: Any, host: str) -> None:
     assert posted(door, Host=host) == (200, "")
     assert asked(door, "GET", {"Host": host}) == (200, "")
-    assert len(door.keeper.wishes) == 1
+    assert len(door.keeper.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -84,13 +84,13 @@ def test_a_wish_of_this_machine_is_heard(door: Any, host: str) -> None:
         ({"Content_Length": "9" * 5000}, 413),
     ],
 )
-def test_what_comes_from_elsewhere_or_is_no_wish_is_refused_at_once(
+def test_what_comes_from_elsewhere_or_is_no_request_is_refused_at_once(
     door: Any, changes: dict[str, str | None], status: int
 ) -> None:
     found, fault = posted(door, **changes)
     assert found == status
     assert fault
-    assert door.keeper.wishes == []
+    assert door.keeper.requests == []
     assert posted(door) == (200, ""), "and the door stays open"
 
 
@@ -114,4 +114,4 @@ def test_a_client_that_says_nothing_more_is_left(door: Any, monkeypatch: pytest.
                 break
             threading.Event().wait(0.05)
         assert threading.active_count() <= before
-    assert keeper.wishes == []
+    assert keeper.requests == []

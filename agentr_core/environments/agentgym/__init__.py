@@ -1,3 +1,3 @@
-"""Worlds behind the HTTP servers of AgentGym (arXiv 2406.04151): the contract, a client and our own
+"""Worlds on the HTTP servers of AgentGym (arXiv 2406.04151): the contract, a client, and our own
 server.
 """

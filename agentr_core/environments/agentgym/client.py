@@ -1,5 +1,5 @@
-"""An environment that lives on an AgentGym server: opened once, reset often, restored by replay,
-always closed.
+"""An environment on an AgentGym server: opened once, reset many times, restored by replay after a
+fault, and released on close.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from agentr_core.replies import Labels
 from agentr_core.system import RetryPolicy, wait_before_retry
 from agentr_core.types import Instance
 
-# One AgentGym server as this process sees it: requests over shared connections, its errors as
-# ours, spare ids.
+# One AgentGym server as this process sees it: requests over shared connections, its errors
+# translated into ours, and the ids of environments that are not in use (spare).
 
 # An idle connection is closed before a Uvicorn server closes it (5 s): if the server closed it
 # while a request was on its way, nobody would know whether the request was carried out.
 _KEPT_SECONDS = 3
 _CONNECT_SECONDS = 5.0
 _CLOSE_SECONDS = 5.0
-# Status codes that a proxy gives for a server that is absent or overloaded.
+# Status codes that a proxy returns for a server that is absent or overloaded.
 _UNAVAILABLE = (429, 502, 503, 504)
 _WRONG_SERVER = (404, 405, 422)
 _LOCKED = 401
 
 
 class _Client(threading.local):
-    """A thread's own HTTP client, closed when the thread ends. One client for all threads would
-    close idle connections that another thread has just been given: its request would fail, or wait
+    """A thread's own HTTP client, closed when the thread ends. A client that all threads share
+    would close idle connections that another thread was just given: its request would fail, or wait
     for an answer that never comes.
     """
 
     def __init__(self, **settings: Any) -> None:
         self.http = httpx.Client(**settings)
-        # This thread's attributes go when it ends, which runs the finalizer; until then, the
+        # A thread's attributes are deleted when it ends, which runs the finalizer; until then, the
         # finalizer keeps the client alive.
         self._thread = _Thread()
         weakref.finalize(self._thread, self.http.close)
@@ -64,16 +64,16 @@ class _Thread:
 
 
 class Connection:
-    """A connection to one world of a server, at an address with the prefix of its paths. Several
-    threads may use it at once.
+    """A connection to one world of a server. Several threads may use it at once.
 
     Args:
+        url: the address of the server, including the prefix of the world's paths.
         timeout_s: seconds that the answer to a request may take, from the request to its last
             byte.
-        answer_mib: the most MiB of an answer, unpacked.
+        answer_mib: the largest size of an answer, decompressed, in MiB.
         patience_s: seconds for which connecting is retried before the server counts as gone.
         kind: what the server is, for error messages.
-        token: what the server asks for, if it does.
+        token: the bearer token that the server wants; empty for none.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class Connection:
         self.url = url
         self._kind = kind
         self.restarts = 0
-        """How often a connection was refused: an id from before may now be invalid, or another
-        client's.
+        """How often a connection was refused, which counts as a restart of the server: an older id
+        may now be invalid, or belong to another client.
         """
         self._timeout = httpx.Timeout(timeout_s, connect=_CONNECT_SECONDS, pool=None)
         self._patience = RetryPolicy(retries=10**6, seconds=patience_s)
@@ -110,27 +110,28 @@ class Connection:
     def post(self, path: str, body: dict[str, Any], *, patient: bool = False) -> Any:
         """Return the answer to a request, which is sent at most once.
 
-        With `patient`, connecting is retried until `patience_s` have passed. That is for requests
-        without an id: when the server is back, an id from before may be another client's.
+        With `patient`, connecting is retried for `patience_s` seconds. That is only for requests
+        without an id: once the server is back, an older id may belong to another client.
 
         Raises:
-            EnvironmentUnavailable: no connection, no answer, or an answer on behalf of a server
-                that is not there.
-            EnvironmentRefusal: the server answered with an error, in either style.
+            EnvironmentUnavailable: no connection, no answer in time, or a proxy's answer that the
+                server is absent or overloaded.
+            EnvironmentRefusal: the server answered with an error, as a status or in the body.
             MalformedAnswer: the answer is not JSON.
-            EnvironmentServerError: the server has no such path, or wants other fields.
+            EnvironmentFault: the answer is too large.
+            EnvironmentServerError: the server has no such path, or wants other fields or a token.
         """
         return self._connected(lambda: self._post(path, body, self._timeout), patient=patient)
 
     def reach(self) -> None:
-        """Return once the server answers anything at all. Raises `EnvironmentUnavailable` after
-        `patience_s`.
+        """Wait until the server answers anything at all. Raises `EnvironmentUnavailable` if it does
+        not within `patience_s`.
         """
         self._connected(lambda: self._send("GET", "/", None, self._timeout), patient=True)
 
     def close(self, path: str, body: dict[str, Any]) -> None:
-        """Ask the server to close an environment; a failure is logged, and a server that hung is
-        not asked again.
+        """Ask the server to close an environment. A failure is only logged; a server that did not
+        answer the last time is not asked.
         """
         if not self._responsive:
             return
@@ -144,10 +145,10 @@ class Connection:
             _log.warning("%s may keep the environment %s, since closing it failed: %s", self.url, body, error)
 
     def lend(self, env_id: int) -> int:
-        """Return the number of restarts so far, with an environment that the server just created
-        lent to the caller, until `end` or `give_back`.
+        """Record that an environment which the server just created is lent to the caller, until
+        `end` or `give_back`, and return the number of restarts so far.
 
-        Raises `EnvironmentUnavailable` when it is lent already: two episodes would act in it.
+        Raises `EnvironmentUnavailable` if it is lent already: two episodes would act in it.
         """
         with self._lock:
             if env_id in self._ids_in_use:
@@ -155,16 +156,16 @@ class Connection:
                     f"{self.url}/create gave environment {env_id}, in which another episode is under way; if it goes "
                     "on, lower scale.concurrency to the number of environments that the server holds"
                 )
-            # It may have been given back while the server answered with it.
+            # It may have been given back while the server was answering.
             self._spare = [spare for spare in self._spare if spare != env_id]
             self._ids_in_use.add(env_id)
             return self.restarts
 
-    # Most of the servers never free an environment. Since each is lent again, there are only as
-    # many as episodes in flight.
+    # Most servers never free an environment, so environments are reused: there are only as many as
+    # episodes in flight.
     def spare(self) -> tuple[int, int] | None:
-        """Return the id of an environment that was given back, which is then lent to the caller,
-        and the number of restarts so far; None if there is none.
+        """Lend a spare environment to the caller. Return its id and the number of restarts so far;
+        None if there is no spare one.
         """
         with self._lock:
             if not self._spare:
@@ -175,7 +176,7 @@ class Connection:
 
     def end(self, env_id: int, restarts: int) -> bool:
         """Take back an environment that was lent after `restarts` restarts. Return False, and
-        change nothing, if the server has been restarted since, so that it is gone.
+        change nothing, if the server has restarted since, so that the environment is gone.
         """
         with self._lock:
             # After a restart, the id may be lent to another episode.
@@ -185,8 +186,8 @@ class Connection:
             return True
 
     def give_back(self, env_id: int, restarts: int, *, last: bool = False) -> None:
-        """Keep an environment, lent after so many restarts, for the next caller that needs one; if
-        `last`, only once there is no other.
+        """Make an environment that was lent after `restarts` restarts available again; with `last`,
+        it is lent only if there is no other. Do nothing if the server has restarted since.
         """
         with self._lock:
             if restarts == self.restarts:
@@ -194,7 +195,7 @@ class Connection:
                 self._spare.insert(0 if last else len(self._spare), env_id)
 
     def distrust(self) -> None:
-        """Forget the environments that were given back: after a fault, they may be gone as well."""
+        """Forget all spare environments: after a fault, they may be gone as well."""
         with self._lock:
             self._spare.clear()
 
@@ -205,7 +206,9 @@ class Connection:
             self._ids_in_use.clear()
 
     def _connected(self, send: Callable[[], T], *, patient: bool) -> T:
-        """Return the result of `send`, once a connection for it is made."""
+        """Return the result of `send`, retrying failed attempts to connect if `patient`. Raises
+        `EnvironmentUnavailable` if no connection can be made.
+        """
         start, failures = time.monotonic(), 0
         while True:
             try:
@@ -276,7 +279,7 @@ def connection(
     kind: str = "an AgentGym server of that world",
     token: str = "",
 ) -> Connection:
-    """Return the one connection of this process to a server; it outlives environments, since it
+    """Return this process's only connection with these settings. It outlives environments, since it
     holds the spare ids.
     """
     return Connection(url, timeout_s=timeout_s, patience_s=patience_s, answer_mib=answer_mib, kind=kind, token=token)
@@ -290,8 +293,8 @@ _UNKNOWN_ID = ("is not valid", "has been deleted")
 
 
 class RemoteEnvironment(NamedTuple):
-    """An environment on the server; it is ours until the server is seen to restart. `started` says
-    that it answered a reset.
+    """An environment on the server, lent to us until the server is seen to restart. `started` says
+    whether it has answered a reset.
     """
 
     env_id: int
@@ -303,10 +306,10 @@ class AgentGymWorld(RemoteWorld):
     """A world on an AgentGym server, which must be running at `url`. A subclass with `world="x"` is
     the environment `agentgym-x`.
 
-    A step is sent once. If it is unknown whether it was carried out (no answer in time, a broken
-    connection, an error, garbage), the environment is given up: a fresh one is opened, the episode
-    is replayed in it, with every answer compared with the earlier one, and the step is sent there.
-    Only a failed attempt to connect is simply repeated.
+    A step is sent once. If it is unknown whether it was carried out (no connection, no answer in
+    time, a broken connection, an error, an unreadable answer), the environment is abandoned: a
+    fresh one is opened, the episode is replayed in it, with every answer compared with the earlier
+    one, and the step is sent there.
 
     Args:
         url: the address of the server, such as http://127.0.0.1:36001; by default the value of the
@@ -317,12 +320,12 @@ class AgentGymWorld(RemoteWorld):
         timeout_s: seconds that an answer may take, from the request to its last byte.
         patience_s: seconds for which connecting to an unreachable server is retried.
         retries: how often an episode is restored for one step before the fault is raised.
-        answer_mib: the most MiB of an answer of the server, unpacked.
+        answer_mib: the largest size of an answer, decompressed, in MiB.
     """
 
     wire: ClassVar[Wire]
     playable: ClassVar[range | None] = None
-    """The numbers of the instances that the server can begin; None if any number may be one."""
+    """The numbers of the instances that the server can begin; None if any number may exist."""
     labels: Labels | None = None
 
     def __init_subclass__(cls, *, world: str = "") -> None:
@@ -374,14 +377,14 @@ class AgentGymWorld(RemoteWorld):
 
     @staticmethod
     def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the data files of AgentGym that say which instances a split has."""
+        """Return the AgentGym data files that list the instances of splits."""
         return tuple(value for split in ("train", "test") if names_file(value := str(options.get(split, ""))))
 
     def reach(self) -> None:
-        """Return once the server answers, and the instances of `probes` begin as expected.
+        """Wait until the server answers, and begin the instances of `probes` to check them.
 
-        Raises `EnvironmentServerError` if it does not answer within `patience_s`, or begins one
-        differently.
+        Raises `EnvironmentServerError` if it does not answer within `patience_s`, or if a probe
+        begins otherwise than expected.
         """
         try:
             self._server.reach()
@@ -396,17 +399,19 @@ class AgentGymWorld(RemoteWorld):
                 _log.warning("%s could not be begun to see what the server has there: %s", instance.key, fault)
 
     def probes(self) -> Sequence[Instance]:
-        """Return the instances that `reach` begins, for `check_first` to check."""
+        """Return the instances that `reach` begins so that `check_first` checks them; by default
+        none.
+        """
         return ()
 
     def check_first(self, instance: Instance, first: str) -> None:
-        """Raise `EnvironmentServerError` when an instance does not begin as it should; here any
-        beginning is accepted.
+        """Raise `EnvironmentServerError` if the first observation of an instance is not the
+        expected one; by default any is accepted.
         """
         return
 
     def published_ids(self) -> Mapping[str, Sequence[int]]:
-        """Return the published instances of each split that has any."""
+        """Return the numbers of the published instances, by split; by default none."""
         return {}
 
     def splits(self) -> tuple[str, ...]:
@@ -432,7 +437,8 @@ class AgentGymWorld(RemoteWorld):
                     raise EnvironmentServerError(
                         f"this is not an AgentGym server of {self.name}: {self._server.url}/create: {error}"
                     ) from error
-                # Refused connections that the create itself waited out came before the id.
+                # Refused connections during the create came before the id, so restarts are counted
+                # only now.
                 allocation = env_id, self._server.lend(env_id)
             self._remote = RemoteEnvironment(*allocation)
         first = self._ask("reset", wire.reset_body(self._remote.env_id, instance.index), wire.read_first)
@@ -456,11 +462,11 @@ class AgentGymWorld(RemoteWorld):
             raise MalformedAnswer(f"{self._server.url}/{endpoint}: {error}") from None
 
     def _give_up(self, fault: EnvironmentFault) -> None:
-        """Release an environment that is not to be used again, unless its id is by now invalid or
-        another client's.
+        """Release an environment that must not be used again; its close is not sent if its id may
+        by now be invalid or belong to another client.
 
-        A server with few environments makes no other: there, one that was begun before the fault
-        is used again, after the others.
+        A server with few environments (`Wire.few`) makes no others: there, one that had begun
+        before the fault is used again, after all others.
         """
         remote, self._remote = self._remote, None
         if self.wire.few and (remote is None or remote.started):

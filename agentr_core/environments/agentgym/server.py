@@ -1,4 +1,4 @@
-"""A server that offers any environment under AgentGym's contract."""
+"""A server that offers any environment under AgentGym's HTTP contract."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from agentr_core.http_server import Guard
 from agentr_core.types import Instance
 
 Number = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""A number in a request, which may be a string; one with thousands of digits could not even be
-printed.
+"""A whole number of 64 bits in a request, which may be a string. The bound is there because a
+number with thousands of digits could not even be printed.
 """
 _NUMBER = TypeAdapter(Number)
 MOST_ENVIRONMENTS = 1024
@@ -35,10 +35,10 @@ MOST_ENVIRONMENTS = 1024
 
 @dataclass(slots=True)
 class Slot:
-    """One environment of a client. `latest` is the last answer to a step or a reset, `reward` the
-    standing reward.
+    """One environment of a client. `latest` is the last answer to a step or a reset, None before
+    the first; `reward` is the reward of the episode so far.
 
-    `number` is the number of the instance that a reset without a number begins.
+    `number` is the instance that a reset without a number begins.
     """
 
     env: Environment
@@ -54,14 +54,14 @@ class Slot:
 class EnvironmentPool:
     """The environments that clients have open, by id.
 
-    Ids begin at a random number: an id from before a restart is unknown, and is refused.
+    Ids begin at a random number, so that an id from before a restart is unknown and refused.
 
     Args:
         make: returns a new environment.
         numbers: the instances that can be asked for, by number.
-        idle_s: seconds without use after which an environment is closed when the next one is
+        idle_s: seconds without use after which an environment is closed, once the next one is
             opened.
-        most: the maximum number of environments open at once.
+        limit: the largest number of environments open at once.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class EnvironmentPool:
         self._lock = threading.Lock()
 
     def ids(self) -> list[int]:
-        """Return the ids of the open environments."""
+        """Return the ids of the open environments, sorted."""
         with self._lock:
             return sorted(self._slots)
 
     def create(self, body: Mapping[str, Any]) -> Any:
-        """Open an environment and return the answer. Raises `EnvironmentUnavailable` when too many
-        are open.
+        """Open an environment and return the answer, after closing idle ones. Raises
+        `EnvironmentUnavailable` if too many are open.
         """
         limit = time.monotonic() - self._idle_s
         with self._lock:
@@ -127,15 +127,17 @@ class EnvironmentPool:
                 self._opening -= 1
 
     def reset(self, body: Mapping[str, Any]) -> Any:
-        """Begin an instance and return the answer. Raises `EnvironmentRefusal`."""
+        """Begin an instance and return the answer. Raises `EnvironmentRefusal` for an unknown id or
+        instance.
+        """
         env_id = body[self._wire.id_key]
         number = body[self._wire.item]
         with self._locked(env_id) as slot:
             return self._reset(env_id, slot, slot.number if number is None else number)
 
     def step(self, body: Mapping[str, Any]) -> Any:
-        """Do an action and return the answer. Raises `EnvironmentRefusal` for an environment that
-        was never reset.
+        """Carry out an action and return the answer. Raises `EnvironmentRefusal` for an unknown id,
+        and for an environment that was never reset.
         """
         env_id = body[self._wire.id_key]
         with self._locked(env_id) as slot:
@@ -163,7 +165,9 @@ class EnvironmentPool:
             self.close({self._wire.id_key: env_id})
 
     def slot(self, env_id: int) -> Slot:
-        """Return an open environment, which counts as used now. Raises `EnvironmentRefusal`."""
+        """Return an open environment and mark it as used now. Raises `EnvironmentRefusal` for an
+        unknown id.
+        """
         with self._lock:
             slot = self._slots.get(env_id)
         if slot is None:
@@ -173,8 +177,8 @@ class EnvironmentPool:
 
     @contextmanager
     def _locked(self, env_id: int) -> Iterator[Slot]:
-        """Lock an environment for the duration of the block. Raises `EnvironmentRefusal`, also if
-        it was just closed.
+        """Lock an environment for the duration of the block. Raises `EnvironmentRefusal` if it is
+        unknown or was just closed.
         """
         slot = self.slot(env_id)
         with slot.lock:
@@ -192,11 +196,11 @@ class EnvironmentPool:
 
 
 def numbered(env: Environment, splits: Sequence[str]) -> dict[int, Instance]:
-    """Return the instances of some splits by the number that clients ask for.
+    """Return the instances of some splits, keyed by the number that clients ask for.
 
-    The number is the index of the instance if no two splits share an index, as in TextCraft;
-    otherwise its position across the splits, in their order. Raises `ConfigError` for an unknown
-    split.
+    The number is the instance's index if no two splits share an index, as in TextCraft; otherwise
+    it is the instance's position in the splits one after the other. Raises `ConfigError` for an
+    unknown split.
     """
     instances = [instance for split in splits for instance in env.instances(split)]
     by_index = {instance.index: instance for instance in instances}
@@ -211,8 +215,8 @@ def app(
     idle_s: float = 3600.0,
     limit: int = MOST_ENVIRONMENTS,
 ) -> Starlette:
-    """Return the ASGI application; its environments are closed when it shuts down. For the
-    arguments see `EnvironmentPool`.
+    """Return the ASGI application, which closes its environments at shutdown. For the arguments see
+    `EnvironmentPool`.
     """
     pool = EnvironmentPool(make, wire, numbers, idle_s=idle_s, limit=limit)
 
@@ -248,7 +252,7 @@ def app(
 
 
 def _post(wire: Wire, path: str, model: type[BaseModel], act: Callable[[Mapping[str, Any]], Any]) -> Route:
-    """Return the route of a request whose body is a `model`."""
+    """Return the route of a POST request whose body is a `model`."""
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -261,7 +265,7 @@ def _post(wire: Wire, path: str, model: type[BaseModel], act: Callable[[Mapping[
 
 
 def _get(wire: Wire, path: str, look: Callable[[int], Any]) -> Route:
-    """Return the route of a query about one environment."""
+    """Return the route of a GET request about one environment."""
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -274,20 +278,20 @@ def _get(wire: Wire, path: str, look: Callable[[int], Any]) -> Route:
 
 
 def _malformed(error: ValidationError) -> Response:
-    """Return an answer that says what is wrong with a request, without quoting it: it may be long,
-    or not text.
+    """Return the response to an invalid request. It says what is wrong but does not quote the
+    request, which may be long or not text.
     """
     return JSONResponse({"detail": error.errors(include_url=False, include_context=False, include_input=False)}, 422)
 
 
 async def _answer(wire: Wire, act: Callable[[], Any]) -> Response:
-    """Return the result of `act`, run off the event loop; for an error of the environment, an error
-    in the style of the contract.
+    """Run `act` in a thread and return its result as the response; for an error of the environment,
+    an error in the style of the contract.
     """
     try:
         return JSONResponse(await run_in_threadpool(act))
     except EnvironmentUnavailable as error:
-        # Clients treat this error as temporary, and try again.
+        # Clients treat this status as temporary, and try again.
         return JSONResponse({"error": str(error)}, 503)
     except AgentrError as error:
         if wire.id_key == "id":

@@ -1,5 +1,5 @@
-"""The wire formats of AgentGym's servers, one row for each; the client reads by them, and our own
-server writes by them.
+"""The wire formats of AgentGym's servers, one entry for each world. The client reads by them, and
+our own server writes by them.
 
 Source: the endpoint table of the AgentGym platform (arXiv 2406.04151) in its late-2025 state.
 """
@@ -26,12 +26,12 @@ _ITEM = re.compile(r".*_(\d+)")
 
 
 def read_ids(spec: str, setting: str) -> Sequence[int]:
-    """Return the numbers of instances in order, from ranges such as "0-99,120" or a JSON file with
-    the field "item_id".
+    """Return the numbers of instances, in their order, from ranges such as "0-99,120" or from a
+    JSON file whose entries have an "item_id".
 
-    `setting` names the option in an error. Raises `ConfigError` for ranges that overlap or run
-    backwards, and `DataFileError` for a file that is missing, malformed, empty, or has an instance
-    twice.
+    `setting` names the option in errors. Raises `ConfigError` for ranges that overlap or run
+    backwards, and `DataFileError` for a file that is missing, malformed or empty, or has an
+    instance twice.
     """
     if names_file(spec):
         path = Path(spec)
@@ -65,7 +65,7 @@ def read_ids(spec: str, setting: str) -> Sequence[int]:
 
 
 def names_file(spec: str) -> bool:
-    """Return whether an option is the path of a data file; if not, it is empty or has ranges."""
+    """Return whether an option's value is the path of a data file, neither empty nor ranges."""
     spaceless = str(spec).replace(" ", "")
     return bool(spaceless) and not _RANGES.fullmatch(spaceless)
 
@@ -76,8 +76,7 @@ def check_apart(train: Sequence[int], test: Sequence[int], setting: str) -> None
         raise ConfigError(f"{setting}: instance {min(overlap)} is in both train and test ({len(overlap)} are)")
 
 
-# What the agent is told about each world: its actions and the form of a reply, in our own
-# words.
+# The instructions of the worlds: their actions and the form of a reply, in our own words.
 
 _FORM = """\
 Reply with one line of thought and one action, nothing else:
@@ -156,7 +155,7 @@ Think, then write one action between two rows of three backticks, such as ```cli
 
 
 def tools(purpose: str) -> str:
-    """Return the instruction of a world with tools for `purpose`."""
+    """Return the instruction of a world with tools for a purpose."""
     return f"""\
 You reach a goal with tools for {purpose}. Each turn, call one tool, with its input as JSON:
 Thought: why this tool
@@ -173,29 +172,29 @@ class Wire:
     """The form of ids, resets and steps on the server of one world.
 
     Args:
-        item: the field of a reset's body with the number of the instance.
-        id_key: the field of a body with the id of the environment. It also decides how the server
+        item: the field for the number of the instance in the body of a reset.
+        id_key: the field for the id of the environment in a body. It also decides how the server
             reports errors: with `id`, as status 200 with a field "error"; with `env_idx`, as status
             500.
-        prefix: what comes before the paths, for a server of several worlds.
+        prefix: the beginning of all paths, for a server of several worlds.
         bare_id: whether the answer to a create is the id alone.
         item_at_create: whether a create needs the number of the instance, too.
         created_ready: whether a created environment is already at the beginning of an instance.
         fixed: further fields of the body of a reset.
         first: the form of the answer to a reset: an object, a list whose first element is the text,
             or the text.
-        introduction: the field of that object with a text that goes before the first observation.
-        choices: the field of that object with the list of possible actions, which goes after the
-        first observation.
-        observation, reward, done: fields of the answer to a step.
-        scale: the reward of a success on the wire; only a scale of 100 has negative rewards, for a
-            disaster.
+        introduction: the field of that object for a text that goes before the first observation.
+        choices: the field of that object for the list of possible actions, which goes after the
+            first observation.
+        observation, reward, done: the names of these fields in the answer to a step.
+        scale: the full reward on the wire; if it is 1, rewards cannot be negative, otherwise a
+            negative reward is a disaster.
         failure: the reward on the wire with which a failed episode ends; it counts as 0.
-        finished: the lowest reward, scaled to 1, with which an episode that ended is a success.
+        finished: the lowest scaled reward with which an episode that ended is a success.
         before, after: the text around an action on the wire.
-        closes: whether the server has a close.
-        few: whether the server holds a few environments only, and a create then gives one of them
-            again, be it in use or not.
+        closes: whether the server has the path /close.
+        few: whether the server has only a few environments; a create then returns one of them,
+            which may be in use.
     """
 
     item: str
@@ -220,11 +219,11 @@ class Wire:
     few: bool = False
 
     def create_body(self, item: int) -> dict[str, Any]:
-        """Return the body that asks for an environment in which an instance will be played."""
+        """Return the body of a create, for an environment in which an instance will be played."""
         return {"id": item} if self.item_at_create else {}
 
     def reset_body(self, env_id: int, item: int) -> dict[str, Any]:
-        """Return the body that asks for the beginning of an instance."""
+        """Return the body of a reset to an instance."""
         return {self.id_key: env_id, self.item: item, **dict(self.fixed)}
 
     def step_body(self, env_id: int, action: str) -> dict[str, Any]:
@@ -232,12 +231,12 @@ class Wire:
         return {self.id_key: env_id, "action": f"{self.before}{action}{self.after}"}
 
     def read_id(self, answer: Any) -> int:
-        """Return the id that a create gave. Raises `MalformedAnswer`."""
+        """Return the id in the answer to a create. Raises `MalformedAnswer`."""
         return _as(int, answer) if self.bare_id else _field(answer, self.id_key, int)
 
     def read_first(self, answer: Any) -> str:
-        """Return the first observation, as AgentGym's own clients put it together. Raises
-        `MalformedAnswer`.
+        """Return the first observation in the answer to a reset, composed as by AgentGym's own
+        clients. Raises `MalformedAnswer`.
         """
         if self.first == "text":
             return _as(str, answer)
@@ -251,8 +250,8 @@ class Wire:
         return text
 
     def read_step(self, answer: Any) -> Turn:
-        """Return the outcome of a step. Raises `MalformedAnswer`, also for a reward out of
-        range.
+        """Return the outcome in the answer to a step. Raises `MalformedAnswer`, also for a reward
+        out of range.
         """
         raw = _field(answer, self.reward, float)
         done = _field(answer, self.done, bool)
@@ -268,11 +267,11 @@ class Wire:
         )
 
     def write_id(self, env_id: int) -> Any:
-        """Return the answer to a create."""
+        """Return the answer to a create; the inverse of `read_id`."""
         return env_id if self.bare_id else {self.id_key: env_id}
 
     def write_first(self, env_id: int, observation: str) -> Any:
-        """Return the answer to a reset, from which `read_first` gets the observation."""
+        """Return the answer to a reset; the inverse of `read_first`."""
         if self.first != "object":
             return observation if self.first == "text" else [observation, None]
         introduction, line_end, rest = observation.partition("\n")
@@ -284,8 +283,8 @@ class Wire:
         return answer | ({self.reward: 0.0} if self.reward != "reward" else {})
 
     def write_step(self, transition: Transition, *, before: float) -> dict[str, Any]:
-        """Return the answer to a step, from which `read_step` gets the transition. `before` is the
-        reward before the step.
+        """Return the answer to a step; the inverse of `read_step`. `before` is the reward of the
+        episode before the step.
         """
         reward = self._raw(transition.reward)
         answer: dict[str, Any] = {
@@ -328,13 +327,14 @@ def _as(kind: type[T], value: Any, key: str = "") -> T:
 
 _TOOLS = Wire(item="id", id_key="env_idx", bare_id=True, item_at_create=True, first="text", before="Action: ")
 
-# A wrong row is wrong in client and server alike, so tests compare rows with literal exchanges.
+# An error in an entry affects client and server alike, so tests compare entries with literal
+# exchanges.
 WIRES: Mapping[str, Wire] = {
     "textcraft": Wire(item="data_idx", created_ready=True, closes=True),
     "sciworld": Wire(item="data_idx", introduction="task_description", reward="score", scale=100.0, closes=True),
     "webshop": Wire(item="session_id", id_key="env_idx", bare_id=True, first="pair", observation="state"),
     "alfworld": Wire(item="game", fixed=(("world_type", "Text"),), choices="available_actions"),
-    # Its "score" adds up the standing reward at each step; an episode that ends has a reward above
+    # Its "score" sums the episode's reward over the steps; an episode that ends has a reward above
     # 0.5.
     "babyai": Wire(item="data_idx", finished=0.5, closes=True),
     "searchqa": Wire(item="id", id_key="env_idx", bare_id=True, item_at_create=True, first="text", closes=True),
@@ -349,4 +349,4 @@ WIRES: Mapping[str, Wire] = {
     "wordle": Wire(item="seed", prefix="/wordle"),
     "webarena": Wire(item="idx", id_key="env_idx", fixed=(("seed", 0),), done="terminated", before="```", after="```"),
 }
-"""The row of each world, by its name in AgentGym."""
+"""The entry of each world, by its name in AgentGym."""

@@ -1,4 +1,4 @@
-"""The worlds of AgentGym as environments: what the agent is told, how its replies are read, which
+"""The worlds of AgentGym as environments: their instructions, how replies are parsed, and which
 instances there are.
 
 Step limits and numbers of instances are AgentGym's (arXiv 2406.04151); the wording of the
@@ -36,17 +36,19 @@ class _LabelledWorld(AgentGymWorld):
 
 
 class TextCraft(_LabelledWorld, world="textcraft"):
-    """TextCraft with the instruction, parser, expert and depths of the native one."""
+    """TextCraft on a server, with the instruction, parser, expert and depths of the world in this
+    process.
+    """
 
     instruction = INSTRUCTION
     step_limit = 20
-    # Which useless commands are listed depends on the hash seed of the server's process, and on the
-    # resets of other clients.
+    # The useless commands of an instance depend on the hash seed of the server's process, and on
+    # the resets of other clients.
     repeatability = Repeatability.NEVER
 
     @staticmethod
     def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the data files of AgentGym, and what the native TextCraft reads."""
+        """Return the data files of AgentGym, and the files of the world in this process."""
         return *AgentGymWorld.files_of(options), *textcraft.TextCraft.files_of({})
 
     def published_ids(self) -> Mapping[str, Sequence[int]]:
@@ -64,18 +66,18 @@ class TextCraft(_LabelledWorld, world="textcraft"):
         return _native().depth(_local(instance))
 
     def facts(self, instance: Instance) -> Mapping[str, Any]:
-        """Return how many crafts the shortest way takes."""
+        """Return the number of crafts on the shortest way."""
         return _native().facts(_local(instance))
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
-        """Return the replies of the native expert: the same number has the same goal there, and the
-        same recipes.
+        """Return the replies of the expert of the world in this process, in which the same number
+        has the same goal and recipes.
         """
         return _native().expert(_local(instance))
 
     def probes(self) -> Sequence[Instance]:
-        """Return a few instances of each split: on a server with unsorted recipes, nearly all goals
-        have other numbers.
+        """Return up to four instances of each split: on a server that does not sort its recipes,
+        nearly all goals have other numbers.
         """
         return [
             instances[part * (len(instances) - 1) // 3]
@@ -85,7 +87,7 @@ class TextCraft(_LabelledWorld, world="textcraft"):
         ]
 
     def check_first(self, instance: Instance, first: str) -> None:
-        """Raise `EnvironmentServerError` when the goal of an instance is not that of its number in
+        """Raise `EnvironmentServerError` if the goal of an instance is not the one of its number in
         our table.
         """
         _, label, goal = first.rpartition("\nGoal: ")
@@ -99,7 +101,7 @@ class TextCraft(_LabelledWorld, world="textcraft"):
             )
 
     def start_hint(self) -> str:
-        """Return a hint on how to start a server of this world."""
+        """Return how a server of this world is started."""
         return "`agentr env serve textcraft` starts one"
 
 
@@ -113,8 +115,8 @@ def _local(instance: Instance) -> Instance:
 
 
 class SciWorld(_LabelledWorld, world="sciworld"):
-    """ScienceWorld without simplifications; the reward is the score so far, and a wrong focus is a
-    disaster.
+    """ScienceWorld without simplifications; the reward is the score so far, and a focus on a wrong
+    object is a disaster.
     """
 
     instruction = wire.SCIWORLD
@@ -128,13 +130,13 @@ class WebShop(_LabelledWorld, world="webshop"):
 
     instruction = wire.WEBSHOP
     step_limit = 10
-    # Prices within a range, and with them the bounds in instructions, are drawn anew when the
-    # server starts.
+    # Prices within a range, and so the bounds in instructions, are drawn anew when the server
+    # starts.
     repeatability = Repeatability.NEVER
 
     def parse(self, reply: str) -> str:
         """Return the `search[...]` or `click[...]` after the last "Action:" of a reply, or in a
-        reply without the label.
+        reply without the label; see `replies.shopping_action`.
         """
         return replies.shopping_action(reply, self.labels)
 
@@ -143,21 +145,22 @@ _ALFWORLD_IDS = {"train": range(2420), "test": range(2420, 2620)}
 
 
 class AlfWorld(_LabelledWorld, world="alfworld"):
-    """ALFWorld as text; the test games come from seen rooms."""
+    """ALFWorld as text; the test games are in rooms that also occur in training."""
 
     instruction = wire.ALFWORLD
     step_limit = 30
 
     def published_ids(self) -> Mapping[str, Sequence[int]]:
-        """Return the games of the server's two mapping files."""
+        """Return the numbers of the games in the server's two mapping files."""
         return _ALFWORLD_IDS
 
 
 def check_served(name: str, numbers: Mapping[int, Instance]) -> None:
-    """Raise `ConfigError` when a native world has instances of other splits at the numbers by which
-    clients ask for the published ones: their test games would be training games.
+    """Raise `ConfigError` if a world has instances of another split at the numbers by which clients
+    ask for the published ones: their test games would be training games.
 
-    Only ALFWorld may: without `ids_dir`, it counts the games of each split from 0.
+    This can only happen in ALFWorld, which without `ids_dir` numbers the games of each split from
+    0.
     """
     for number, instance in numbers.items() if name == "alfworld" else ():
         split = next((split for split, ids in _ALFWORLD_IDS.items() if number in ids), instance.split)
@@ -169,8 +172,8 @@ def check_served(name: str, numbers: Mapping[int, Instance]) -> None:
 
 
 class BabyAI(_LabelledWorld, world="babyai"):
-    """BabyAI's 40 levels in words. The reward is the standing one, not the sum that the server
-    calls score.
+    """BabyAI's 40 levels in words. The reward is that of the episode so far, not the sum over steps
+    that the server calls score.
     """
 
     instruction = wire.BABYAI
@@ -184,41 +187,41 @@ class BabyAI(_LabelledWorld, world="babyai"):
 
 
 class SearchQA(AgentGymWorld, world="searchqa"):
-    """Questions to answer with a search engine over passages; the reward is an exact match."""
+    """Questions to answer with a search engine over passages; the reward is exact match."""
 
     instruction = wire.SEARCHQA
     step_limit = 10
 
     def published_ids(self) -> Mapping[str, Sequence[int]]:
-        """Return the ranges of the seven test sets and of the two training sets."""
+        """Return the numbers of the seven test sets and of the two training sets."""
         return {"train": range(51713, 221328), "test": range(51713)}
 
     def parse(self, reply: str) -> str:
-        """Return the last search or answer of a reply, tags included."""
+        """Return the last search or answer of a reply with its tags; empty if there is none."""
         matches = [match[0] for match in _TAGGED.finditer(outside_thoughts(reply))]
         return matches[-1] if matches else ""
 
 
 class SqlGym(AgentGymWorld, world="sqlgym"):
-    """BIRD: one SQL query for each question. The server holds 8 environments: set
-    `scale.concurrency` to 8.
+    """BIRD: one SQL query for each question. The server has 8 environments: set `scale.concurrency`
+    to at most 8.
     """
 
     instruction = wire.SQLGYM
     step_limit = 1
 
     def published_ids(self) -> Mapping[str, Sequence[int]]:
-        """Return the questions of BIRD's training and development sets."""
+        """Return the numbers of the questions in BIRD's training and development sets."""
         return {"train": range(9428), "test": range(9428, 10962)}
 
     def parse(self, reply: str) -> str:
-        """Return the content of the last SQL block of a reply."""
+        """Return the content of the last SQL block of a reply; empty if there is none."""
         matches = _SQL.findall(outside_thoughts(reply))
         return matches[-1].strip() if matches else ""
 
 
 class _ToolWorld(_LabelledWorld):
-    """A world of tools, called by name with JSON."""
+    """A world of tools, which are called by name with JSON input."""
 
     first_action = replies.FIRST_BLOCK
 
@@ -230,7 +233,7 @@ class _ToolWorld(_LabelledWorld):
 
 
 class Weather(_ToolWorld, world="weather"):
-    """Questions about the weather of places and days; any matched sub-goal gives the full
+    """Questions about the weather at places and on days; any sub-goal that is met gives the full
     reward.
     """
 
@@ -246,7 +249,7 @@ class Movie(_ToolWorld, world="movie"):
 
 
 class Academia(_ToolWorld, world="academia"):
-    """Questions about papers and authors; there are test instances only."""
+    """Questions about papers and authors; there are only test instances."""
 
     instruction = wire.tools("a graph of papers and authors")
     step_limit = 12
@@ -260,15 +263,15 @@ class Todo(_ToolWorld, world="todo"):
 
 
 class Sheet(_ToolWorld, world="sheet"):
-    """A spreadsheet to bring into a wanted state; there are test instances only."""
+    """A spreadsheet to bring into a wanted state; there are only test instances."""
 
     instruction = wire.tools("a spreadsheet")
     step_limit = 15
 
 
 class Maze(_LabelledWorld, world="maze"):
-    """The 25 starts in one maze of LMRL-Gym. Its server lists one more, the goal itself, but cannot
-    begin there.
+    """The 25 start positions in one maze of LMRL-Gym. Its server lists one more, the goal itself,
+    but cannot begin there.
     """
 
     instruction = wire.MAZE
@@ -276,8 +279,8 @@ class Maze(_LabelledWorld, world="maze"):
     playable = range(25)
 
     def parse(self, reply: str) -> str:
-        """Return the line after the last "Action:" of a reply, or its first line; a bare direction
-        is a move.
+        """Return the line after the last "Action:" of a reply, or the first line of a reply without
+        the label; a direction alone becomes a move.
         """
         action = replies.line_after_label(reply, self.labels, unlabelled=True)
         return f"move {action.lower()}" if action.lower() in ("up", "down", "left", "right") else action
@@ -290,25 +293,25 @@ class Wordle(_LabelledWorld, world="wordle"):
     step_limit = 8
 
     def identity(self, instance: Instance) -> str:
-        """Return the seed: every episode begins with the same text, and the server does not tell
+        """Return the seed: every episode begins with the same text, and the server does not reveal
         the word.
         """
         return f"seed {instance.index}"
 
     def parse(self, reply: str) -> str:
-        """Return the letters of the guess, in lower case and with spaces between them, as the
-        server wants them; the label may be missing.
+        """Return the letters of the guess in lower case, separated by spaces as the server wants
+        them; the label may be missing.
         """
         return " ".join("".join(replies.line_after_label(reply, self.labels, unlabelled=True).lower().split()))
 
 
 class WebArena(AgentGymWorld, world="webarena"):
-    """Web sites, used through their accessibility trees; there are test instances only."""
+    """Web sites, used through their accessibility trees; there are only test instances."""
 
     instruction = wire.WEBARENA
     step_limit = 25
 
     def parse(self, reply: str) -> str:
-        """Return the content of the last fenced block of a reply."""
+        """Return the content of the last fenced block of a reply; empty if there is none."""
         matches = _FENCED.findall(outside_thoughts(reply))
         return matches[-1].strip() if matches else ""

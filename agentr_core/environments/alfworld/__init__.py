@@ -1,4 +1,4 @@
-"""ALFWorld in process: household tasks in words."""
+"""ALFWorld in this process: household tasks as text."""
 
 from agentr_core.environments.alfworld.world import AlfWorld
 

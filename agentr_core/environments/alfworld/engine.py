@@ -1,11 +1,11 @@
 """One game of ALFWorld at a time, on TextWorld's engine for PDDL games.
 
-In addition to what the engine does, a state can be saved and restored: Fast Downward's library
-holds it, and numbers every state it has seen. This module needs the packages of the extra
-`alfworld`, and is imported only when a game is played.
+Unlike with the engine alone, a state can be saved and restored: Fast Downward's library keeps every
+state that it has seen under a number. This module needs the packages of the extra `alfworld`, and
+is imported only when a game is played.
 
-Source: things are named as in ALFWorld (arXiv 2010.03768), so that walkthroughs and transcripts
-fit.
+Source: things are named as in ALFWorld (arXiv 2010.03768), so that walkthroughs and transcripts can
+be used.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from typing import Any
 from textworld.core import EnvInfos, GameState
 from textworld.envs import PddlEnv
 
-# The problem translator and the grammar parser keep their state in their modules.
+# The problem translator and the grammar parser keep state in module globals.
 _ENGINE = threading.Lock()
 _LOOKED_AT = "checked"
-"""The predicate that no action of ALFWorld's domain needs, nor any goal."""
+"""The predicate that no action and no goal of ALFWorld's domain needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A state of the open game: its number, and how its facts differ from those at the start."""
+    """A state of the open game: its number, and the facts added and removed since the start."""
 
     number: int
     added: frozenset[Any]
     removed: frozenset[Any]
 
 
-# Not the package `alfworld`: it sets variables and makes folders when it is imported. What is
-# overridden and read here is not public, so pyproject.toml bounds the versions of TextWorld.
+# The package `alfworld` is not used: it sets variables and makes folders on import. The members of
+# TextWorld that are overridden and read here are not public, so pyproject.toml bounds its versions.
 class HouseGame(PddlEnv):  # type: ignore[misc]
     """A game, with things named as ALFWorld names them. Each object has its own copy of Fast
     Downward's library (33 MB).
@@ -52,13 +52,13 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
         self._commands: dict[tuple[str, ...], str] = {}
 
     def open(self, content: Mapping[str, Any]) -> str:
-        """Open a game, given the content of its file, and return its first text."""
+        """Open a game from the content of its file, and return its first text."""
         with _ENGINE:
             arguments = sys.argv
             try:
                 self.load(dict(content))
             finally:
-                # The translator treats the process's arguments as its own.
+                # The translator parses the process's arguments as its own.
                 sys.argv = arguments
             for entity_id, name in display_names(self._entity_infos).items():
                 self._entity_infos[entity_id].name = name
@@ -66,14 +66,14 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
             self._grammar = str(content["grammar"])
             self._commands = {}
             text = str(self._logic.grammar.derive("#intro#", self._context({})))
-        # `reset` would translate the problem once more.
+        # `reset` would translate the problem a second time.
         self._moves = 0
         self.go_back(Mark(self._number(), frozenset(), frozenset()))
         return text
 
     def act(self, command: str) -> str:
-        """Carry out a command and return the game's answer; for an impossible command, that nothing
-        happens.
+        """Carry out a command and return the game's answer; it says so if the command is
+        impossible.
         """
         with _ENGINE:
             self.step(command)
@@ -90,23 +90,23 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
         return list(self.state["admissible_commands"])
 
     def plan(self) -> list[str]:
-        """Return commands that lead from the present state to a won one; an empty list if that is
-        impossible.
+        """Return commands that lead from the present state to a won one; empty if there are
+        none.
         """
         with _ENGINE:
             return list(self._pddl_state.replan(self._entity_infos))
 
     def mark(self) -> Mark:
-        """Return the present state, which `go_back` restores until another game is opened."""
+        """Return the present state, which `go_back` can restore until another game is opened."""
         facts = frozenset(self._pddl_state.facts)
         return Mark(self._number(), facts - self._start, self._start - facts)
 
     def changes(self) -> str:
-        """Return the facts in which the present state differs from the start, in lines: a plus
-        before those that hold now, a minus before those that no longer hold.
+        """Return the facts that differ between the present state and the start, one on each line,
+        sorted: "+" before a fact that holds now, "-" before one that no longer holds.
 
-        Left out is what is written down but never read: that a thing was looked at, and that a
-        fact is false, unless the game's grammar asks for that.
+        Facts without an effect are left out: that a thing was looked at, and negated facts, unless
+        the game's grammar reads them.
         """
         mark = self.mark()
         signed_facts = [*(("+", fact) for fact in mark.added), *(("-", fact) for fact in mark.removed)]
@@ -119,13 +119,13 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
         )
 
     def go_back(self, mark: Mark) -> None:
-        """Put the game back into a state that `mark` returned."""
+        """Put the game into a state that `mark` returned."""
         facts = defaultdict(set)
         for fact in (self._start - mark.removed) | mark.added:
             facts[fact.signature].add(fact)
         with _ENGINE:
             self._return_to(mark.number)
-            # The engine's own `remove_fact` is not used: it miscounts the things in facts that an
+            # The engine's own `remove_fact` is not used: it miscounts the objects of facts that an
             # effect has made false.
             self._pddl_state._facts = facts
             self.state = GameState()
@@ -135,16 +135,17 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
     def release(self) -> None:
         """Make the game available to the next caller of `borrow`.
 
-        Its library is never unloaded: copies of the library share registries, and the next copy to
-        be loaded would crash.
+        Its library is never unloaded: all copies share registries, and after an unload the next
+        copy to be loaded would crash.
         """
         _IDLE.append(self)
 
     def _gather_infos(self) -> None:
-        """Fill the state with what `step` needs, and make the text of each command once.
+        """Fill in the parts of the state that `step` needs.
 
-        The engine's own method makes all texts anew in each state, which takes nearly all of its
-        time. A text may name what stands at a place, but that never changes.
+        The text of each command is made only once; the engine's own method makes all texts again in
+        each state, which takes nearly all of its time. A text may name what stands at a place, but
+        that never changes.
         """
         actions = list(self._pddl_state.all_applicable_actions())
         commands = []
@@ -176,7 +177,7 @@ _IDLE: list[HouseGame] = []
 
 
 def borrow() -> HouseGame:
-    """Return a game that was released, or a new one."""
+    """Return a released game, or a new one if there is none."""
     try:
         return _IDLE.pop()
     except IndexError:
@@ -184,10 +185,11 @@ def borrow() -> HouseGame:
 
 
 def display_names(ids: Iterable[str]) -> dict[str, str]:
-    """Return the names of things by id: `Cabinet_bar__minus_00...` becomes `cabinet 2`.
+    """Return the names of things by id: `Cabinet_bar__minus_00...` becomes `cabinet 2`, for
+    example.
 
-    Things of a kind are numbered from 1, the last id first. Ids that belong to no thing in the room
-    are unchanged.
+    Things of a kind are numbered from 1, in descending order of their ids. Ids that do not belong
+    to a thing in the room stay unchanged.
     """
     counts: Counter[str] = Counter()
     names = {}

@@ -1,7 +1,8 @@
-"""ALFWorld in this process: household tasks as text, on the real engine and the original games.
+"""ALFWorld in this process: household tasks as text, on the real engine and with the original
+games.
 
 Source: ALFWorld (arXiv 2010.03768). Texts are as AgentGym (arXiv 2406.04151) and ETO (arXiv
-2403.02502) show them, without the banner and without the number of the place one arrives at. The
+2403.02502) show them: without the banner, and without the number of the location on arrival. The
 reward is 1 if the task is done, otherwise 0.
 """
 
@@ -31,14 +32,14 @@ if TYPE_CHECKING:
     from agentr_core.environments.alfworld.engine import HouseGame, Mark
 
 
-# The games of ALFWorld in their original folders, and lists of them that are kept on disk.
+# The games of ALFWorld in their original folders, and lists of games that are cached on disk.
 #
 # A split is a folder of tasks, a task a folder of trials, a trial a folder with `traj_data.json`
-# and `game.tw-pddl`. Finding out which games count means reading thousands of files, so the list of
-# a split is kept under the hash of its files.
+# and `game.tw-pddl`. To find the playable games, thousands of files must be read, so the list of a
+# split is cached under the hash of its files.
 #
-# Source: ALFWorld (arXiv 2010.03768), its public data and the rules of its text environment for
-# which games count.
+# Source: ALFWorld (arXiv 2010.03768), its public data, and the rules of its text environment for
+# which games are playable.
 
 VERSION = 2
 """Raise it when the same folders would give a different list."""
@@ -51,7 +52,7 @@ KINDS = (
     "pick_cool_then_place_in_recep",
     "pick_two_obj_and_place",
 )
-"""The six kinds of task, in the order in which the benchmark numbers them from 1."""
+"""The six kinds of tasks, in the order in which the benchmark numbers them from 1."""
 
 GAME_FILE = "game.tw-pddl"
 _UNSUPPORTED = ("movable", "Sliced")
@@ -60,8 +61,8 @@ REINSTALL_HINT = "get it again with `alfworld-download`"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Game:
-    """A game: its task and trial, which are the names of its folders, its kind, and the SHA-256 of
-    its file.
+    """A playable game: the names of its task and trial folders, its kind, and the SHA-256 of its
+    file.
     """
 
     task: str
@@ -74,8 +75,8 @@ _GAMES = TypeAdapter(tuple[Game, ...])
 
 
 def find_root(folder: Path) -> Path:
-    """Return the folder of the splits: the given one, or the `json_...` in it. Raises `ConfigError`
-    if neither has `train`.
+    """Return the folder with the splits: the given one, or a `json_...` in it. Raises `ConfigError`
+    if none of them has a folder `train`.
     """
     for root in (folder, *sorted(folder.glob("json_*"))):
         if (root / "train").is_dir():
@@ -87,13 +88,13 @@ def find_root(folder: Path) -> Path:
 
 
 def list_games(root: Path, split: str, cache: Path) -> tuple[Game, ...]:
-    """Return the games of a split that count, sorted by task and trial; they come from the cache if
-    nothing changed.
+    """Return the playable games of a split, sorted by task and trial; from the cache if no file
+    changed.
 
     Raises:
-        ConfigError: there is no such split, or the cache folder cannot be made.
-        DataFileError: a file is cut off or malformed, or no game counts.
-        DiskError: the cache folder cannot be written.
+        ConfigError: there is no such split, or the list cannot be cached.
+        DataFileError: a file is cut off or malformed, or no game is playable.
+        DiskError: the hashes of files cannot be cached.
     """
     folder = root / split
     try:
@@ -120,8 +121,8 @@ def list_games(root: Path, split: str, cache: Path) -> tuple[Game, ...]:
 
 
 def listed_games(root: Path, split: str, mapping: Path, cache: Path) -> dict[int, Game]:
-    """Return the games that one of AgentGym's mapping files names, by their numbers in it. Raises
-    `DataFileError`.
+    """Return the games that one of AgentGym's mapping files names, keyed by their numbers in it.
+    Raises `DataFileError` if the file is malformed or names a game that the split does not have.
     """
     by_trial = {(game.task, game.trial): game for game in list_games(root, split, cache)}
     try:
@@ -140,8 +141,8 @@ def listed_games(root: Path, split: str, mapping: Path, cache: Path) -> dict[int
 
 
 def read_game(path: Path, game: Game) -> Mapping[str, Any]:
-    """Return the content of a game file. Raises `EnvironmentFault` when it is gone, broken or not
-    the listed one.
+    """Return the content of a game file. Raises `EnvironmentFault` if it is missing, malformed or
+    has changed since it was listed.
     """
     try:
         content, sha256 = _object(path)
@@ -158,8 +159,8 @@ def read_game(path: Path, game: Game) -> Mapping[str, Any]:
 
 
 def _read_all(folder: Path, tasks: list[str]) -> tuple[Game, ...]:
-    """Return the games that count: solvable ones of a known kind, with nothing to slice and no
-    movable containers.
+    """Return the playable games of a split: solvable ones of a known kind, with nothing to slice
+    and without movable containers. Raises `DataFileError` if there are none.
     """
     games = []
     for task in tasks:
@@ -181,7 +182,7 @@ def _read_all(folder: Path, tasks: list[str]) -> tuple[Game, ...]:
 
 
 def _object(path: Path) -> tuple[Mapping[str, Any], str]:
-    """Return the object in a file, and the file's SHA-256. Raises `DataFileError`."""
+    """Return the JSON object in a file, and the file's SHA-256. Raises `DataFileError`."""
     try:
         raw = path.read_bytes()
         content = json.loads(raw)
@@ -238,8 +239,8 @@ _LOOK = "I look closer."
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A state: the instance, the actions that led there, and a mark that is valid while the game
-    stays open.
+    """A state: the instance, the actions that led to it, and a mark, valid while `opening` is the
+    number of the game that is open.
     """
 
     instance: Instance
@@ -249,11 +250,11 @@ class Snapshot:
 
 
 class AlfWorld(Environment):
-    """Household tasks of six kinds in rooms of text, from a folder that `alfworld-download` filled.
+    """Household tasks of six kinds, as text, from a folder that `alfworld-download` filled.
 
     Splits: `train`, `seen` (the benchmark's `valid_seen`: other tasks in rooms of `train`) and
-    `test` (`valid_unseen`: other rooms). An instance's index is its place among the playable games
-    of the split, sorted by task and trial.
+    `test` (`valid_unseen`: other rooms). An instance's index is its position among the playable
+    games of the split, sorted by task and trial.
 
     Args:
         data_dir: the folder with `json_2.1.1`, or that folder itself; by default the value of the
@@ -262,7 +263,7 @@ class AlfWorld(Environment):
             define the splits `train` and `test` and their numbers; AgentGym's test games are in the
             folder `valid_train`.
         admissible_commands: whether each observation ends with the line `AVAILABLE ACTIONS: ...`.
-        cache_dir: where the lists of games are kept.
+        cache_dir: the folder in which the lists of games are cached.
     """
 
     name = "alfworld"
@@ -305,8 +306,8 @@ class AlfWorld(Environment):
 
     @staticmethod
     def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the folders of the splits, and AgentGym's files of `ids_dir`. Raises `ConfigError`
-        when there are no games.
+        """Return the folders of the splits, and AgentGym's files in `ids_dir`. Raises `ConfigError`
+        if `data_dir` has no games.
         """
         if not options.get("data_dir"):
             return ()
@@ -317,8 +318,8 @@ class AlfWorld(Environment):
 
     @cached_property
     def instruction(self) -> str:  # type: ignore[override]
-        """The first user turn. Older games say `put ... in/on ...` for what newer ones call `move
-        ... to ...`.
+        """The first user message. Its wording depends on the games: older ones have the action `put
+        ... in/on ...`, newer ones `move ... to ...`.
         """
         first = next(iter(self._games("train").values()))
         template = _PUT.search(self._content("train", first)["grammar"])
@@ -330,16 +331,17 @@ class AlfWorld(Environment):
         return tuple(self._folders)
 
     def instances(self, split: str) -> Sequence[Instance]:
-        """Return the instances of a split. Raises `ConfigError` if there is no such split,
-        `DataFileError` for a broken file.
+        """Return the instances of a split. Raises `ConfigError` if there is no such split, and
+        `DataFileError` for a malformed file.
         """
         if split not in self._folders:
             raise ConfigError(f"alfworld has no split {split!r}; it has {', '.join(self.splits())}")
         return Instances(self.name, split, tuple(self._games(split)))
 
     def reset(self, instance: Instance) -> str:
-        """Return the description of the room, and the task. Raises `EnvironmentFault` for an
-        unknown or broken game.
+        """Begin an episode and return the description of the room and the task. Raises
+        `EnvironmentFault` for an unknown or broken game, and `ConfigError` if the engine cannot be
+        loaded.
         """
         if instance == self._instance and self._game is not None and self._start is not None:
             self._game.go_back(self._start)
@@ -357,8 +359,8 @@ class AlfWorld(Environment):
                     raise ConfigError(f"the engine of alfworld cannot be loaded ({error}): {_EXTRA}") from error
             try:
                 text = self._game.open(content)
-            # Parsers raise errors of many kinds, and the problem translator tries to exit the
-            # process.
+            # The parsers raise many types of errors, and the problem translator even tries to exit
+            # the process.
             except (Exception, SystemExit) as error:
                 detail = " ".join(str(error).split())[:200] or type(error).__name__
                 path = self._path(instance.split, game)
@@ -382,19 +384,19 @@ class AlfWorld(Environment):
         )
 
     def state(self) -> str:
-        """Return how the facts of the game differ from those at its start, which decide all texts
-        and what is possible. Nothing is left out.
+        """Return the facts that differ from the start of the game; the facts decide all texts and
+        what is possible. Nothing that has an effect is left out; see `HouseGame.changes`.
         """
         return self._present().changes()
 
     def snapshot(self) -> Any:
-        """Return the present state: a number and a few facts."""
+        """Return the present state as a `Snapshot`, which is small and immutable."""
         game = self._present()
         assert self._instance is not None
         return Snapshot(self._instance, self._actions, self._opening, game.mark())
 
     def restore(self, snapshot: Any) -> None:
-        """Put the episode back into a snapshot, by replay if another game was opened since."""
+        """Put the episode back into a snapshot; if another game was opened since, by replay."""
         if snapshot.opening == self._opening:
             self._present().go_back(snapshot.mark)
             self._actions = snapshot.actions
@@ -404,11 +406,11 @@ class AlfWorld(Environment):
             self.step(action)
 
     def depth(self, instance: Instance) -> int | None:
-        """Return the kind of the task, numbered from 1 to 6 as the benchmark does."""
+        """Return the number of the task's kind, from 1 to 6 as in the benchmark."""
         return KINDS.index(self._find(instance).kind) + 1
 
     def facts(self, instance: Instance) -> Mapping[str, Any]:
-        """Return the kind of the task by its name, of which `depth` has the number."""
+        """Return the name of the task's kind, whose number is `depth`."""
         return {"kind": self._find(instance).kind}
 
     def expert(self, instance: Instance) -> Sequence[str] | None:

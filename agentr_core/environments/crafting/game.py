@@ -1,4 +1,5 @@
-"""The rules of a crafting world: an inventory, three actions, and what the world answers.
+"""The rules of a crafting world: an inventory, three actions, and the world's answers; also its
+planner, expert and oracle.
 
 Source: ADaPT (arXiv 2311.05772), AgentGym (arXiv 2406.04151); the observation strings are theirs.
 """
@@ -21,16 +22,16 @@ from agentr_core.types import Verdict
 
 Inventory = Mapping[str, int]
 MAX_CHOICES = 256
-"""The most combinations of alternative recipes that the planner compares; official goals have at
-most 64.
+"""The largest number of combinations of alternative recipes that the planner compares; official
+goals have at most 64.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class CraftingProblem:
-    """A goal and the commands that are listed for it, in listed order.
+    """A goal, and the commands listed for it in their order.
 
-    `item_to_tag` says which generic ingredient an item can stand for.
+    `item_to_tag` maps an item to the tag (generic ingredient) for which it can be used.
     """
 
     goal: str
@@ -57,11 +58,11 @@ class CraftingProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A cheapest way from an inventory to the goal: what to get, how often to craft what, and by
-    which recipes.
+    """A cheapest way from an inventory to the goal: how many of each item to get (`gets`), how
+    often to craft each item (`crafts`), and by which recipes.
 
-    `recipes` maps an item to its recipe, `items` a generic ingredient to the item that stands for
-    it. `steps` counts actions: one for each item to get, one for each craft.
+    `recipes` maps an item to its recipe, and `items` a tag to the item used for it. `steps` counts
+    actions: one for each item to get, and one for each craft.
     """
 
     gets: Mapping[str, int]
@@ -77,8 +78,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
-    """One link of the chain from the goal to the next action: an item, its recipe, and the
-    ingredient of it that is missing.
+    """One link of the chain from the goal to the next action: an item, its recipe, and the first
+    ingredient that is missing with the missing number; None if nothing is missing.
     """
 
     item: str
@@ -87,8 +88,9 @@ class Hop:
 
 
 def plan(problem: CraftingProblem, inventory: Inventory) -> Plan | None:
-    """Return the plan with the fewest steps, the first in listed order among equals; None when the
-    goal is out of reach.
+    """Return the plan with the fewest steps; of equal ones, the first in the listed order of
+    recipes. None if the goal is out of reach. At most `MAX_CHOICES` combinations of recipes are
+    compared.
     """
     best: Plan | None = None
     for recipes, items in itertools.islice(_choices(problem, inventory), MAX_CHOICES):
@@ -124,8 +126,8 @@ def chain(problem: CraftingProblem, inventory: Inventory, chosen: Plan) -> tuple
 
 
 def with_recipe(problem: CraftingProblem, chosen: Plan, recipe: Recipe) -> Plan | None:
-    """Return the plan, changed to make the recipe's item by that recipe, listed or not; None if
-    that would be circular.
+    """Return the plan with the recipe of one item replaced by `recipe`, listed or not; None if the
+    plan would then be circular.
     """
     recipes = {**chosen.recipes, recipe.output: recipe}
     if _topological(problem.goal, recipes, chosen.items) is None:
@@ -134,8 +136,8 @@ def with_recipe(problem: CraftingProblem, chosen: Plan, recipe: Recipe) -> Plan 
 
 
 def brings_nearer(problem: CraftingProblem, before: Inventory, after: Inventory) -> bool:
-    """Return whether some way to the goal, even if not the shortest, takes fewer steps after than
-    before.
+    """Return whether some way to the goal, not necessarily the shortest, takes fewer steps from the
+    inventory `after` than from `before`.
     """
     for recipes, items in itertools.islice(_choices(problem, after), MAX_CHOICES):
         plan_after = _expand(problem, after, recipes, items)
@@ -146,17 +148,15 @@ def brings_nearer(problem: CraftingProblem, before: Inventory, after: Inventory)
 
 
 def ingredients(recipe: Recipe, items: Mapping[str, str]) -> tuple[Ingredient, ...]:
-    """Return the inputs of a recipe with generic ingredients replaced by the items that stand for
-    them.
-    """
+    """Return the inputs of a recipe with each tag replaced by the item that is used for it."""
     return tuple(Ingredient(name=items[i.name], count=i.count, is_tag=False) if i.is_tag else i for i in recipe.inputs)
 
 
 def _choices(problem: CraftingProblem, inventory: Inventory) -> Iterator[tuple[dict[str, Recipe], dict[str, str]]]:
-    """Yield every sensible choice of recipes and of items for tags.
+    """Yield every sensible choice: the recipe of each item, and the item used for each tag.
 
-    Members of a tag differ only in their names, so only the first one listed, those at hand, and
-    those whose ingredients are at hand are tried.
+    Members of a tag differ only in their names, so only the first one listed, those carried, and
+    those with a carried ingredient are tried.
     """
     tags = {i.name for r in problem.commands for i in r.inputs if i.is_tag}
     tag_options = {}
@@ -210,8 +210,8 @@ def _expand(
 
 
 def _topological(goal: str, recipes: Mapping[str, Recipe], items: Mapping[str, str]) -> list[str] | None:
-    """Return the items the goal is made of, each before its own ingredients; None when the choice
-    is circular.
+    """Return the items that the goal is made of, each before its own ingredients; None if the
+    choice of recipes is circular.
     """
     order: list[str] = []
     state: dict[str, bool] = {}
@@ -229,7 +229,7 @@ def _topological(goal: str, recipes: Mapping[str, Recipe], items: Mapping[str, s
     return order[::-1] if visit(goal) else None
 
 
-# What a crafting world says and how its expert speaks: every string in one place.
+# All texts of a crafting world and of its expert.
 
 INSTRUCTION = """\
 You craft items in a text world. Each turn, reply with one line of thought and one action:
@@ -244,7 +244,7 @@ Where a command names a kind of item, use one item of that kind. Always state nu
 
 
 def display(item: str) -> str:
-    """Return the name of an item or tag as commands show it."""
+    """Return the name of an item or tag as commands write it."""
     return item.removeprefix("minecraft:").replace("_", " ")
 
 
@@ -271,7 +271,7 @@ def goal_line(item: str) -> str:
 
 
 def takes(recipe: Recipe) -> str:
-    """Return what a recipe takes, as the expert words it in thoughts."""
+    """Return the ingredients of a recipe as the expert's thoughts name them."""
     return f"{display(recipe.output)} using {', '.join(f'{i.count} {display(i.name)}' for i in recipe.inputs)}"
 
 
@@ -283,7 +283,7 @@ def inventory_text(items: Inventory) -> str:
 
 
 def action_of(hop: Hop, items: Mapping[str, str]) -> str:
-    """Return the action that the last hop of a chain calls for."""
+    """Return the action for the last hop of a chain: get what is missing, else craft."""
     if hop.missing:
         item, missing = hop.missing
         return f"get {missing} {display(item)}"
@@ -291,7 +291,7 @@ def action_of(hop: Hop, items: Mapping[str, str]) -> str:
 
 
 def answer(hop: Hop) -> str:
-    """Return what the world answers to the action that the last hop of a chain calls for."""
+    """Return the world's answer to the action for the last hop of a chain."""
     if hop.missing:
         item, missing = hop.missing
         return f"Got {missing} {display(item)}"
@@ -299,7 +299,7 @@ def answer(hop: Hop) -> str:
 
 
 def chain_text(hops: Sequence[Hop]) -> str:
-    """Return the chain in words: what each item takes and what of it is lacking."""
+    """Return the chain in words: the ingredients of each item, and which of them is lacking."""
     sentences = []
     for hop in hops:
         shortage = f"{hop.missing[1]} {display(hop.missing[0])}" if hop.missing else "nothing"
@@ -313,7 +313,7 @@ def lazy_reply(hops: Sequence[Hop], items: Mapping[str, str]) -> str:
 
 
 def apply_last_hop(have: MutableMapping[str, int], hops: Sequence[Hop], items: Mapping[str, str]) -> None:
-    """Change an inventory as the action of the last hop does."""
+    """Update an inventory in place with the effect of the action for the last hop."""
     hop = hops[-1]
     if hop.missing:
         item, missing = hop.missing
@@ -327,8 +327,8 @@ def apply_last_hop(have: MutableMapping[str, int], hops: Sequence[Hop], items: M
 
 
 def optimal_replies(problem: CraftingProblem, chosen: Plan) -> list[str]:
-    """Return the replies of the expert that first fetches everything it needs, then crafts from the
-    bottom up.
+    """Return the replies of the expert that first gets everything that it needs, then crafts from
+    the ingredients up to the goal.
     """
     goal = display(problem.goal)
     replies = [
@@ -355,13 +355,15 @@ _NUMBER = re.compile(r"[0-9]+")
 
 
 MAX_DIGITS = 4000
-"""The most digits that a number in an action may have. Python reads 4300 digits, and sums must stay
-below that.
+"""The most digits that a number in an action may have. Python reads up to 4300 digits, and sums
+must stay below that.
 """
 
 
 class CraftingGame:
-    """One inventory in one world. `act` never raises: what cannot be done is answered in words."""
+    """The inventory of one episode in a world. `act` never raises: an action that cannot be done is
+    answered with a sentence.
+    """
 
     def __init__(self, world: RecipeBook, entries: Mapping[str, int] | None = None) -> None:
         self._world = world
@@ -369,8 +371,8 @@ class CraftingGame:
 
     @property
     def entries(self) -> dict[str, int]:
-        """A copy of the items listed as carried: item id to count. Getting 0 of an item makes an
-        entry of 0.
+        """A copy of the items listed as carried: item id to count. Getting 0 of an item adds an
+        entry with count 0.
         """
         return dict(self._entries)
 
@@ -380,8 +382,8 @@ class CraftingGame:
         return {item: count for item, count in self._entries.items() if count}
 
     def act(self, action: str) -> tuple[str, str]:
-        """Return the observation, and the id of the item that was made or got; empty if there was
-        none.
+        """Carry out an action and return the observation and the id of the item that was made or
+        got; the id is empty if there was none.
         """
         if any(len(number) > MAX_DIGITS for number in _NUMBER.findall(action)):
             return f"Could not execute {action}", ""
@@ -430,7 +432,9 @@ class CraftingGame:
 
 
 def _matches(recipe: Recipe, inputs: Sequence[tuple[str, int]], item_to_tag: Mapping[str, str]) -> bool:
-    """Return whether the given inputs are those of the recipe, one to one and with equal counts."""
+    """Return whether the given inputs are those of the recipe, paired one to one with equal
+    counts.
+    """
     if len(inputs) != len(recipe.inputs):
         return False
     rest = list(recipe.inputs)
@@ -445,13 +449,15 @@ def _matches(recipe: Recipe, inputs: Sequence[tuple[str, int]], item_to_tag: Map
     return True
 
 
-# The oracle of a crafting world: it plans before and after an action to see whether the action
-# brings the goal nearer.
+# The oracle of a crafting world: it compares the plans before and after an action to see whether
+# the action brings the goal nearer.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """An agent's inventory and the plan from there; no plan means that the goal is out of reach."""
+    """An agent's inventory and the plan from there; the plan is None if the goal is out of
+    reach.
+    """
 
     inventory: Inventory
     plan: Plan | None
@@ -463,11 +469,11 @@ def judge(
     """Return the oracle's verdict on an action: good if fewer steps are left after it, otherwise
     bad or uncertain.
 
-    The uncertain actions are a look at the inventory, one that gets a part of a need, a step on a
+    Uncertain are a look at the inventory, an action that gets part of what is needed, a step on a
     way that is not the shortest, and any action if there is no plan.
 
     Args:
-        expected: what the lazy expert would have done; always good.
+        expected: the action of the lazy expert; always good.
         output: the item that the action made or got; empty if there was none.
     """
     if before.plan is None:

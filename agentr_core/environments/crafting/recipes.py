@@ -1,7 +1,7 @@
-"""The recipes of a crafting world as a graph without cycles, and the files they come from.
+"""The recipes of a crafting world as an acyclic graph, and the files that they are read from.
 
-Names are ids with their namespace, as in `minecraft:oak_planks`. A tag is a name for a set of
-items, any of which serves where a recipe asks for the tag.
+Names are ids with their namespace, as in `minecraft:oak_planks`. A tag names a set of items, any of
+which can be used where a recipe asks for the tag.
 
 Source: TextCraft, ADaPT (arXiv 2311.05772) as served by AgentGym (arXiv 2406.04151).
 """
@@ -24,7 +24,7 @@ from agentr_core.texts import placed
 
 NAMESPACE = "minecraft"
 RECIPES, SPLIT = ("textcraft", "recipes.json"), ("textcraft", "split.json")
-"""The shipped files."""
+"""The shipped files, by their places in the data folder."""
 SHAPED = "minecraft:crafting_shaped"
 SHAPELESS = "minecraft:crafting_shapeless"
 
@@ -40,9 +40,7 @@ class Ingredient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """A way to make `count` pieces of `output`. `output_tag` is the recipe's group, or None if it
-    has none.
-    """
+    """A way to make `count` pieces of `output`. `output_tag` is the recipe's group, or None."""
 
     output: str
     count: int
@@ -54,8 +52,8 @@ class Recipe:
 class RecipeBook:
     """Recipes in load order, with lookup tables.
 
-    `by_item` and `by_tag` find recipes by output, `item_to_tag` the tag that an item satisfies.
-    `items` has every item of the world, craftable or not; no tag is in it.
+    `by_item` and `by_tag` map an item or a tag to the recipes that make it, and `item_to_tag` an
+    item to its tag. `items` has every item of the world, craftable or not, and no tags.
     """
 
     recipes: tuple[Recipe, ...]
@@ -66,10 +64,10 @@ class RecipeBook:
     tags: frozenset[str]
 
     def depth(self, name: str) -> int:
-        """Return the number of crafts in the longest chain below an item or tag, by its shallowest
-        recipe; 0 without one.
+        """Return the depth of an item or tag: 0 without a recipe; otherwise one more than the depth
+        of its deepest ingredient, for the recipe where that is smallest.
 
-        Raises `DataFault` when recipes form a cycle.
+        Raises `DataFault` if the recipes form a cycle.
         """
         return self._depths.get(name, 0)
 
@@ -79,21 +77,19 @@ class RecipeBook:
 
     @cached_property
     def goals(self) -> tuple[tuple[str, int], ...]:
-        """Every item of depth 1 or more with its depth, the shallow ones first, in load order among
-        equals.
-        """
+        """Every item of depth 1 or more with its depth, sorted by depth, then in load order."""
         goals = ((item, depth) for item in self.by_item if (depth := self.depth(item)))
         return tuple(sorted(goals, key=lambda goal: goal[1]))
 
     @cached_property
     def users(self) -> Mapping[str, tuple[Recipe, ...]]:
-        """The recipes with an input of a name, in load order, by that name."""
+        """The recipes that take an item or tag as an input, in load order, by its name."""
         return _index((ingredient.name, recipe) for recipe in self.recipes for ingredient in recipe.inputs)
 
     @cached_property
     def users_twice(self) -> Mapping[str, tuple[Recipe, ...]]:
-        """The recipes with an input of a name, by that name: ordered by output, then those with a
-        group once more, ordered by group.
+        """The same recipes, ordered by output, and after these the ones with a group a second time,
+        ordered by group.
         """
         by_group = _index((recipe.output_tag, recipe) for recipe in self.recipes if recipe.output_tag is not None)
         recipes = itertools.chain.from_iterable((*self.by_item.values(), *by_group.values()))
@@ -117,13 +113,13 @@ class RecipeBook:
 def build_book(
     recipes: Iterable[Recipe], *, item_to_tag: Mapping[str, str] | None = None, items: Iterable[str] = ()
 ) -> RecipeBook:
-    """Return the book of the given recipes, unchanged except that tags that nothing satisfies
-    become items.
+    """Return a book of the given recipes. They are unchanged, except that an input tag that no item
+    satisfies becomes an item.
 
     Args:
         recipes: in load order, without cycles.
-        item_to_tag: which tag an item satisfies; by default the last group among its own recipes.
-        items: items of the world besides those that the recipes name.
+        item_to_tag: the tag of each item; by default the last group among its own recipes.
+        items: items of the world that no recipe names.
     """
     originals = tuple(recipes)
     if item_to_tag is None:
@@ -144,10 +140,10 @@ def build_book(
 
 
 def untangle(recipes: Iterable[Recipe]) -> list[Recipe]:
-    """Return the recipes that form a graph without cycles, in load order.
+    """Return an acyclic selection of the recipes, in load order.
 
-    Recipes whose only ingredient is a storage block are left out, and so is any recipe that would
-    close a cycle with earlier ones.
+    A recipe is left out if its only ingredient is a storage block, or if it would close a cycle
+    with earlier recipes.
     """
     below: dict[str, set[str]] = {}
     acyclic = []
@@ -156,7 +152,7 @@ def untangle(recipes: Iterable[Recipe]) -> list[Recipe]:
         if len(inputs) == 1 and next(iter(inputs)).endswith("_block"):
             continue
         outputs = {recipe.output, recipe.output_tag or recipe.output}
-        # All that the inputs may be made of, and they themselves.
+        # The inputs, and everything that they may be made of.
         reachable: set[str] = set()
         frontier = list(inputs)
         while frontier:
@@ -174,13 +170,13 @@ def untangle(recipes: Iterable[Recipe]) -> list[Recipe]:
 
 
 def load_shipped() -> RecipeBook:
-    """Return the shipped recipes of Minecraft 1.16, equal to the published graph. Raises
-    `DataFileError`.
+    """Return the shipped recipes of Minecraft 1.16, which equal the published graph. Raises
+    `DataFileError` if the file is missing or malformed.
     """
     path = data_path(*RECIPES)
     rows = _read(path)
     try:
-        # There, names have no namespace, and tags start with "#".
+        # In this file, names have no namespace, and tags start with "#".
         recipes = [
             Recipe(
                 output=f"{NAMESPACE}:{output}",
@@ -199,11 +195,11 @@ def load_shipped() -> RecipeBook:
 
 
 def load_folder(folder: Path) -> RecipeBook:
-    """Return the recipes in a folder of the game's own JSON files, loaded in the order of their
+    """Return the recipes from a folder of the game's own JSON files, loaded in the order of file
     names.
 
-    Files of other types than `crafting_shaped` and `crafting_shapeless` are skipped. Only the first
-    option of an ingredient counts.
+    Files of other types than `crafting_shaped` and `crafting_shapeless` are skipped. Of an
+    ingredient with several options, only the first counts.
 
     Raises:
         DataFileError: the folder is missing or has no crafting recipe, or a file is malformed.
@@ -227,9 +223,10 @@ def load_folder(folder: Path) -> RecipeBook:
 
 
 def load_split() -> dict[str, tuple[int, ...]]:
-    """Return the goal indices of the splits `train`, `test` and `rest` (in neither), ascending.
+    """Return the goal indices of the splits `train`, `test` and `rest` (all others), each
+    ascending.
 
-    Raises `DataFileError` when the file is missing or malformed.
+    Raises `DataFileError` if the file is missing or malformed.
     """
     path = data_path(*SPLIT)
     raw = _read(path)
@@ -244,7 +241,7 @@ def load_split() -> dict[str, tuple[int, ...]]:
 
 
 def _official(recipes: Sequence[Recipe]) -> RecipeBook:
-    # The items that left-out recipes make are in the world, so that they can be got.
+    # The outputs of recipes that were left out stay in the world, so that an agent can get them.
     return build_book(untangle(recipes), items=(recipe.output for recipe in recipes))
 
 
@@ -263,7 +260,7 @@ def _read(path: Path) -> Any:
 
 
 def _from_game(raw: Mapping[str, Any]) -> Recipe:
-    """Return the recipe in one of the game's files."""
+    """Return the recipe in the content of one of the game's files."""
     counts: Counter[tuple[str, bool]] = Counter()
     if raw["type"] == SHAPED:
         letter_counts = Counter("".join(raw["pattern"]).replace(" ", ""))

@@ -1,8 +1,8 @@
-"""TextCraft in process: crafting goals from listed commands, at microseconds a step.
+"""TextCraft in this process, at microseconds a step: crafting goals by listed commands.
 
 Source: ADaPT (arXiv 2311.05772) as served by AgentGym (arXiv 2406.04151); rules and observation
 strings are theirs, so that transcripts can be compared. Unlike in the served version, the text of
-an instance is a function of its index.
+an instance depends only on its index and split.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from agentr_core.system import data_path
 from agentr_core.types import Instance, Transition, Verdict
 
 # The commands that an instance of a crafting world lists: all that its goal may need, and up to 10
-# useless ones.
+# useless ones (distractors).
 #
 # Source: TextCraft, ADaPT (arXiv 2311.05772) as served by AgentGym (arXiv 2406.04151).
 
 Distractors = Literal["distinct", "published"]
-"""How distractors are drawn. See `listed_commands`."""
+"""How the useless commands of an instance are drawn; see `listed_commands`."""
 
 MAX_DISTRACTORS = 10
 _PUBLISHED_SEED = 42
@@ -63,13 +63,14 @@ def listed_commands(
     world: RecipeBook, goal: str, instance: Instance, *, distractors: Distractors = "distinct"
 ) -> tuple[Recipe, ...]:
     """Return the recipes that an instance lists: all that the goal may need and up to 10
-    distractors, shuffled by its index.
+    distractors, in an order drawn from the instance's index.
 
-    A distractor shares an ingredient with a needed recipe. For each ingredient of a needed recipe,
-    up to 10 recipes are drawn. With `distinct`, each recipe can be drawn once. With `published`, a
-    recipe that has a group is among the candidates twice, and every occurrence of a recipe in the
-    tree of the goal draws again, with the fixed seed of the public code, so that as many
-    distractors are left as in the published world.
+    A distractor shares an ingredient with a needed recipe. For each ingredient of each needed
+    recipe, up to 10 recipes that use it are drawn, and up to 10 distractors are drawn from all of
+    these. With `distinct`, each recipe is one candidate. With `published`, a recipe with a group is
+    a candidate twice, and the draw is repeated for every occurrence of a recipe in the goal's tree,
+    with the fixed seed of the public code, so that there are as many distractors as in the
+    published world.
     """
     needed_recipes = _recipes_for(world, goal, frozenset())
     rng = random.Random(derive_seed("textcraft-commands", instance.split == "procedural", instance.index))
@@ -108,8 +109,8 @@ def _recipes_for(world: RecipeBook, name: str, path: frozenset[str]) -> dict[Rec
 
 
 def _occurrences(world: RecipeBook, name: str, path: frozenset[str]) -> Iterator[Recipe]:
-    """Yield the recipes of a name and of everything below it, each as often as it occurs; at most
-    163 for an official goal.
+    """Yield the recipes of a name and of everything below it, each as often as it occurs in the
+    tree; for an official goal at most 163.
     """
     if name in path:
         return
@@ -126,14 +127,14 @@ def _recipes_of(world: RecipeBook, name: str) -> tuple[Recipe, ...]:
 RENAMINGS = 1_000_000
 """The number of renamed versions of each official instance."""
 RENAMED = {"renamed": "train", "renamed-test": "test", "renamed-rest": "rest"}
-"""The splits of official instances under other names, and the splits that these come from."""
+"""The splits with renamed items, and the official split that each is made from."""
 
 _INVENTED: Mapping[str, Callable[[RecipeBook], ProceduralWorlds | ShapedWorlds]] = {
     "procedural": lambda book: ProceduralWorlds(),
     "shaped": lambda book: ShapedWorlds(book),
 }
-"""The splits of invented worlds, and the functions that make their worlds, given the official
-book.
+"""The splits of invented worlds, each with a function that makes the worlds from the official
+recipe book.
 """
 
 
@@ -141,19 +142,18 @@ class TextCraft(Environment):
     """Crafting goals over the recipes of Minecraft 1.16, or over procedural worlds.
 
     Splits: `train` (374 instances) and `test` (100) are the published ones, and `rest` (70) has the
-    goals in neither. `procedural` has any number of invented worlds that share no item with the
-    official ones, and `shaped` has invented worlds in the shape of the official goals. `renamed`,
-    `renamed-test` and `renamed-rest` repeat the instances of the first three with other names for
-    their items, so that knowing the recipes by heart is neither learned nor measured on them.
+    goals that are in neither. `procedural` has invented worlds that share no item with the official
+    ones, and `shaped` has invented worlds in the shape of the official goals. `renamed`,
+    `renamed-test` and `renamed-rest` repeat the instances of the first three with their items
+    renamed, so that memorised recipes do not help there.
 
     Args:
         recipes_dir: a folder of original recipe JSON files to read instead of the shipped table.
-        expert: `optimal` fetches everything first and takes the fewest steps; `lazy` fetches only
-            what the next craft needs, so that it need not compute totals in advance.
-        distractors: `published` draws the useless commands as the public code does, where a recipe
-            with a group is a candidate twice, so that instances have as many of them as published;
-            with `distinct`, each recipe is a candidate once. The option concerns the official goals
-            and the renamed ones.
+        expert: `optimal` gets everything first and takes the fewest steps; `lazy` gets only what
+            the next craft needs, so that it need not compute totals in advance.
+        distractors: `published` draws the useless commands as the public code does, which gives as
+            many of them as published; `distinct` draws each recipe at most once; see
+            `listed_commands`. Applies to the official goals and the renamed ones.
     """
 
     name = "textcraft"
@@ -185,7 +185,7 @@ class TextCraft(Environment):
 
     @staticmethod
     def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the recipes and the list of splits."""
+        """Return the recipe file or folder, and the file of splits."""
         recipes = options.get("recipes_dir") or str(data_path(*RECIPES))
         return recipes, str(data_path(*SPLIT))
 
@@ -214,7 +214,7 @@ class TextCraft(Environment):
         return self._open(instance)[0]
 
     def reset(self, instance: Instance) -> str:
-        """Return the listed commands and the goal; the inventory is empty."""
+        """Begin an episode with an empty inventory, and return the listed commands and the goal."""
         problem, self._world = self._open(instance)
         self._goal = problem.goal
         self._game = CraftingGame(self._world)
@@ -237,7 +237,7 @@ class TextCraft(Environment):
         )
 
     def snapshot(self) -> Any:
-        """Return a copy of the inventory with the goal and world it belongs to."""
+        """Return a copy of the inventory with its world and goal."""
         return self._world, self._goal, self._game.entries
 
     def state(self) -> str:
@@ -255,7 +255,7 @@ class TextCraft(Environment):
         return self._game.inventory
 
     def depth(self, instance: Instance) -> int | None:
-        """Return the length of the longest chain of crafts to the goal: 1 to 4 for official
+        """Return the number of crafts in the longest chain to the goal: 1 to 4 for official
         goals.
         """
         if instance.split in _INVENTED:
@@ -264,14 +264,16 @@ class TextCraft(Environment):
         return self.book.goals[self.origin(instance).index][1]
 
     def facts(self, instance: Instance) -> Mapping[str, Any]:
-        """Return how many crafts the shortest way takes: a craft may be needed several times on one
-        level of `depth`. Nothing is told of a goal out of reach.
+        """Return the number of crafts on the shortest way, which may be above `depth`; an empty
+        mapping if the goal is out of reach.
         """
         shortest = plan(self.problem(instance), {})
         return {} if shortest is None else {"crafts": sum(shortest.crafts.values())}
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
-        """Return the replies of the expert, thoughts and actions; None for a goal out of reach."""
+        """Return the replies of the expert, with thoughts and actions; None if the goal is out of
+        reach.
+        """
         problem = self.problem(instance)
         inventory: dict[str, int] = {}
         replies: list[str] = []
@@ -294,8 +296,8 @@ class TextCraft(Environment):
         return game.verdicts(*self._open(instance), actions)
 
     def _invented(self, split: str) -> ProceduralWorlds | ShapedWorlds:
-        """Return the worlds of an invented split; they are set up when one is first needed, which
-        takes a moment.
+        """Return the worlds of an invented split; they are made on first use, which takes a
+        moment.
         """
         if split not in self._families:
             self._families[split] = _INVENTED[split](self.book)
@@ -305,8 +307,8 @@ class TextCraft(Environment):
         return [index for index in self._split[split] if index < len(self.book.goals)]
 
     def origin(self, instance: Instance) -> Instance:
-        """Return the official instance that a renamed one was made from; any other instance is
-        returned as it is.
+        """Return the official instance that a renamed one was made from; any other instance
+        itself.
         """
         if instance.split not in RENAMED:
             return instance
@@ -315,7 +317,9 @@ class TextCraft(Environment):
         return Instance(environment=self.name, split=split, index=official[instance.index % len(official)])
 
     def _open(self, instance: Instance) -> tuple[CraftingProblem, RecipeBook]:
-        """Return the problem of an instance and the recipes of its world."""
+        """Return the problem of an instance and the recipes of its world. Raises `EnvironmentFault`
+        for an unknown instance.
+        """
         if instance.environment != self.name or instance.split not in self.splits():
             raise EnvironmentFault(f"textcraft has no instance {instance.key}")
         origin = self.origin(instance)
@@ -337,14 +341,14 @@ class TextCraft(Environment):
         return problem, world
 
 
-# Every tree in flight has an environment of its own; making one must cost nothing.
+# Every search tree in flight has an environment of its own, so making one must be cheap.
 _shipped_book = cache(load_shipped)
 _shipped_split = cache(load_split)
 
 
 def parse_action(reply: str, labels: Labels = "lenient") -> str:
     """Return the line after the last "Action:" of a reply, in lower case, with letters, digits,
-    commas and spaces only.
+    commas and spaces only; empty if there is none.
 
     The label may stand on a line of its own. A lone "look" means the inventory, as in AgentGym's
     client.
@@ -353,8 +357,7 @@ def parse_action(reply: str, labels: Labels = "lenient") -> str:
     return "inventory" if action == "look" else action
 
 
-# Crafting worlds drawn from a seed: any number, any depth, no item in common with the official
-# ones.
+# Crafting worlds drawn from a seed: any number of any depth, without official items.
 
 _QUALITIES = (
     "pale", "hollow", "woven", "gilded", "ashen", "brittle", "tarnished", "glazed", "knotted", "tempered", "mottled",
@@ -368,8 +371,8 @@ _FORMS = (
     "rod", "plate", "ring", "frame", "spool", "lens", "crate", "gear", "mask", "vial", "bead", "hinge", "panel",
     "wheel", "bell", "tile", "hook", "sheet", "cone", "charm",
 )  # fmt: skip
-# Counts, each as often as the official recipes use it: most crafts take one of a thing and give
-# one.
+# Counts, repeated in proportion to their use in the official recipes: most crafts take one of an
+# item and give one.
 _INPUT_COUNTS = (1, 1, 1, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 6, 6, 7, 8, 8, 9)
 _OUTPUT_COUNTS = (1, 1, 1, 1, 1, 2, 3, 4, 4, 6, 8, 16)
 _NUM_INPUTS = (1, 1, 1, 2, 2, 2, 2, 3)
@@ -379,8 +382,8 @@ class ProceduralWorlds:
     """A family of crafting worlds, one for each index.
 
     Args:
-        count: the number of instances of the family.
-        max_depth: the goals' depths cycle from 1 to this number.
+        count: the number of worlds in the family.
+        max_depth: the depths of the goals cycle from 1 to this number.
         seed: a different seed gives a different family.
     """
 
@@ -393,7 +396,7 @@ class ProceduralWorlds:
         self.world = lru_cache(maxsize=1)(self._world)
 
     def _world(self, index: int) -> tuple[RecipeBook, str]:
-        """Return the recipes of a world and its goal item, whose depth is `index % max_depth +
+        """Return the recipe book of a world and its goal item, whose depth is `index % max_depth +
         1`.
         """
         rng = random.Random(derive_seed("procedural-world", self._seed, index))
@@ -442,23 +445,25 @@ def _recipe(output: str, inputs: list[str], rng: random.Random) -> Recipe:
     )
 
 
-# Problems with their items renamed: since no name keeps its recipe, they can only be solved by
-# reading.
+# Problems with their items renamed at random, so that they must be solved by reading the listed
+# commands, not from memory.
 #
-# Members of a kind of item (planks, wool) are renamed only among themselves, since commands do not
-# say which item is of which kind.
+# Members of a tag (planks, wool) are renamed only among themselves, since commands do not say which
+# item has which tag.
 
 
 def free_names(book: RecipeBook) -> list[str]:
-    """Return the names that any item may get: those of items that belong to no kind that a recipe
-    asks for.
+    """Return the names that any item may get: the items of a book without a tag that a recipe asks
+    for.
     """
     kinds = {i.name for recipe in book.recipes for i in recipe.inputs if i.is_tag}
     return sorted(item for item in book.items if book.item_to_tag.get(item) not in kinds)
 
 
 def rename(problem: CraftingProblem, names: Sequence[str], rng: random.Random) -> CraftingProblem:
-    """Return the problem with its items renamed at random and its commands shuffled."""
+    """Return the problem with its items renamed at random (those without a used tag get some of
+    `names`) and its commands shuffled.
+    """
     items = dict.fromkeys(i for r in problem.commands for i in (r.output, *(x.name for x in r.inputs if not x.is_tag)))
     item_to_tag = problem.item_to_tag
     used_tags = {i.name for r in problem.commands for i in r.inputs if i.is_tag}
@@ -491,17 +496,17 @@ Weights = Mapping[T, float]
 MAX_DEPTH = 4
 PLANKS = f"{NAMESPACE}:planks"
 
-# How often each value occurs among the official goals of training and test, roughly.
+# Approximate counts of each value among the official goals of `train` and `test`.
 _RAW_INPUTS: Weights[int] = {1: 20, 2: 3, 3: 1}
-"""The number of ingredients of a goal of depth 1, which are all raw; parts of depth 1 nearly always
-have one.
+"""The number of ingredients, all raw, of a goal of depth 1; parts of depth 1 nearly always have
+one.
 """
 _INPUTS: dict[int, Weights[tuple[int, int]]] = {
     2: {(1, 0): 125, (1, 1): 63, (1, 2): 18, (2, 0): 60, (2, 1): 3},
     3: {(1, 0): 30, (1, 1): 20, (1, 2): 5, (2, 0): 42, (3, 0): 2},
     4: {(1, 0): 3, (1, 1): 2, (2, 0): 4},
 }
-"""How many crafted and how many raw ingredients a recipe of a depth has."""
+"""How many crafted and how many raw ingredients a recipe has, by its depth."""
 _RAW_COUNT: Weights[int] = {1: 52, 2: 12, 3: 3, 4: 18, 6: 2, 8: 3, 9: 10}
 _ONLY_RAW_COUNT: Weights[int] = {1: 42, 2: 12, 3: 16, 4: 40, 5: 5, 6: 11, 7: 3, 8: 7, 9: 14}
 _CRAFTED_COUNT: dict[int, Weights[int]] = {
@@ -525,17 +530,17 @@ _DISTRACTORS: dict[int, Weights[int]] = {
     4: {10: 1},
 }
 _OTHER_RECIPES: Weights[int] = {1: 90, 2: 7, 3: 6, 4: 10}
-"""How many more recipes there are for a part that has several."""
+"""The number of further recipes of a part that can be made in several ways."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rates:
-    """The rates of special features in the worlds of a depth, in [0, 1]."""
+    """The shares of worlds or items of a depth that have a special feature, in [0, 1]."""
 
     planks_needed: float
-    """Worlds in which a part may be made of planks, so that all planks are listed."""
+    """Worlds in which a part may be made of planks; these list all planks."""
     planks_beside: float
-    """Worlds in which only a command that is not needed takes planks."""
+    """Of the other worlds, those in which only useless commands take planks."""
     several_recipes: float
     """Items of depth 1 that can be made in several ways."""
 
@@ -547,28 +552,28 @@ _RATES = {
     4: _Rates(planks_needed=0.65, planks_beside=0.08, several_recipes=0.15),
 }
 _OF_PLANKS = 0.58
-"""Of the worlds that list planks, the share in which the goal needs them; in the others, an
+"""The share of worlds listing planks in which the goal needs them; in the others, only an
 alternative recipe of a part does.
 """
 _ANY_PLANKS = 0.7
-"""Of the recipes that need planks, the share that takes any sort; the others take one sort."""
+"""The share of recipes that need planks and take any sort; the others take one sort."""
 _FEW_CRAFTS = 0.35
-"""How often the yield of a part that takes three or more crafts is drawn again."""
+"""The probability that the yield is drawn again for a part that takes three or more crafts."""
 
 
-# Worlds in the shape of the official goals: as many commands, tags, alternatives and steps.
-# `data/textcraft/shapes.py` prints both side by side, and a test checks that they agree. They share
-# only the shape: the recipes are invented, so the official names of their items say nothing. Only
-# the planks are the official ones.
+# Worlds in the shape of the official goals: they have similar numbers of commands, tags,
+# alternatives and steps. `data/textcraft/shapes.py` prints both side by side, and a test checks
+# that they agree. Only the shape is shared: the items have official names, but the recipes are
+# invented, so knowing the official ones does not help. Only the planks are tagged as officially.
 
 
 class ShapedWorlds:
-    """A family of crafting worlds, one for each index, whose goals' depths cycle from 1 to
+    """A family of crafting worlds, one for each index; the depths of their goals cycle from 1 to
     `MAX_DEPTH`.
 
     Args:
         official: the book that the names of items come from; none of its recipes occurs.
-        count: the number of instances of the family.
+        count: the number of worlds in the family.
         seed: a different seed gives a different family.
     """
 
@@ -583,7 +588,7 @@ class ShapedWorlds:
         self.world = lru_cache(maxsize=1)(self._world)
 
     def _world(self, index: int) -> tuple[RecipeBook, str]:
-        """Return the recipes of a world and its goal item, whose depth is `index % MAX_DEPTH +
+        """Return the recipe book of a world and its goal item, whose depth is `index % MAX_DEPTH +
         1`.
         """
         rng = random.Random(derive_seed("shaped-world", self._seed, index))
@@ -597,7 +602,7 @@ class ShapedWorlds:
 
 @dataclass(slots=True, kw_only=True)
 class _Draft:
-    """A world that is being drawn."""
+    """A world while it is being drawn."""
 
     rng: random.Random
     names: Iterator[str]
@@ -605,7 +610,7 @@ class _Draft:
     recipes: list[Recipe] = field(default_factory=list)
 
     def draw(self, depth: int) -> str:
-        """Draw all recipes of a world; return its goal."""
+        """Draw all recipes of a world and return its goal."""
         rates = _RATES[depth]
         planks_needed = self.rng.random() < rates.planks_needed
         in_plan = planks_needed and self.rng.random() < _OF_PLANKS
@@ -617,8 +622,8 @@ class _Draft:
         return goal
 
     def _item(self, depth: int, *, need: int, is_goal: bool, rates: _Rates) -> str:
-        """Draw an item of a depth with everything that it is made of; `need` pieces of it are
-        needed.
+        """Draw an item of a depth with everything that it is made of, and return its name. `need`
+        is how many pieces of it are needed.
         """
         name = next(self.names)
         makes = self._pick(_GOAL_MAKES[depth]) if is_goal else self._pick(_PART_MAKES)
@@ -648,7 +653,9 @@ class _Draft:
         return name
 
     def _bring_in_planks(self, *, in_plan: bool) -> None:
-        """List all planks; a part of depth 1 becomes planks, or can also be made of them."""
+        """Add recipes for all planks. A part of depth 1 is replaced by planks if `in_plan`;
+        otherwise it gets an alternative recipe of planks.
+        """
         makes, takes = self._pick({4: 6, 2: 2, 3: 1, 6: 1}), self._pick({1: 8, 2: 1})
         inner = {i.name for r in self.recipes for i in r.inputs}
         outputs = {r.output for r in self.recipes}
@@ -678,7 +685,7 @@ class _Draft:
             self.recipes.append(Recipe(output=planks, count=makes, output_tag=PLANKS, inputs=source))
 
     def _distract(self, goal: str, number: int, *, planks: bool) -> None:
-        """Draw useless commands that share an ingredient with needed ones."""
+        """Draw `number` useless commands that share an ingredient with needed ones."""
         outputs = {r.output for r in self.recipes} - set(self.planks)
         ingredients = {i.name for r in self.recipes if r.output not in self.planks for i in r.inputs}
         crafted_items = sorted((ingredients & outputs) - {goal}) or [goal]

@@ -1,4 +1,6 @@
-"""Agents in their own processes, as an environment: they call our policy as they call OpenAI."""
+"""Agents in their own processes, as an environment: they call the policy as they would call a
+hosted model.
+"""
 
 from agentr_core.environments.gateway.world import Gateway
 

@@ -1,12 +1,12 @@
-"""The place where runs and outside agents meet: a run offers episodes, an agent takes one, its
-calls go to the run, and the run's replies to the agent.
+"""The broker between runs and outside agents: a run offers episodes, an agent takes one, its calls
+are passed to the run, and the run's replies to the agent.
 
     run     open ------------ next ---------- next(reply) ------ ... next: reward
     agent         take, call ------- (waits) ------------- call ...  reward
 
-Each event of an agent says whether the reply before it was delivered; one that was not is no step.
-Nothing important is kept here: steps, tokens and rewards are in the store of the run. Everything
-happens on one event loop.
+Each event of an agent says whether the reply before it was delivered; an undelivered reply is not a
+step. Nothing important is kept here: steps, tokens and rewards are in the run's store. Everything
+runs on one event loop.
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ from agentr_core.environments.gateway.dialects.base import Refused, Turn
 # The episodes that are offered or under way.
 
 _REMEMBERED = 10_000
-"""The number of ended episodes whose reason for ending is remembered."""
+"""The number of ended episodes that are remembered, with the reason why each ended."""
 
 _RUN_SECONDS = 30.0
-"""Seconds after which a run counts as gone if it no longer asks about an episode that it
-offered.
-"""
+"""Seconds after which an offered episode is dropped if its run no longer asks about it."""
 _REPLY_SECONDS = 900.0
-"""Seconds that a run has for a reply."""
+"""Seconds that a run has for a reply; after that its episode ends."""
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call of an agent, which several requests may make: clients repeat what was not answered.
+    """One call of an agent, which several requests may share: clients repeat requests that were not
+    answered.
 
-    Its reply has one name and one time, however often it is sent. `partial` is the text of the
-    reply so far, where the run tells it. `clients` is how many requests wait for it or are being
-    sent it, `num_delivered` how many have it.
+    Its reply always has the same name and time, however often it is sent. `partial` is the text of
+    the reply so far, if the run sends it. `clients` is the number of requests that wait for the
+    reply or are being sent it, and `num_delivered` the number that got it.
     """
 
     turns: Sequence[Turn]
@@ -56,12 +55,12 @@ class Call:
 
     @property
     def is_refused(self) -> bool:
-        """Whether there will be no reply."""
+        """Whether the call was refused, so that it gets no reply."""
         return self.reply.done() and self.reply.exception() is not None
 
     async def change(self, size: int, seconds: float) -> None:
-        """Return as soon as the reply is there, or more of its text than `size` characters, and
-        after some seconds at the latest.
+        """Wait until there is a reply, or more than `size` characters of its text, but at most for
+        `seconds`.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -69,25 +68,25 @@ class Call:
                     await self._change.wait()
 
     def grow(self, text: str) -> None:
-        """Take the text of the reply so far."""
+        """Set the text of the reply so far."""
         self.partial = text
         self._wake()
 
     def answer(self, reply: Mapping[str, Any]) -> None:
-        """Take the reply."""
+        """Set the reply."""
         self.reply.set_result(reply)
         self._wake()
 
     def refuse(self, refusal: Refused) -> None:
-        """Take a refusal in place of the reply, if it is not there."""
+        """Set a refusal in place of the reply, unless there is a reply or refusal already."""
         if not self.reply.done():
             self.reply.set_exception(refusal)
-            # Perhaps no client is left to fetch it.
+            # Retrieved at once, in case no client is left to do so: asyncio would log it.
             self.reply.exception()
             self._wake()
 
     def _wake(self) -> None:
-        # Whoever waits holds the event of before; those that come wait for the next change.
+        # Present waiters hold the old event; later ones wait for the new one.
         self._change.set()
         self._change = asyncio.Event()
 
@@ -96,10 +95,9 @@ class Call:
 class Episode:
     """One episode. `events` holds the events of its agent for the run.
 
-    `call` is the last call that the run was told of, and `queue` the later ones. `last_request`
-    is when the agent was last heard from, or the run last replied to it; `last_poll` is when the
-    run last asked for the agent's next event. `session` is the id that its harness sends of its
-    own.
+    `call` is the last call that the run was told of, and `queue` the later ones. `last_request` is
+    when the agent was last heard from, or the run last replied to it; `last_poll` is when the run
+    last asked for the agent's next event. `session` is the harness's own id of the session.
     """
 
     id: str
@@ -122,9 +120,9 @@ class Episode:
 
 @dataclass(slots=True)
 class Ending:
-    """Why an episode is over, and the reward that ended it, if one did.
+    """Why an episode is over, and the reward and success that its agent reported, if it did.
 
-    `delivered` says whether its agent knows that the reward was taken.
+    `delivered` is False if the agent may not know that its reward was accepted.
     """
 
     reason: str
@@ -144,19 +142,21 @@ class Broker:
         self._last_request = time.monotonic()
 
     def arrive(self) -> str:
-        """Return a name for a run, by which it offers episodes until it leaves."""
+        """Register a run and return its name, with which it offers episodes until it leaves."""
         self._runs.add(name := secrets.token_hex(8))
         return name
 
     def leave(self, run: str) -> None:
-        """End the episodes of a run whose process is gone: the agents that wait are told so."""
+        """Unregister a run whose process is gone, and end its episodes; waiting agents are told
+        why.
+        """
         self._runs.discard(run)
         for episode in [episode for episode in self._episodes.values() if episode.run == run]:
             self.close(episode.id, "the process of its run ended", "episode_over")
 
     def open(self, offer: Mapping[str, Any], run: str) -> str | None:
-        """Offer an episode, and return its id; None if its run is not known here. `run` is empty
-        for one that does not say when it leaves.
+        """Offer an episode and return its id; None if its run is not registered here. `run` is
+        empty for a run that is not registered and so cannot leave.
         """
         if run and run not in self._runs:
             return None
@@ -169,13 +169,14 @@ class Broker:
         return episode.id
 
     async def next(self, key: str, reply: Mapping[str, Any] | None, wait: float) -> dict[str, Any]:
-        """Give the agent of an episode a reply, and return its next event: `call`, `reward` or
-        `lost`; or `none` after `wait` seconds, with the seconds for which it has been silent.
+        """Give the agent of an episode a reply, if there is one, and return its next event: `call`,
+        `reward` or `lost`; after `wait` seconds without one, `none` with the seconds of silence.
 
-        A reply with `refused` is a sentence that says why there is none; `code` is that of the
-        refusal, and `prompt_tokens` and `context` may say what does not fit into what. `call` and
-        `reward` say in `delivered` whether the agent has the reply to its last call. An episode
-        that was ended here is `lost`, with the reason. Raises `KeyError` for an unknown episode.
+        If the call gets no reply, `reply` has the reason as a sentence in `refused`, its `code`
+        and, if the prompt is too long, its length in `prompt_tokens` and the model's limit in
+        `context`. The events `call` and `reward` say in `delivered` whether the agent got the reply
+        to its last call. `lost` means that the episode ended without a reward, for the reason in
+        `why`. Raises `KeyError` for an unknown episode.
         """
         if key not in self._episodes and key in self._over:
             return {"event": "lost", "why": self._over[key].reason}
@@ -204,21 +205,21 @@ class Broker:
         return event
 
     def progress(self, texts: Mapping[str, str]) -> None:
-        """Take the texts so far of replies that are being sampled, by episode."""
+        """Set the texts so far of replies that are being sampled, by episode id."""
         for key, text in texts.items():
             episode = self._episodes.get(key)
             if episode is not None and episode.call is not None and not episode.call.reply.done():
                 episode.call.grow(text)
 
     def close(self, key: str, reason: str, code: str) -> None:
-        """End an episode on behalf of the run; an agent that waits, or comes back, is told why."""
+        """End an episode on behalf of its run; an agent that waits or calls again is told why."""
         if (episode := self._episodes.get(key)) is not None:
             self._end(episode, Ending(reason), code)
             episode.events.put_nowait({"event": "lost", "why": reason})
 
     async def take(self, wait: float) -> Episode | None:
-        """Return the episode that was offered first, for an agent to play; None if there is none
-        within `wait` seconds.
+        """Return the episode that was offered first and mark it as taken by an agent; None if there
+        is none within `wait` seconds.
         """
         self._last_request = time.monotonic()
         try:
@@ -233,23 +234,25 @@ class Broker:
         return episode
 
     def offer_again(self, episode: Episode) -> None:
-        """Offer an episode to others, unless it was used: the agent that took it does not know."""
+        """Offer a taken episode to other agents, unless it was used: the agent that took it never
+        got it.
+        """
         if episode.taken and episode.id not in self._over and episode.call is None and not episode.queue:
             episode.taken = False
             self._offers.append(episode)
             self._offered.set()
 
     def ask(self, key: str, turns: Sequence[Turn], *, again: bool = False, stream: bool = False) -> Call:
-        """Return an agent's call, for one client more: a new one, or one of the same turns whose
-        reply nobody has yet. It ends with `settle`.
+        """Return an agent's call with one more client: an open call with the same turns that is not
+        yet delivered, or else a new one. The client must end with `settle`.
 
         Args:
-            again: its client knows of no reply to its last call, whatever is known here: there may
-                be a proxy between.
-            stream: its client reads the reply as it is sampled.
+            again: the client repeats its request, so it did not get the reply to its last call,
+                even if that counts as delivered here: there may be a proxy in between.
+            stream: the client reads the reply as it is sampled.
 
-        Calls of one episode are answered one by one. The reply is `Refused` when the episode ends
-        first. Raises `Refused` when it is over.
+        Calls of one episode are answered one at a time. If the episode ends first, the call's
+        `reply` raises `Refused`. Raises `Refused` if it is over or unknown.
         """
         episode = self._touch(self.episode(key))
         open_calls = (
@@ -266,10 +269,11 @@ class Broker:
         return call
 
     def estimate(self, key: str, turns: Sequence[Turn]) -> int:
-        """Return about how many tokens a prompt has. Raises `Refused`.
+        """Return an estimate of the number of tokens in a prompt. Raises `Refused` if the episode
+        is over or unknown.
 
-        Only the run has the tokenizer of the policy, so its count of the last prompt is scaled by
-        the number of characters; before any, a token is taken for four characters.
+        Only the run has the policy's tokenizer. So the token count of the last answered prompt is
+        scaled by the number of characters; before there is one, four characters count as a token.
         """
         call = self.episode(key).call
         characters, tokens = 4, 1
@@ -279,20 +283,21 @@ class Broker:
         return -(-_characters(turns) * tokens // characters)
 
     def settle(self, key: str, call: Call, *, delivered: bool) -> None:
-        """Note that a client of a call has its reply, or left without it."""
+        """Record that a client of a call has its reply, or left without it."""
         call.clients -= 1
         call.num_delivered += delivered
         if (episode := self._episodes.get(key)) is not None:
             self._advance(episode)
 
     def lose(self, call: Call) -> None:
-        """Note that a client which was sent its reply did not read it."""
+        """Record that a client to which the reply was sent did not read it."""
         call.num_delivered -= 1
 
     def reward(self, key: str, reward: float, success: bool) -> None:
-        """End an episode with the reward that its agent reports, whatever its calls still wait for.
+        """End an episode with the reward that its agent reports, even if its calls still wait.
 
-        The same reward once more is taken if the agent does not know that it was. Raises `Refused`.
+        A repeated report of the same reward is accepted if the agent may not know that the first
+        was. Raises `Refused` otherwise if the episode is over or unknown.
         """
         ending = self._over.get(key)
         if ending is not None and not ending.delivered and ending.reward == (reward, success):
@@ -309,12 +314,14 @@ class Broker:
         )
 
     def rewarded(self, key: str, *, delivered: bool) -> None:
-        """Note whether an agent knows that its reward was taken."""
+        """Record whether an agent knows that its reward was accepted."""
         if (ending := self._over.get(key)) is not None:
             ending.delivered = delivered
 
     def failed(self, key: str, reason: str) -> None:
-        """Record that an agent gave an episode up; its run offers it again. Raises `Refused`."""
+        """End an episode that its agent gave up; its run offers it again. Raises `Refused` if it is
+        over or unknown.
+        """
         episode = self._touch(self.episode(key))
         episode.events.put_nowait({"event": "lost", "why": f"the agent gave it up: {reason}"})
         self._end(episode, Ending("it was given up"), "episode_over", event_pending=True)
@@ -324,8 +331,9 @@ class Broker:
         return key in self._episodes or key in self._over
 
     def state(self, key: str) -> dict[str, Any]:
-        """Return what is known of an episode: whether its agent has `asked` the policy; once it is
-        over, why (`over`), and the `reward` that was reported, if one was. Raises `Refused`.
+        """Return what is known of an episode: whether its agent has `asked` the policy or, if it is
+        over, why (`over`) and the `reward` that was reported, or None. Raises `Refused` if it is
+        unknown.
         """
         if (ending := self._over.get(key)) is not None:
             reward, _ = ending.reward or (None, None)
@@ -334,7 +342,7 @@ class Broker:
         return {"episode": key, "asked": episode.call is not None or bool(episode.queue)}
 
     def episode(self, key: str) -> Episode:
-        """Return an episode that is under way. Raises `Refused`."""
+        """Return an episode that is under way. Raises `Refused` if it is over or unknown."""
         if (episode := self._episodes.get(key)) is None or key in self._over:
             hint = "take another one with POST /episodes"
             if key in self._over:
@@ -357,7 +365,7 @@ class Broker:
         return episode
 
     def _advance(self, episode: Episode) -> None:
-        """Tell the run of the first call that a client waits for, once the one before is
+        """Pass the first call that a client waits for to the run, once the call before is
         settled.
         """
         episode.queue = [call for call in episode.queue if call.clients]
@@ -377,7 +385,9 @@ class Broker:
             self._end(episode, Ending(reason), "episode_over")
 
     def _end(self, episode: Episode, ending: Ending, code: str, *, event_pending: bool = False) -> None:
-        """End an episode; `event_pending`: the run has yet to fetch the agent's last event."""
+        """End an episode and refuse its open calls. With `event_pending`, it is kept until the run
+        has fetched the agent's last event.
+        """
         self._over.setdefault(episode.id, ending)
         if not event_pending:
             self._episodes.pop(episode.id, None)

@@ -1,16 +1,17 @@
-"""The conversations of an outside agent: a tree, as it calls; and as stored, the texts of
-observations.
+"""The conversations of an outside agent: how its calls form a tree, and how they are stored as the
+texts of observations.
 
-Each call of an agent brings a whole history. Agents respell what they were told, drop it, sum it
-up, and have several threads, so a call goes on from whichever known beginning is the longest:
+Each call of an agent brings a whole history. Agents rewrite earlier turns, drop or summarise them,
+and have several threads, so a call continues the known conversation with which it shares the
+longest beginning:
 
     tools, system, user | reply 0 | tool | reply 1 | user | reply 2          one conversation
                                   | user (thread without the result) | ...   another, from reply 0
     system, user (a title) | reply 3                                         a third
 
-A reply is known again by the ids of its calls, which every agent sends back as they were, else by
-its text. The policy reads it, and is trained on it, as the tokens that it sampled, not as it came
-back; all other turns are read as the agent sent them.
+A reply is recognised by the ids of its calls, which every agent sends back unchanged, else by its
+text. The policy reads a recognised reply, and is trained on it, as the tokens that it sampled, not
+as it came back; all other turns are read as the agent sent them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from agentr_core.texts import outside_thoughts
 from agentr_core.types import Message, Role, Sampling, Step
 
 Turn: TypeAlias = Message | int
-"""A turn of a prompt: a message as the agent sent it, or the step whose reply it is."""
+"""A turn of a prompt: a message as the agent sent it, or the number of the step whose reply it
+is.
+"""
 Prompt: TypeAlias = tuple[Turn, ...]
 SideCalls: TypeAlias = Literal["leave", "train"]
 
@@ -39,10 +42,10 @@ _CALL_ID = re.compile(r"call_\d+_\d+_[0-9a-f]{8}")
 _SPACE = re.compile(r"\s+")
 
 
-# What the text of an observation says: the turns that a call adds to the conversation of the reply
-# before it. It is the text of a single user turn as it is, anything else is JSON. A conversation
-# that begins anew has a head, which says how much of an earlier one it shares; an assistant's turn
-# of it that is a known reply is the number of its step.
+# The text of an observation holds the turns that a call adds to the conversation of the reply
+# before it. A single user turn is its plain text, anything else is a JSON list. If the call
+# continues another conversation, the list begins with a head, which says how much of an earlier one
+# it shares. A turn that is a known reply is stored as the number of its step.
 
 
 def format_turns(
@@ -51,10 +54,11 @@ def format_turns(
     """Return the turns that a call adds as the text of an observation.
 
     Args:
-        after: None if they go on from the last reply. Otherwise a conversation begins with the
-            first `num_shared` turns of another one: the prompt of step `after` and its reply.
-        num_respelled: how many replies came back so changed that only the ids of their calls told
-            them.
+        after: None if the call continues the conversation of the last reply. Otherwise it shares
+            its first `num_shared` turns with another conversation: the prompt of step `after` and
+            its reply.
+        num_respelled: how many replies came back with such changes that only the ids of their calls
+            identified them.
     """
     if after is None and len(turns) == 1 and isinstance(turns[0], Message) and turns[0].role == "user":
         plain = turns[0].text
@@ -73,8 +77,8 @@ def format_turns(
 
 
 def read_turns(text: str, prompts: Sequence[Prompt] = ()) -> Prompt:
-    """Return the prompt to which an observation leads, given those of the replies before it, the
-    last of which it answers. An empty text adds nothing.
+    """Return the prompt that an observation leads to. `prompts` are those of the replies so far;
+    the observation follows the last of them. An empty text adds only that last reply.
     """
     before: Prompt = (*prompts[-1], len(prompts) - 1) if prompts else ()
     if not text.startswith(TURNS):
@@ -91,19 +95,19 @@ def read_turns(text: str, prompts: Sequence[Prompt] = ()) -> Prompt:
 
 
 def prompts_of(first_observation: str, steps: Sequence[Step]) -> list[Prompt]:
-    """Return the prompt of each reply of an episode, and that of the next one."""
+    """Return the prompts of all replies of an episode, in order, and that of the next reply."""
     prompts = [read_turns(first_observation)]
     for step in steps:
         prompts.append(read_turns(step.observation, prompts))
     return prompts
 
 
-# An episode that is under way: what a call goes on from.
+# For an episode under way: the known conversation that a call continues.
 
 
 class CallTurn(NamedTuple):
-    """A turn of a call as an agent sends it: `ids` are those of the calls that an assistant's turn
-    makes, or the one of the call that a tool's turn answers.
+    """A turn of a call as an agent sends it. `ids` are the ids of the tool calls in an assistant's
+    turn, or the one id of the call that a tool's turn answers.
     """
 
     role: Role
@@ -112,7 +116,7 @@ class CallTurn(NamedTuple):
 
     @classmethod
     def read(cls, raw: Any) -> CallTurn:
-        """Return a turn that the gateway sent. Raises `IllTypedAnswer` for anything else."""
+        """Return a turn that the gateway sent. Raises `IllTypedAnswer` if it is not one."""
         if not isinstance(raw, dict) or not isinstance(raw.get("text"), str):
             raise IllTypedAnswer(f"the gateway told {str(raw)[:80]} in place of a turn; start the one of this version")
         return cls(raw["role"], raw["text"], tuple(raw.get("ids", ())))
@@ -125,11 +129,11 @@ class Conversations:
         self._prompts: list[Prompt] = []
         self._replies: list[str] = []
         self._steps: dict[str, int] = {}
-        """The step of each call's id."""
+        """The step of each tool call, by the call's id."""
         self._respelled: set[int] = set()
 
     def add(self, prompt: Prompt, reply: str) -> tuple[str, ...]:
-        """Add the next reply to the conversation that it answers, and return the ids of its
+        """Add the next reply to the conversation that it answers, and return the ids of its tool
         calls.
         """
         step = len(self._prompts)
@@ -146,12 +150,14 @@ class Conversations:
         self._steps = {key: step for key, step in self._steps.items() if step < len(self._prompts)}
 
     def has_last(self, call: Sequence[CallTurn]) -> bool:
-        """Return whether a call has the last reply in its history."""
+        """Return whether the last reply is in the history of a call."""
         last = len(self._prompts) - 1
         return last in self._follow(_ordered(call), range(last, -1, -1))[0]
 
     def place(self, call: Sequence[CallTurn]) -> tuple[Prompt, str]:
-        """Return what the policy reads of a call, and the call as the text of an observation."""
+        """Find the known conversation that a call continues. Return the prompt for the policy, and
+        the text of the observation that leads to it.
+        """
         turns, last = _ordered(call), len(self._prompts) - 1
         if last < 0:
             first = tuple(Message(role=turn.role, text=turn.text) for turn in turns)
@@ -175,8 +181,9 @@ class Conversations:
         return prompt, text
 
     def _follow(self, call: Sequence[CallTurn], steps: Iterable[int]) -> tuple[Prompt, int, int]:
-        """Return a call as a prompt, and the step among some whose conversation it shares most of,
-        the first if there are several, with the number of shared turns.
+        """Return a call as a prompt, then the step whose conversation, including its reply, shares
+        the most turns with it (of equal ones, the first in `steps`), and the number of shared
+        turns.
         """
         rivals, after, num_shared = list(steps), 0, 0
         prompt: list[Turn] = []
@@ -187,7 +194,8 @@ class Conversations:
                 if (turn := self._turn(step, position)) is not None and self._is(turn, call_turn)
             ]
             if matches:
-                # A reply may have been given twice; the latest conversation has the say.
+                # Equal replies may have been given twice; the conversation that comes first in
+                # `steps` decides.
                 (after, turn), num_shared = matches[0], position + 1
                 rivals = [step for step, candidate in matches if candidate == turn]
             else:
@@ -196,12 +204,14 @@ class Conversations:
         return tuple(prompt), after, num_shared
 
     def _turn(self, step: int, position: int) -> Turn | None:
-        """Return a turn of the conversation that the reply of a step ends."""
+        """Return a turn of the conversation that ends with the reply of a step; None beyond its
+        end.
+        """
         prompt = self._prompts[step]
         return prompt[position] if position < len(prompt) else step if position == len(prompt) else None
 
     def _is(self, turn: Turn, call_turn: CallTurn) -> bool:
-        """Return whether a turn came back."""
+        """Return whether a turn of a call is this known turn."""
         if isinstance(turn, Message):
             return (turn.role, turn.text) == (call_turn.role, call_turn.text)
         if call_turn.role != "assistant":
@@ -210,8 +220,8 @@ class Conversations:
         return turn == named_step if named_step is not None else _normal(self._replies[turn]) == _normal(call_turn.text)
 
     def _elsewhere(self, call_turn: CallTurn, prompt: Sequence[Turn]) -> Turn:
-        """Return a turn that follows on no known beginning: a known reply all the same, or the turn
-        as it was sent.
+        """Return a turn that continues no known conversation: the step of a reply that it repeats,
+        or else the message as it was sent.
         """
         if call_turn.role == "assistant":
             if (named_step := self._named(call_turn)) is not None:
@@ -224,8 +234,8 @@ class Conversations:
         return Message(role=call_turn.role, text=call_turn.text)
 
     def _named(self, call_turn: CallTurn) -> int | None:
-        """Return the step that the ids in an assistant's turn name; some agents write their calls
-        into the text.
+        """Return the step that an id in an assistant's turn names, or None. Some agents write the
+        ids of calls into the text.
         """
         for key in (*call_turn.ids, *_CALL_ID.findall(call_turn.text)):
             if key in self._steps:
@@ -234,17 +244,17 @@ class Conversations:
 
 
 def call_ids(step: int, reply: str) -> tuple[str, ...]:
-    """Return the ids of the calls in the reply of a step. Equal replies have equal ids, so that an
-    agent which is given the same replies again sends the same texts; an id of another episode names
-    nothing.
+    """Return the ids of the tool calls in the reply of a step. They depend on step and reply only,
+    so that an agent which gets the same replies again sends the same texts; an id of another reply
+    identifies nothing.
     """
     digest = hashlib.sha256(reply.encode()).hexdigest()[:8]
     return tuple(f"call_{step}_{number}_{digest}" for number in range(len(calls_in(reply))))
 
 
 def _ordered(call: Sequence[CallTurn]) -> list[CallTurn]:
-    """Return the turns of a call with the results of calls in the order of the calls: a template
-    does not show which result is whose.
+    """Return the turns of a call with the results of tool calls in the order of these calls: a chat
+    template does not show which result belongs to which call.
     """
     turns = list(call)
     for position, turn in enumerate(turns):
@@ -258,8 +268,8 @@ def _ordered(call: Sequence[CallTurn]) -> list[CallTurn]:
 
 @lru_cache(maxsize=4096)
 def _normal(reply: str) -> str:
-    """Return what of a reply its agent may not change: its calls, and its text without thoughts and
-    white space.
+    """Return the part of a reply that an agent may not change if it is to be recognised: its calls,
+    and its text without thoughts and white space.
     """
     if not (calls := calls_in(reply)):
         return _SPACE.sub("", outside_thoughts(reply))
@@ -267,16 +277,16 @@ def _normal(reply: str) -> str:
     return json.dumps([beside, *([call.name, dict(call.arguments)] for call in calls)], sort_keys=True)
 
 
-# An episode that is stored: its conversations as samples.
+# For a stored episode: its conversations as training samples.
 
 
 @dataclass(frozen=True, slots=True)
 class OutsideTurns:
-    """The transcript of the agent's own messages and the policy's replies, as they were read.
+    """The transcript of the agent's own messages and the policy's replies, as the policy read them.
 
-    `side_calls` says whether conversations beside the agent's task are trained, too: those that
-    were offered no tools where others were, and those of a single reply that begin otherwise than
-    the longest, unless these are half of the episode.
+    `side_calls` says whether side conversations, which are not about the agent's task, are trained:
+    those that were offered no tools if others were, and those of a single reply whose first message
+    differs from that of the longest conversation, unless these make up half of the replies or more.
     """
 
     side_calls: SideCalls = "leave"
@@ -288,22 +298,23 @@ class OutsideTurns:
     def sample(
         self, env: Environment, first_observation: str, steps: Sequence[Step], train: Sequence[bool]
     ) -> tuple[Message, ...]:
-        """Return the conversation of the last reply up to it."""
+        """Return the conversation of the last reply, up to that reply."""
         prompts = prompts_of(first_observation, steps)
         last = len(steps) - 1
         return _messages((*prompts[last], last) if steps else prompts[0], steps, train)
 
     def sampling(self, sampling: Sampling) -> Sampling:
-        """Return the settings as they are: the recipe says how replies are drawn."""
+        """Return the settings unchanged: the recipe decides how replies are sampled."""
         return sampling
 
     def parts(self, first_observation: str, steps: Sequence[Step]) -> tuple[Part, ...]:
-        """Return the conversations; see `Dividing`. Each reply is in one of them alone: where two
-        go on from it, it is trained in the first and stands in the other without loss.
+        """Return the conversations; see `Dividing`. Each reply belongs to one of them: if two
+        conversations continue it, it is trained in the first, and is part of the other without
+        loss.
         """
         prompts = prompts_of(first_observation, steps)
-        # The steps of each conversation: their prompts each go on from the reply before, with all
-        # that was read before that.
+        # The steps of each conversation: the prompt of each step continues the prompt and reply of
+        # the step before.
         chains: list[list[int]] = []
         for step, prompt in enumerate(prompts[:-1]):
             replies = [position for position, turn in enumerate(prompt) if isinstance(turn, int)]
@@ -324,13 +335,13 @@ def _messages(prompt: Prompt, steps: Sequence[Step], train: Sequence[bool]) -> t
 
 
 def _are_side(chains: Sequence[Sequence[int]], prompts: Sequence[Prompt]) -> list[bool]:
-    """Return of each conversation whether it is beside the agent's task; see `OutsideTurns`."""
+    """Return for each conversation whether it is a side conversation; see `OutsideTurns`."""
     openings = [[turn for turn in prompts[chain[0]] if isinstance(turn, Message)][:2] for chain in chains]
     tools = [bool(opening) and opening[0].role == "tools" for opening in openings]
     firsts = [opening[has_tools : has_tools + 1] for opening, has_tools in zip(openings, tools, strict=True)]
     rivals = [number for number, has_tools in enumerate(tools) if has_tools or not any(tools)]
     longest = max(rivals, key=lambda number: len(chains[number]), default=0)
     odd = [number for number in rivals if len(chains[number]) == 1 and firsts[number] != firsts[longest]]
-    # An agent may also have a conversation for each reply, and go on with one of them now and then.
+    # Some agents open a new conversation for nearly every reply; these are not side conversations.
     few = 2 * len(odd) < sum(len(chains[number]) for number in rivals)
     return [number not in rivals or (few and number in odd) for number in range(len(chains))]

@@ -1,7 +1,7 @@
-"""Copies of a command that play the episodes of a gateway, one process an episode.
+"""Copies of a command that play the episodes of a gateway, one process for each episode.
 
-Each copy finds address, key and model in the variables that agents read, or in words of its command
-that had placeholders. What it ends with becomes the episode's reward, or its failure.
+Each copy gets address, key and model in the variables that agents read, or in place of placeholders
+in its command. Its result becomes the episode's reward, or its failure.
 """
 
 from __future__ import annotations
@@ -34,26 +34,30 @@ PLACEHOLDERS: Final = (
     *("task", "task_file", "base_url", "anthropic_url", "key", "model"),
     *("split", "index", "episode", "episode_url", "folder"),
 )
-"""The names that braces in a command may have; `task.FIELD` stands for a field of the task."""
+"""The names that may stand in braces in a command; `{task.FIELD}` stands for a field of the
+task.
+"""
 
 _TAKE_SECONDS = 20.0
 _TIMEOUT = 60.0
 _PATIENCE = 30.0
-"""Seconds for which a gateway is waited for that cannot be reached."""
+"""Seconds for which the launcher waits for a gateway that cannot be reached."""
 _PAUSE = 1.0
 _POLL_SECONDS = 2.0
-"""Seconds between two looks at whether a copy's episode is over."""
+"""Seconds between two checks whether a copy's episode is over."""
 _LEAVE_SECONDS = 10.0
 """Seconds that a copy has to end by itself once its episode is over."""
 _LINE_SECONDS = 10.0
 _MOST_FRUITLESS = 10
 _MOST_BYTES = 2**20
-"""The most that is kept of what a copy prints."""
+"""The most bytes that are kept of a copy's output."""
 _MOST_IN_A_WORD = 2**17 - 256
-"""The most bytes of a text in an argument or a variable, with its name; Linux has this limit."""
+"""The most bytes of an argument, or of a variable with its name; a limit of Linux (MAX_ARG_STRLEN),
+less a margin.
+"""
 _QUOTED = 200
 
-# `${name}` is the shell's, and braces around anything but a name are the command's own.
+# `${name}` is left to the shell, and braces around anything but a name to the command.
 _PLACEHOLDER = re.compile(
     r"\{\{(?P<literal>[a-z_]+(?:\.[\w-]+)?)\}\}|(?<!\$)\{(?P<name>[a-z_]+)(?:\.(?P<part>[\w-]+))?\}"
 )
@@ -66,24 +70,27 @@ _SWITCHES: Final = {
     "OPENCODE_DISABLE_MODELS_FETCH": "1",
     "PI_OFFLINE": "1",
 }
-"""Variables by which harnesses ask nothing of the network but the model, nor of a user."""
+"""Variables that keep harnesses from using the network for anything but the model, and from asking
+a user.
+"""
 _HOMES: Final = ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "MSWEA_GLOBAL_CONFIG_DIR")
-"""Variables that name a folder in which a harness keeps its state."""
+"""Variables that name the folder in which a harness keeps its state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What is started, and what becomes of it.
+    """What the launcher starts, and where the reward comes from.
 
     Args:
         command: the words of the command, with placeholders.
         copies: how many run at once.
-        reward: who says the reward: the agent, which posts it (`report`), the last line that the
-            command prints (`line`), or its exit status (`exit`).
-        score: the words of a command that runs after it, whose last line is the reward.
-        directory: where all copies work; by default, each has a temporary folder of its own.
-        logs: the folder that keeps what each copy prints.
-        time_limit: the most seconds of a copy.
+        reward: the source of the reward: the agent posts it (`report`), it is the last line that
+            the command prints (`line`), or it follows from its exit status (`exit`).
+        score: the words of a second command, which runs after the first; its last line is the
+            reward.
+        directory: the working directory of all copies; by default, each has a temporary folder.
+        logs: the folder for the output of each copy.
+        time_limit: the most seconds that one command of a copy may run.
         idle: the seconds without an episode after which the launcher ends.
     """
 
@@ -98,7 +105,7 @@ class Launch:
 
 
 class Offer(TypedDict):
-    """An episode as the gateway offers it, as far as it is read here."""
+    """An episode as the gateway offers it: the fields that are read here."""
 
     episode: str
     base_url: str
@@ -109,7 +116,7 @@ class Offer(TypedDict):
 
 
 class _Failed(Exception):
-    """A copy that gave its episode no reward, and why."""
+    """A copy ended without a reward for its episode, for the given reason."""
 
 
 class _Away(_Failed):
@@ -117,14 +124,14 @@ class _Away(_Failed):
 
 
 class _Idle(Exception):
-    """No episode was offered for as long as the launcher waits."""
+    """No episode was offered for `Launch.idle` seconds."""
 
 
 def checked(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of a command, with absolute paths for those that name a file here, since
-    copies work elsewhere.
+    """Return the words of a command, with those that name a file here made absolute paths, since
+    copies work in another directory.
 
-    Raises `ConfigError` if there is no such program, or an unknown placeholder.
+    Raises `ConfigError` if the program does not exist, or a placeholder is unknown.
     """
     for match in (match for word in words for match in _PLACEHOLDER.finditer(word)):
         name, part = match["name"], match["part"]
@@ -147,9 +154,9 @@ def _absolute(word: str) -> str:
 
 
 def read_reward(line: str) -> dict[str, Any]:
-    """Return the reward in a line, in the form that the gateway takes. The line is a number from 0
-    to 1, or a JSON object with `reward` and perhaps `success`. Raises `ValueError` for other lines,
-    with the end of a sentence that says what is wrong.
+    """Return the reward in a line, as the body of the gateway's reward request. The line is a
+    number from 0 to 1, or a JSON object with `reward` and, optionally, `success`. Raises
+    `ValueError` for any other line; its message is the end of a sentence that begins with the line.
     """
     value: Any
     try:
@@ -173,7 +180,7 @@ class _Output(Protocol):
 
 
 class _Tail:
-    """The last bytes of a stream."""
+    """A stream whose last bytes are kept, at least 1 MiB."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
@@ -195,7 +202,7 @@ class _Tail:
 
 
 class _Log:
-    """A file with the last of what a copy printed, half a MiB or more if it printed so much."""
+    """A file with the end of a copy's output: all of it, or the last half MiB at least."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -219,7 +226,7 @@ class _Log:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copy:
     """An episode, and the process that plays it. `url` is the address of the episode, `private` the
-    folder that is removed with the copy, and `values` has what placeholders stand for.
+    folder that is removed when the copy ends, and `values` has the values of placeholders.
     """
 
     offer: Offer
@@ -236,8 +243,8 @@ class _Copy:
         return f"{self.offer['split']}/{self.offer['index']}"
 
     def fill(self, words: Sequence[str]) -> list[str]:
-        """Return a command with what its placeholders stand for. Raises `_Failed` for a task that
-        is too long for an argument, and `ConfigError` if the task has no such field.
+        """Return a command with its placeholders replaced. Raises `_Failed` if a word is too long
+        for an argument, and `ConfigError` if the task lacks a field that the command names.
         """
         command = [_PLACEHOLDER.sub(self._value, word) for word in words]
         if not all(map(_fits, command)):
@@ -256,7 +263,9 @@ class _Copy:
         return _text(task[match["part"]])
 
     def ended(self, status: int) -> str:
-        """Return how the process ended, with the last line that it printed as an error."""
+        """Return in words how the process ended, with its last line on standard error, else on
+        standard output.
+        """
         number = -status if status < 0 else status - 128
         how = f"ended with status {status}"
         with suppress(ValueError):
@@ -277,7 +286,9 @@ def _fits(text: str) -> bool:
 
 
 def copy_values(offer: Offer, *, token: str, private: Path) -> dict[str, str]:
-    """Return the values of placeholders by their names; one is the file of the copy's task."""
+    """Return the value of each placeholder, by name; `task_file` is the path for a file with the
+    task, which is not written here, and is empty if there is no task.
+    """
     folder, task = private / "work", offer["task"]
     file = "" if task is None else str(folder / ("task.txt" if isinstance(task, str) else "task.json"))
     url = offer["base_url"].removesuffix("/v1")
@@ -294,13 +305,14 @@ def copy_values(offer: Offer, *, token: str, private: Path) -> dict[str, str]:
 def copy_variables(
     values: Mapping[str, str], outer: Mapping[str, str], *, home: Path, directory: Path
 ) -> dict[str, str]:
-    """Return the environment variables of a copy, made from the values of its placeholders. A task
-    that is too long for a variable is in its file only.
+    """Return the environment variables of a copy, given the values of its placeholders. A task that
+    is too long for a variable is left out.
 
     Args:
-        outer: the variables of this process; switches and folders of harnesses that are set there
-            stay as they are.
+        outer: the variables of this process, which are passed on; they take precedence over the
+            defaults for harnesses, but not over what the copy needs.
         home: a folder for the state of harnesses.
+        directory: the copy's working directory.
     """
     openai = {name: values["base_url"] for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE")}
     keys = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
@@ -320,27 +332,27 @@ def copy_variables(
         variables["AGENTR_TASK"] = values["task"]
     host = urlsplit(values["base_url"]).hostname
     if host in LOOPBACK:
-        # Else clients would ask a proxy for this machine.
+        # Otherwise clients would use a proxy for this machine.
         no_proxy = outer.get("no_proxy") or outer.get("NO_PROXY") or ""
         variables |= dict.fromkeys(("NO_PROXY", "no_proxy"), ",".join(filter(None, (no_proxy, host))))
     defaults = _SWITCHES | {name: str(home) for name in _HOMES}
-    # A task of an outer launcher must not be taken for this one's.
+    # The task of an outer launcher must not be taken for that of this copy.
     outer = {name: value for name, value in outer.items() if name != "AGENTR_TASK"}
     return {**defaults, **outer, **variables}
 
 
 class Launcher:
-    """Copies of a command at a gateway."""
+    """Plays the episodes of a gateway with copies of a command."""
 
     def __init__(self, launch: Launch, *, url: str, token: str, say: Callable[[str], Any]) -> None:
         """Check the commands; nothing is started yet.
 
         Args:
             url: the address of the gateway.
-            token: what it asks for; empty if it asks for none.
+            token: the gateway's token; empty if it has none.
             say: is called with each line for the user.
 
-        Raises `ConfigError` for a program that is not there and for an unknown placeholder.
+        Raises `ConfigError` if a program does not exist, or a placeholder is unknown.
         """
         self._command = checked(launch.command)
         self._score = checked(launch.score) if launch.score else ()
@@ -355,8 +367,8 @@ class Launcher:
         self._away = False
 
     async def run(self) -> None:
-        """Play episodes until cancelled, or until none was offered for `idle` seconds. Copies at
-        work are then ended, and their episodes reported as failed.
+        """Play episodes until cancelled, or until none was offered for `idle` seconds (it then
+        returns). Copies that still run are then ended, and their episodes reported as failed.
 
         Raises `EnvironmentServerError` if the address has no gateway, or it wants another token,
         `ConfigError` if ten copies in a row ended before they asked the policy anything, and
@@ -381,7 +393,7 @@ class Launcher:
                         group.create_task(self._play_on(Path(scratch.path)))
                     group.create_task(self._watch())
             except BaseExceptionGroup as faults:
-                # The first fault ends all.
+                # The first error ends all copies.
                 if not isinstance(faults.exceptions[0], _Idle):
                     raise faults.exceptions[0] from None
             finally:
@@ -399,7 +411,9 @@ class Launcher:
             raise self._no_gateway("/", answer)
 
     async def _watch(self) -> None:
-        """Say now and then how far the work is, and end it when there is none."""
+        """Report progress from time to time, and raise `_Idle` once there has been no work for
+        `idle` seconds.
+        """
         idle, summary, last_line = self._launch.idle, self.summary(), time.monotonic()
         while True:
             await asyncio.sleep(min(_PAUSE, idle or _PAUSE))
@@ -411,7 +425,7 @@ class Launcher:
                 raise _Idle
 
     def summary(self) -> str:
-        """Return how many copies are at work, and what became of the episodes that are over."""
+        """Return in words how many copies are at work, and how the finished episodes ended."""
         counts = ", ".join(f"{count:,} {how}" for how, count in self._counts.items() if count)
         total = sum(self._counts.values())
         return f"{self._at_work} at work; {total:,} episodes over{': ' if counts else ''}{counts}"
@@ -477,15 +491,15 @@ class Launcher:
         return _Copy(offer=offer, url=url, private=private, values=values, variables=variables, log=log)
 
     async def _outcome(self, copy: _Copy) -> dict[str, Any] | None:
-        """Carry out a copy and return its reward; None if it reports that itself, or its episode
-        was over before it ended. Raises `_Failed`.
+        """Run a copy and return its reward; None if the agent reports it itself, or its episode was
+        over first. Raises `_Failed` if there is no valid reward.
         """
         status, over = await self._execute(copy, self._command, copy.variables)
         if over:
             return None
         launch = self._launch
         if launch.reward == "exit" and not launch.score:
-            # A program that was killed, or could not be started, gave no answer.
+            # A program that was killed or could not be started has not judged the episode.
             if status < 0 or status == guard.NOT_STARTED or status - 128 in range(1, signal.NSIG):
                 raise _Failed(copy.ended(status))
             return {"reward": float(status == 0)}
@@ -512,19 +526,19 @@ class Launcher:
             raise _Failed(f"the last line that {whose}, {quoted(line, _QUOTED)}, {error}") from None
 
     async def _execute(self, copy: _Copy, words: Sequence[str], variables: Mapping[str, str]) -> tuple[int, bool]:
-        """Run a command to its end and return its status, and whether it was ended since its
-        episode was over. Raises `_Failed` if it takes too long.
+        """Run a command to its end. Return its exit status, and whether its episode was over first:
+        it then has a few seconds to end by itself. Raises `_Failed` if it takes too long.
         """
         command = [sys.executable, "-I", "-S", guard.__file__, *copy.fill(words)]
         process = await asyncio.create_subprocess_exec(
             *command,
-            # Its end tells the guard that we are gone.
+            # When this pipe closes, the guard knows that this process is gone.
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             cwd=self._launch.directory or copy.values["folder"],
             env=variables,
-            # An interrupt at the terminal is for this process.
+            # An interrupt at the terminal must reach this process only.
             start_new_session=True,
         )
         logs = (copy.log,) if copy.log is not None else ()
@@ -546,7 +560,7 @@ class Launcher:
         finally:
             over.cancel()
             await _end(process, exit_task)
-            # Nobody else holds the other ends of the pipes, unless the guard was killed.
+            # The pipes are closed by now, unless the guard was killed.
             await asyncio.wait((reading,), timeout=_PAUSE)
             reading.cancel()
         if reading.done() and not reading.cancelled():
@@ -561,14 +575,16 @@ class Launcher:
                     return
 
     async def _state(self, copy: _Copy) -> dict[str, Any]:
-        """Return what the gateway knows of an episode, with `over` if that is over, or unknown."""
+        """Return what the gateway knows of an episode; it has the key `over` if the episode is over
+        or unknown. Raises `_Away`.
+        """
         answer = await self._request("GET", copy.url)
         state: dict[str, Any] = answer.json() if answer.status_code == httpx.codes.OK else {"over": "it is unknown"}
         return state
 
     async def _fail(self, copy: _Copy, failure: _Failed) -> None:
-        """Report a failure, if the episode is not over, and raise `ConfigError` if it was the tenth
-        in a row of copies that had not asked the policy anything.
+        """Report a copy's failure, unless its episode is over. Raises `ConfigError` if this was the
+        tenth copy in a row to fail before it asked the policy anything.
         """
         asked = True
         if not isinstance(failure, _Away):
@@ -597,7 +613,9 @@ class Launcher:
     async def _request(
         self, method: str, path: str, body: Any = None, *, patience: float | None = None, say: bool = True
     ) -> httpx.Response:
-        """Return the gateway's answer. One that cannot be reached is waited for; raises `_Away`."""
+        """Return the gateway's answer, waiting up to `patience` seconds for a gateway that cannot
+        be reached, by default 30. Raises `_Away` after that.
+        """
         deadline = time.monotonic() + (_PATIENCE if patience is None else patience)
         while True:
             try:
@@ -626,14 +644,16 @@ class Launcher:
 
 
 async def _read(stream: asyncio.StreamReader, *outputs: _Output) -> None:
-    """Read a stream to its end, however much comes: a process whose output nobody reads stops."""
+    """Read a stream to its end, whatever its length: a process blocks if nobody reads its
+    output.
+    """
     while data := await stream.read(2**16):
         for output in outputs:
             output.write(data)
 
 
 async def _end(process: asyncio.subprocess.Process, exit_task: asyncio.Future[int]) -> None:
-    """Have the guard end its program, if it has not ended."""
+    """Have the guard end its program, and wait; kill the guard if it does not end in time."""
     if exit_task.done():
         return
     assert process.stdin is not None

@@ -1,4 +1,4 @@
-"""The gateway as an application: three dialects for agents, and five paths for runs.
+"""The gateway as an ASGI application: three protocols for agents, and five paths for runs.
 
 An agent asks `POST /episodes` for an episode and receives its addresses, instance and task. Its
 calls there, in OpenAI's or Anthropic's protocols, are answered by the policy of the run that
@@ -42,18 +42,19 @@ _DIALECTS: Final[Mapping[str, type[AgentRequest]]] = {
     "/chat/completions": ChatRequest,
     "/responses": ResponsesRequest,
     "/messages": MessagesRequest,
-    # A base address that ends with /v1 is right for other clients, and a frequent mistake here.
+    # A base address that ends with /v1 is right for other clients, and a common mistake with this
+    # one.
     "/v1/messages": MessagesRequest,
 }
-"""The dialects by the ends of their paths."""
+"""The dialects, by the ends of their paths."""
 _HEAD_SECONDS = 1.0
-"""Seconds for which the head of a stream waits for the first text: a refusal that comes before the
-head has a status, which harnesses know better than an error in a stream.
+"""Seconds for which a stream waits for the first text before it begins: until then a refusal can
+still have its own HTTP status, which harnesses handle better than an error in a stream.
 """
 _PING_SECONDS = 5.0
-"""Seconds of silence after which a stream gives a sign of life."""
+"""Seconds of silence after which a stream sends a ping."""
 _SESSIONS: Final = ("x-claude-code-session-id", "session-id", "x-session-id")
-"""Headers in which harnesses send ids of their own."""
+"""Headers in which harnesses send their own session ids."""
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ Seconds = Annotated[float, Field(ge=0, le=60)]
 
 
 class Offer(BaseModel):
-    """An episode that a run offers. `run` is its name, if it has one; see `Broker.arrive`."""
+    """An episode that a run offers. `run` is the name from `Broker.arrive`, or empty."""
 
     environment: str
     split: str
@@ -72,7 +73,9 @@ class Offer(BaseModel):
 
 
 class Next(BaseModel):
-    """A run's reply to the last call, if there was one, and how long it waits for the next."""
+    """A run's reply to the last call, if there is one, and the seconds that it waits for the next
+    event.
+    """
 
     episode: str
     reply: dict[str, Any] | None = None
@@ -94,9 +97,10 @@ class Progress(BaseModel):
 
 
 class RewardReport(BaseModel):
-    """An agent's report at the end of an episode. Without `success`, a reward of 1 is a success.
+    """An agent's report at the end of an episode. If `success` is left out, only a reward of 1 is a
+    success.
 
-    The text "1" and `true` are no rewards.
+    Types are strict: the text "1" and `true` are not rewards.
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
@@ -106,27 +110,27 @@ class RewardReport(BaseModel):
 
 
 class FaultReport(BaseModel):
-    """A report that an agent gave its episode up for a fault of its own, which is not a reward of
-    0.
+    """An agent's report that it gave its episode up because of its own fault, which is not a reward
+    of 0.
     """
 
     reason: str = "it gave no reason"
 
 
 class Take(BaseModel):
-    """An agent's request for an episode, and how long it waits."""
+    """An agent's request for an episode, and the seconds that it waits for one."""
 
     wait: Seconds = 20.0
 
 
 class TrackedResponse(Response):
-    """An answer that says what became of it.
+    """A response that reports whether it was delivered.
 
     Args:
-        answer: sends the answer, and returns whether it is whole; cancelled when the client leaves.
-        settle: is called once, with whether a whole answer was sent to a client that was still
-            there.
-        lose: is called if it turns out later that the client did not read it.
+        answer: sends the answer and returns whether it was complete; cancelled when the client
+            leaves.
+        settle: is called once, with whether a complete answer was sent while the client was there.
+        lose: is called if it turns out afterwards that the client did not read the answer.
     """
 
     def __init__(
@@ -144,7 +148,9 @@ class TrackedResponse(Response):
         self._is_settled = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer when it is there. Raises what `answer` raises."""
+        """Wait for the answer and send it. Raises what `answer` raises, and `Refused` if the server
+        is stopped.
+        """
         scope[LOST] = self._lose_it
         leaving = asyncio.ensure_future(_disconnected(receive))
         answering = asyncio.ensure_future(self._deliver(leaving, scope, receive, send))
@@ -163,27 +169,29 @@ class TrackedResponse(Response):
 
     async def _deliver(self, leaving: asyncio.Future[None], scope: Scope, receive: Receive, send: Send) -> None:
         complete = await self._answer(scope, receive, send)
-        # At the end of the answer, the server says that the client left.
+        # The server only reports that the client left once the answer has been sent.
         self._sent = complete and not (leaving.done() or self._lost)
 
     def _lose_it(self) -> None:
         self._lost = True
         if self._sent:
             self._sent = False
-            # Until it is settled, nobody was told that it was delivered.
+            # Before `settle` was called, nobody was told that it was delivered.
             if self._is_settled:
                 self._lose()
 
 
 class Presence(Response):
-    """An answer without end that gives a run its name: the run is gone when its connection is."""
+    """An endless response that gives a run its name: the run counts as gone when its connection
+    closes.
+    """
 
     def __init__(self, broker: Broker) -> None:
         super().__init__()
         self._desk = broker
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the name, and end the run's episodes when it leaves."""
+        """Send the name, wait until the run's connection closes, and end its episodes."""
         name = self._desk.arrive()
         try:
             await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": []})
@@ -197,14 +205,14 @@ class Presence(Response):
 
 
 async def _disconnected(receive: Receive) -> None:
-    """Return when the client leaves; its request was read."""
+    """Return when the client leaves. The body of its request must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def app(token: str | None = None) -> ASGIApp:
-    """Return the ASGI application. It admits every request, or, with a token, those that have it as
-    their key, and those about an episode that have the episode's id.
+    """Return the ASGI application. Without a token, it admits every request; with one, only
+    requests with the token as their key, or with the id of the episode that they are about.
     """
     broker = Broker()
     handlers = {HTTPException: _unserved, Refused: _refused, Exception: _broken}
@@ -260,7 +268,8 @@ def _for_agents(broker: Broker) -> list[Route]:
         turns = (await _read(request, MessagesRequest)).turns()
         return JSONResponse({"input_tokens": broker.estimate(_episode(request), turns)})
 
-    # An episode is that of the address or, at the address that all share, that of the key.
+    # The episode is the one in the path or, at the shared base address, the one whose id is the API
+    # key.
     bases = ("/episodes/{key}/v1", "/v1")
     return [
         _post("/episodes", _taking(broker)),
@@ -280,7 +289,7 @@ def _asking(broker: Broker, dialect: type[AgentRequest]) -> Callable[[Request], 
         body = await _read(request, dialect)
         again = request.headers.get("x-stainless-retry-count", "0") != "0"
         call = broker.ask(key, body.turns(), again=again, stream=bool(body.stream))
-        # Harnesses send ids of their own, by which their logs are found.
+        # Harnesses send their own session ids, which help to find their logs.
         episode = broker.episode(key)
         if not episode.session and (session := next(filter(None, map(request.headers.get, _SESSIONS)), "")):
             episode.session = visible(session)[:80]
@@ -307,7 +316,7 @@ def _answer_of(reply: Mapping[str, Any], call: Call, body: AgentRequest) -> Answ
 
 
 async def _stream(call: Call, body: AgentRequest, scope: Scope, send: Send) -> bool:
-    """Send a reply as it is sampled, and return whether it was whole."""
+    """Send a reply as it is sampled, and return whether it was complete."""
     scope[STOPPING] = lambda: call.refuse(_stopped())
     events = body.events(call.name, call.created)
 
@@ -321,7 +330,7 @@ async def _stream(call: Call, body: AgentRequest, scope: Scope, send: Send) -> b
     while not call.reply.done():
         await call.change(size, _PING_SECONDS)
         size = len(call.partial)
-        # What is sampled may be held back for long.
+        # Sampled text may be held back for a long time.
         is_silent = time.monotonic() - last >= _PING_SECONDS
         if text := events.more(call.partial) or (events.ping() if is_silent else ""):
             await write(text)
@@ -335,12 +344,16 @@ async def _stream(call: Call, body: AgentRequest, scope: Scope, send: Send) -> b
 
 
 def _episode(request: Request) -> str:
-    """Return the id of the episode that a request is about: that in its path, or else its key."""
+    """Return the id of the episode that a request is about: the one in its path, else its API
+    key.
+    """
     return str(request.path_params.get("key") or api_key(request.scope))
 
 
 def _model(name: str) -> dict[str, Any]:
-    """Return a model with the fields of OpenAI's protocol and those of Anthropic's."""
+    """Return the description of a model, with the fields of OpenAI's and of Anthropic's
+    protocol.
+    """
     openai = {"id": name, "object": "model", "created": 0, "owned_by": "agentr"}
     return {**openai, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
@@ -427,7 +440,9 @@ def _stopped() -> Refused:
 
 
 def _answer_to(scope: Scope, refusal: Refused) -> Response:
-    """Return a refusal in the dialect of its path; in OpenAI's form where that has none."""
+    """Return the response to a refused request, in the dialect of its path, else in OpenAI's
+    format.
+    """
     for end, dialect in _DIALECTS.items():
         if scope["path"].removesuffix("/count_tokens").endswith(end):
             return JSONResponse(dialect.error(refusal), dialect.status(refusal))

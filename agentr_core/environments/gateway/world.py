@@ -1,5 +1,5 @@
-"""An agent in its own process, as an environment: its calls are the observations, and the reward
-that it reports is the reward.
+"""An environment that is played by an agent in its own process: the agent's calls of the policy are
+the observations, and it reports the reward.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _POLL = 5.0
 _TRIES = 3
 _TIMEOUT = 300.0
 _MOST_WITHOUT_ROOM = 10
-"""Calls in a row that leave no room for a reply before an episode ends by that: agents that know
-what to do sum their history up after one or a few.
+"""The most calls in a row without room for a reply; one more ends the episode. Agents that can
+handle this summarise their history after one or a few.
 """
 _PROGRESS_TIMEOUT = 5.0
 _SECONDS_WITHOUT_ROOM = 60.0
-"""Seconds that an agent has, after such a call, for the next one."""
+"""Seconds that an agent has for its next call after one without room for a reply."""
 
 
 class _Presence:
-    """The name under which a gateway knows this process, and the connection that keeps it: the
-    gateway ends the episodes of a process whose connection breaks, so that no agent waits for a run
-    that was killed.
+    """The name by which a gateway knows this process, and the connection that keeps the name valid.
+    If the connection breaks, the gateway ends the episodes of the process, so that no agent waits
+    for a run that was killed.
     """
 
     def __init__(self, url: str, token: str) -> None:
@@ -56,15 +56,16 @@ class _Presence:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._exit_stack = ExitStack()
         self._lines: Iterator[str] = iter(())
-        # At the very end of a process, what closes it by itself is gone.
+        # Closed explicitly: at interpreter shutdown, what would close the connection is already
+        # gone.
         atexit.register(self._leave)
         self._lock = threading.Lock()
         self.name = "none"
 
     def renew(self, unknown: str) -> None:
-        """Ask for another name if the gateway does not know the present one. Raises
-        `EnvironmentUnavailable`, and `EnvironmentServerError` if this is not a gateway or wants
-        another token.
+        """Ask the gateway for a new name if `unknown` is the present one. Raises
+        `EnvironmentUnavailable` if the connection breaks, and `EnvironmentServerError` if this is
+        not a gateway or wants another token.
         """
         with self._lock:
             if self.name == unknown:
@@ -73,8 +74,8 @@ class _Presence:
                 try:
                     client = self._exit_stack.enter_context(httpx.Client(headers=self._headers, timeout=_TIMEOUT))
                     answer = self._exit_stack.enter_context(client.stream("POST", url))
-                    # The answer has no end while this process lives; without its iterator it is
-                    # closed.
+                    # The answer stays open while this process lives; dropping its iterator would
+                    # close it.
                     self._lines = answer.iter_lines()
                     name = next(self._lines, "")
                 except httpx.HTTPError as error:
@@ -95,14 +96,13 @@ class _Presence:
 
 @cache
 def _presence(url: str, token: str, process: int) -> _Presence:
-    """Return the presence of a process; a process that was forked from it has its own."""
+    """Return the presence of the process with an id; a forked process has its own."""
     return _Presence(url, token)
 
 
 class _Texts:
-    """The texts of replies that are being written, on their way to a gateway: the latest of each
-    episode, as soon as the ones before are there. What is lost is no harm, since the whole replies
-    follow.
+    """A sender of partial replies to a gateway: for each episode the latest text, as soon as
+    earlier requests are done. Texts may be lost without harm, since the whole replies follow.
     """
 
     def __init__(self, url: str, token: str) -> None:
@@ -115,7 +115,7 @@ class _Texts:
         self._thread: threading.Thread | None = None
 
     def tell(self, episode: str, text: str) -> None:
-        """Have the text of an episode's reply sent."""
+        """Schedule the partial text of an episode's reply for sending."""
         with self._change:
             self._texts[episode] = text
             if self._thread is None:
@@ -124,14 +124,14 @@ class _Texts:
         self._news.set()
 
     def drop(self, episode: str) -> None:
-        """Send no text of an episode from now on, until there is another."""
+        """Drop the unsent text of an episode, waiting for a request that is under way."""
         with self._sending, self._change:
             self._texts.pop(episode, None)
 
     def _send(self) -> None:
         while self._news.wait():
             self._news.clear()
-            # A text with half a surrogate pair is no JSON.
+            # A text with a lone surrogate cannot be encoded.
             with self._sending, suppress(httpx.HTTPError, UnicodeError):
                 with self._change:
                     texts, self._texts = self._texts, {}
@@ -144,29 +144,30 @@ def _texts(url: str, token: str, process: int) -> _Texts:
 
 
 # An agent cannot choose its instance: groups and held-out sets need to know which one is played
-# before the episode begins. As a world, it has the plans, seeds, retries and lineage of all others.
+# before the episode begins. As a world, the gateway shares the plans, seeds, retries and lineage of
+# all worlds.
 class Gateway(Environment):
     """Episodes played by outside agents, which connect to a gateway (`agentr gateway`) at `url`.
 
-    A reset offers an episode, which begins with the agent's first call. The agent's world is its
-    own business: its next call shows what it did with a reply, and at the end it reports a reward
-    in [0, 1]. An episode whose agent falls silent, or gives it up, is offered again, as the
-    recipe's section `errors` says.
+    A reset offers an episode, which begins with the first call of the agent that takes it. The
+    agent's world is not known here: its next call shows what it did with a reply, and at the end it
+    reports a reward in [0, 1]. If the agent falls silent or gives up, the episode is offered again,
+    as the recipe's section `errors` says.
 
     Args:
         url: the address of the gateway, such as http://127.0.0.1:8170; by default the value of the
             variable AGENTR_GATEWAY.
-        splits: for each split, the number of its instances, or a JSON Lines file with a task in
-            each line, which the agent is given with the episode.
+        splits: for each split, the number of its instances, or a JSON Lines file with one task on
+            each line, which the agent gets with the episode.
         patience_s: seconds for which an agent may be silent when it is its turn, and for which all
             agents may be silent while an episode is offered.
-        token: what a gateway asks for that other machines reach; leave it to the variable
+        token: the token of a gateway that other machines can reach; set it in the variable
             AGENTR_GATEWAY_TOKEN, since a recipe is stored.
-        repeatability: how exactly an agent repeats itself when it is given the same replies: exact,
+        repeatability: how exactly an agent repeats itself when it gets the same replies: exact,
             unordered or never. Search replays episodes, and compares them accordingly.
-        side_calls: what becomes of calls beside the agent's task, such as those for titles and
-            summaries: leave keeps them out of training, train gives them the episode's reward, too.
-            See `OutsideTurns`.
+        side_calls: what becomes of calls that are not about the agent's task, such as those for
+            titles and summaries: `leave` keeps them out of training, `train` trains them with the
+            episode's reward. See `OutsideTurns`.
     """
 
     name = "gateway"
@@ -213,7 +214,7 @@ class Gateway(Environment):
         self._over = True
         self._closed = False
         self._conversations = Conversations()
-        # What the next reply answers.
+        # The conversation that the next reply answers.
         self._prompt: Prompt = ()
         self._generation_info: dict[str, Any] = {}
         self._refused = ""
@@ -222,12 +223,12 @@ class Gateway(Environment):
 
     @staticmethod
     def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the files of tasks."""
+        """Return the task files of the option `splits`."""
         return tuple(value for value in (options.get("splits") or {}).values() if isinstance(value, str))
 
     def reach(self) -> None:
-        """Return once the gateway answers. Raises `EnvironmentServerError` when it does not, or
-        wants another token.
+        """Wait until the gateway answers. Raises `EnvironmentServerError` if it does not, or wants
+        another token.
         """
         try:
             self._server.reach()
@@ -236,7 +237,7 @@ class Gateway(Environment):
             raise EnvironmentServerError(f"gateway: {fault}; {self.start_hint()}") from fault
 
     def start_hint(self) -> str:
-        """Return how a gateway is started."""
+        """Return how a gateway is started; see `Environment.start_hint`."""
         return "`agentr gateway` starts one"
 
     def splits(self) -> tuple[str, ...]:
@@ -250,12 +251,15 @@ class Gateway(Environment):
         return Instances(self.name, split, range(len(self._tasks[split])))
 
     def identity(self, instance: Instance) -> str:
-        """Return the task of an instance, or its key where only the agent knows its task."""
+        """Return the task of an instance as JSON, or its key if only the agent knows its task."""
         task = self._task(instance)
         return instance.key if task is None else canonical(task)
 
     def reset(self, instance: Instance) -> str:
-        """Return the first call of the agent that took the episode."""
+        """Offer an episode, wait until an agent takes it and calls, and return its first call.
+        Raises `EnvironmentUnavailable` if the episode is lost or ends before a call, and
+        `EnvironmentTimeout` if agents stay silent.
+        """
         task = self._task(instance)
         self.release()
         offer = {"environment": self.name, "split": instance.split, "index": instance.index, "task": task}
@@ -278,8 +282,9 @@ class Gateway(Environment):
         return self._called(event)
 
     def step(self, action: str) -> Transition:
-        """Give the agent a reply and return the transition: its next call, or the reward that it
-        reports. Raises `Undelivered` if the agent went on without the reply.
+        """Give the agent a reply, wait, and return the transition: its next call, or the reward
+        that it reports. Raises `Undelivered` if the agent went on without the reply, and otherwise
+        as `reset`.
         """
         if self._over:
             raise EnvironmentFault("gateway: a step before the reset, or after the end")
@@ -289,18 +294,18 @@ class Gateway(Environment):
             _texts(self._url, self._token, os.getpid()).drop(self._episode)
         ids = self._conversations.add(self._prompt, action)
         event = self._next({"text": action, "ids": ids, **generation_info})
-        # A reply that comes back has arrived, whatever became of the connection.
+        # A reply that is in the history of the next call has arrived, even if its connection broke.
         if not event["delivered"] and not (event["event"] == "call" and self._conversations.has_last(_turns(event))):
             self._conversations.drop_last()
             self._without_reply(event, "a reply was not delivered")
         return self._following(event)
 
     def decline(self, fault: AgentrError) -> NoReturn:
-        """Tell the agent why its call gets no reply, and raise `Undelivered` with what it does
-        next; see `Environment`.
+        """Tell the agent why its call gets no reply, wait, and raise `Undelivered` with the
+        transition to what it does next; see `Environment.decline`.
 
-        One whose history has no room for a reply may go on with a shorter one. If it does not, the
-        episode is over.
+        If the history leaves no room for a reply, the agent may go on with a shorter one; if it
+        does not, the episode is over.
         """
         refusal: dict[str, Any] = {"refused": str(fault), "code": "invalid_request"}
         if not isinstance(fault, PromptTooLong):
@@ -334,17 +339,17 @@ class Gateway(Environment):
         }
 
     def listener(self) -> Callable[[str], None] | None:
-        """Return what sends the agent the text of the next reply as it is written; None if it waits
-        for the whole; see `Environment`.
+        """Return a function that sends the agent the text of its next reply so far; None if the
+        agent waits for the whole reply. See `Environment.listener`.
         """
         return partial(_texts(self._url, self._token, os.getpid()).tell, self._episode) if self._is_streamed else None
 
     def refuse(self, why: str) -> None:
-        """Record why there is no reply, to tell the agent; see `Environment`."""
+        """Record why there is no reply; `release` tells the agent. See `Environment.refuse`."""
         self._refused = why
 
     def release(self, why: str = "it has had all its steps, or its run was ended") -> None:
-        """End the episode, if there is one, and tell the agent why; see `Environment`."""
+        """End the episode, if there is one, and tell the agent why; see `Environment.release`."""
         episode, self._episode = self._episode, ""
         why, self._refused = self._refused or why, ""
         self._generation_info, self._over = {}, True
@@ -352,11 +357,11 @@ class Gateway(Environment):
             self._server.close("/run/close", {"episode": episode, "why": why})
 
     def parse(self, reply: str) -> str:
-        """Return the reply itself: the agent reads it."""
+        """Return the reply itself: the agent parses it."""
         return reply
 
     def close(self) -> None:
-        """End the episode; an agent that still plays it is told so."""
+        """End the episode, and tell an agent that still plays it."""
         self._closed = True
         self.release()
 
@@ -367,13 +372,13 @@ class Gateway(Environment):
         return tasks[instance.index]
 
     def _called(self, event: Mapping[str, Any]) -> str:
-        """Return what a call adds to the conversations before it, as an observation."""
+        """Return what a call adds to the known conversations, as the text of an observation."""
         self._is_streamed = bool(event.get("stream"))
         self._prompt, observation = self._conversations.place(_turns(event))
         return observation
 
     def _following(self, event: Mapping[str, Any]) -> Transition:
-        """Return the transition of a step after which the agent did what an event says."""
+        """Return the transition to an agent's event: a call, or a reward."""
         if event["event"] == "reward":
             self._over = True
             return Transition("", event["reward"], True, False, {"success": event["success"]})
@@ -384,8 +389,9 @@ class Gateway(Environment):
         raise Undelivered(message, self._following(event))
 
     def _next(self, reply: dict[str, Any] | None, *, patience: float = math.inf) -> dict[str, Any]:
-        """Return the agent's next event. Raises `EnvironmentTimeout` when it is silent for too
-        long, `EnvironmentUnavailable` when it is lost.
+        """Send a reply, if there is one, wait for the agent's next event, and return it: a call or
+        a reward. Raises `EnvironmentTimeout` if it is silent for longer than `patience` or
+        `patience_s` seconds, and `EnvironmentUnavailable` if the episode is lost.
         """
         episode, patience = self._episode, min(patience, self._patience)
         while not self._closed:
@@ -412,7 +418,9 @@ def _turns(event: Mapping[str, Any]) -> list[CallTurn]:
 # Hundreds of environments are made for one recipe.
 @lru_cache(maxsize=16)
 def _tasks(split: str, source: int | str) -> Sequence[Any]:
-    """Return the tasks of a split; None for each where only their number is known."""
+    """Return the tasks of a split, one for each instance; each is None if only their number is
+    known. Raises `ConfigError` for a source that is neither a file nor a number of at least 1.
+    """
     if isinstance(source, str):
         return [record for _, record in records(Path(source), setting=f"environment.options.splits.{split}")]
     if isinstance(source, bool) or not isinstance(source, int) or source < 1:

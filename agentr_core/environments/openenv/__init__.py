@@ -1,3 +1,3 @@
-"""Worlds behind servers of OpenEnv, without its package: a client of any such server, and our own
-server of any world.
+"""Worlds on OpenEnv servers, without OpenEnv's package: a client for any such server, and our own
+server for any world.
 """

@@ -1,9 +1,9 @@
-"""A world on an OpenEnv server: one WebSocket for each episode, and what the protocol leaves open
-said by options.
+"""A world on an OpenEnv server: one WebSocket for each episode, and options for what the protocol
+leaves open.
 
-OpenEnv has no success, no step limit and no scale of rewards; it does not say which field of an
-observation is its text, nor which arguments a reset takes, and drops in silence those that it does
-not take. What cannot be known is asked of the recipe; what can be seen at a server is looked at
+OpenEnv has no success, no step limit and no scale of rewards. It does not say which field of an
+observation is its text, nor which arguments a reset takes, and servers silently ignore unknown
+arguments. The recipe must say what cannot be known; what can be observed at a server is checked
 before a run.
 """
 
@@ -34,7 +34,7 @@ from agentr_core.replies import Labels, block_after_label, line_after_label
 from agentr_core.texts import abbreviate, lone_surrogate
 from agentr_core.types import Instance, Transition
 
-# What a recipe says of observations, successes and resets.
+# How options describe observations, successes and resets.
 
 _MISSING = object()
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
@@ -42,8 +42,8 @@ _THRESHOLD = re.compile(r"\s*reward\s*(>=|>)\s*(-?\d+(?:\.\d+)?)\s*")
 
 
 def at_path(fields: Any, path: str) -> Any:
-    """Return the value at a dotted path, such as `metadata.board` or `messages.-1.content`, in
-    mappings and lists; `_MISSING` if there is none.
+    """Return the value at a dotted path in mappings and lists, such as `metadata.board` or
+    `messages.-1.content`; `_MISSING` if there is none.
     """
     for key in path.split("."):
         if isinstance(fields, list) and re.fullmatch(r"-?\d+", key) and -len(fields) <= int(key) < len(fields):
@@ -56,8 +56,8 @@ def at_path(fields: Any, path: str) -> Any:
 
 
 def in_words(value: Any) -> str:
-    """Return a value of an observation as text: texts as they are, of a list of messages what each
-    says, anything else as JSON.
+    """Return a value of an observation as text: a text as it is, the contents of a list of messages
+    on lines, anything else as JSON; empty for None and `_MISSING`.
     """
     if value is None or value is _MISSING:
         return ""
@@ -69,8 +69,8 @@ def in_words(value: Any) -> str:
 
 
 def filled(template: Any, split: str, index: int) -> Any:
-    """Return a template of reset arguments with the split and the number of an instance in it; a
-    value that is `{index}` alone becomes a number.
+    """Return a template of reset arguments with `{index}` and `{split}` replaced; a value that is
+    just `{index}` becomes a number.
     """
     if isinstance(template, str):
         if template == "{index}":
@@ -88,15 +88,17 @@ Action: the action"""
 
 
 class Beginning(NamedTuple):
-    """What an instance begins with: its text, and its state where the server tells one."""
+    """The beginning of an instance: its first observation, and the state that the server reports,
+    empty if none.
+    """
 
     text: str
     state: Mapping[str, Any]
 
 
 class Calls:
-    """A mixin for native tool calls: the server's tools or, where it has none, the fields of its
-    action. An action is the call as JSON.
+    """A mixin for native tool calls of the server's tools or, if it has none, of one tool with the
+    fields of its action. An action is the call as JSON.
     """
 
     _server: Server
@@ -108,8 +110,8 @@ class Calls:
         return NativeTurns(tools=self._server.tools)
 
     def parse(self, reply: str) -> str:
-        """Return the call of a reply as JSON, joined if there are several; an empty string if there
-        is none, and the action of `misread` for a call that cannot be read.
+        """Return the call of a reply as JSON, joined if there are several; empty if there is no
+        call, and the action of `misread` for a call that cannot be read.
         """
         calls = read_calls(reply)
         if calls is None or isinstance(calls, Misread):
@@ -123,7 +125,9 @@ class Calls:
         return text if lone_surrogate(text) is None else misread(Misread("an argument has half a surrogate pair"))
 
     def step(self, action: str) -> Transition:
-        """Carry out a call; a reply without a readable one is answered here."""
+        """Carry out a call; a reply without a readable call is answered without asking the
+        server.
+        """
         if not action or is_misread(action):
             return Transition(feedback(action), self._standing(), False, False, {"success": False, "valid": False})
         transition: Transition = super().step(action)  # type: ignore[misc]
@@ -146,29 +150,29 @@ class OpenEnv(RemoteWorld):
         success: what counts as a success, since OpenEnv has none: `reward >= 1`, on the server's
             own scale of an episode's reward, or the path of a field that is true or false, such as
             `metadata.won`.
-        instruction: the first turn of the conversation; it must name the actions.
+        instruction: the first message of the conversation; it must name the actions.
         step_limit: the number of steps after which an episode is cut.
         train: the instances of the split: numbers and ranges such as "0-99,120", or the name of a
             split of the server's Task API; by default its split of that name or type.
         test: the same for the test split.
-        reset_arguments: what a reset is sent, with `{index}` and `{split}` for those of the
-            instance; by default `{seed: "{index}"}` where numbers are given, else `{split:
-            "{split}", index: "{index}"}`.
-        instances_differ: whether each instance is another problem, also where they begin alike or
+        reset_arguments: the arguments of a reset, with `{index}` and `{split}` for those of the
+            instance; by default `{seed: "{index}"}` if numbers are given for both splits, else
+            `{split: "{split}", index: "{index}"}`.
+        instances_differ: whether each instance is a different problem, even if they begin alike or
             the server takes no arguments at all.
-        observation: the text of an observation, with paths of fields in braces, such as
-            `{prompt}\\n{messages}`; by default the one field that is a text, else JSON.
-        action: the field of an action that holds the agent's words; by default the only required
-            text. Where there is neither, an action is a JSON object.
-        bad_action: whether an error of the server at a step means that the action was bad, and the
-            agent is told so (`refused`), or that the world broke (`fault`).
-        rewards: whether the rewards of the steps are summed or the last one is the episode's.
+        observation: a template for the text of an observation, with paths of fields in braces, such
+            as `{prompt}\\n{messages}`; by default the one field that is a text, else JSON.
+        action: the field of an action for the agent's text; by default the only required field, if
+            it is a text. If there is neither, an action is a JSON object.
+        bad_action: what an error of the server at a step means: the action was bad, and the agent
+            is told so (`refused`), or the world broke (`fault`).
+        rewards: whether an episode's reward is the `sum` of its steps' rewards or the `last` one.
         reward_low, reward_high: the range of an episode's reward, which is scaled to [0, 1].
         repeatability: how exactly an instance repeats itself: exact, unordered or never.
         timeout_s: seconds that an answer may take.
         patience_s: seconds for which a server that is absent or full is tried again.
         retries: how often an episode is restored for one step before the fault is raised.
-        answer_mib: the most MiB of an answer.
+        answer_mib: the largest size of an answer, in MiB.
     """
 
     name = "openenv"
@@ -233,11 +237,13 @@ class OpenEnv(RemoteWorld):
         self._reward = 0.0
         self._count = 0
 
-    # Which instances there are, and how one is begun.
+    # The instances, and the arguments of a reset.
 
     @cached_property
     def _numbers(self) -> Mapping[str, tuple[str, Sequence[int]]]:
-        """The name that the server has for each split, and the numbers of its instances."""
+        """The server's name of each split and the numbers of its instances, by our name of the
+        split.
+        """
         numbers: Mapping[str, tuple[str, Sequence[int]]]
         if all(value and not names_file(value) for value in self._given.values()):
             numbers = {split: (split, read_ids(value, self.name)) for split, value in self._given.items()}
@@ -249,7 +255,9 @@ class OpenEnv(RemoteWorld):
         return numbers
 
     def _listed(self) -> Mapping[str, tuple[str, Sequence[int]]]:
-        """Return the splits of the Task API, of which one is `train` and one is `test`."""
+        """Return the splits of the Task API, with one as `train` and one as `test`. Raises
+        `EnvironmentServerError` if it has none that fits.
+        """
         tasks, numbers = self._server.tasks, dict[str, tuple[str, Sequence[int]]]()
         if not tasks:
             raise EnvironmentServerError(
@@ -283,29 +291,31 @@ class OpenEnv(RemoteWorld):
         return {"seed": "{index}"} if numbered else {"split": "{split}", "index": "{index}"}
 
     def splits(self) -> tuple[str, ...]:
-        """Return the names of the splits: `train`, `test`, and others of the Task API."""
+        """Return the names of the splits: `train`, `test`, and other splits of the Task API."""
         return tuple(self._numbers)
 
     def instances(self, split: str) -> Sequence[Instance]:
-        """Return the instances of a split; an index is what the server is sent."""
+        """Return the instances of a split; an instance's index is the number that the server
+        gets.
+        """
         return Instances(self.name, split, self._numbers[split][1])
 
     def identity(self, instance: Instance) -> str:
-        """Return the first observation of an instance, or its name with `instances_differ`."""
+        """Return the first observation of an instance, or its key with `instances_differ`."""
         return instance.key if self._instances_differ else self.reset(instance)
 
     # One episode.
 
     def parse(self, reply: str) -> str:
-        """Return the line after the last "Action:" of a reply; all that follows it where an action
-        is a JSON object.
+        """Return the line after the last "Action:" of a reply; if an action is a JSON object, all
+        that follows the label.
         """
         extract = line_after_label if self._field else block_after_label
         return extract(reply, self.labels or "lenient")
 
     @cached_property
     def _field(self) -> str:
-        """The field of an action that holds the agent's words; empty where it is a JSON object."""
+        """The field of an action for the agent's text; empty if an action is a JSON object."""
         schema = self._server.action
         fields = properties(schema)
         if self._action and self._action not in fields:
@@ -318,7 +328,9 @@ class OpenEnv(RemoteWorld):
         return self._action or words
 
     def _message(self, action: str) -> Mapping[str, Any] | str:
-        """Return the fields of an action, or why it has none."""
+        """Return the fields of an action for the server, or a text that says why it is not an
+        action.
+        """
         field = self._field
         if field and at_path(properties(self._server.action), f"{field}.type") == "string":
             return {field: action}
@@ -369,12 +381,14 @@ class OpenEnv(RemoteWorld):
         truncated = not done and self._count >= self.step_limit
         turn = Turn(text, self._standing(), done, truncated, self._succeeds(fields, done), valid)
         if turn.ended:
-            # A place that is not needed any more may be the only one.
+            # Released at once: this may be the server's only place.
             self._release()
         return turn
 
     def _standing(self) -> float:
-        """Return the reward of the episode so far, scaled to [0, 1]."""
+        """Return the reward of the episode so far, scaled to [0, 1]. Raises `IllTypedAnswer` if it
+        is outside `reward_low` to `reward_high`.
+        """
         reward = (self._reward - self._low) / (self._high - self._low)
         if not -1e-6 <= reward <= 1 + 1e-6:
             raise IllTypedAnswer(
@@ -400,8 +414,8 @@ class OpenEnv(RemoteWorld):
         return value
 
     def _fields(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the fields of an observation; its metadata, which may lie beside it, among
-        them.
+        """Return the fields of an observation, and among them its metadata, which a server may send
+        beside it.
         """
         fields = answer["data"].get("observation")
         if not isinstance(fields, dict):
@@ -446,11 +460,11 @@ class OpenEnv(RemoteWorld):
         if session is not None:
             session.close()
 
-    # What is looked at before a run.
+    # The checks before a run.
 
     def reach(self) -> None:
-        """Return once the server answers and keeps apart what it is asked to. Raises
-        `EnvironmentServerError` with the first thing that it does not.
+        """Wait until the server answers, and check it. Raises `EnvironmentServerError` with the
+        first flaw, or if it does not answer.
         """
         try:
             for _, sentence in self.flaws():
@@ -459,14 +473,15 @@ class OpenEnv(RemoteWorld):
             raise EnvironmentServerError(f"{self.name}: {fault}; {self.start_hint()}") from fault
 
     def flaws(self) -> Sequence[tuple[str, str]]:
-        """Return why the server, with these options, cannot be trained on, as pairs of rule and
-        sentence; empty if it can. To find out, one instance is begun twice, and others once.
+        """Return why the server cannot be trained on with these options, as pairs of rule and
+        sentence; empty if it can. For this, one instance is begun twice, and up to two others once.
         """
         train, test, url = self.instances("train"), self.instances("test"), self._server.url
         if self._server.calls and not isinstance(self, Calls):
             return [("actions", f"{self.name}: {url} takes calls of tools: set environment.transcript: native")]
         first, second = self._look(train[0]), self._look(train[0])
-        # What differs between two beginnings of one instance, such as a time, tells nothing.
+        # Values that differ between two beginnings of one instance, such as a time, say nothing
+        # about others.
         varying_keys = {key for key in first.state if first.state[key] != second.state.get(key)}
         if self.repeatability is Repeatability.EXACT and (first.text != second.text or varying_keys):
             difference = f"the state {', '.join(sorted(varying_keys))}" if first.text == second.text else "another text"
@@ -515,5 +530,5 @@ class OpenEnv(RemoteWorld):
         return self._server.url
 
     def start_hint(self) -> str:
-        """Return a hint on how to start a server."""
+        """Return how a server is started; see `Environment.start_hint`."""
         return "`agentr env serve textcraft --protocol openenv` starts one"

@@ -1,4 +1,4 @@
-"""OpenEnv's wire as a client sees it: a server, and one WebSocket for each episode on it."""
+"""OpenEnv's protocol on the client's side: a server, and one WebSocket for each episode on it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _CLOSE_SECONDS = 1.0
 
 
 class Session:
-    """One WebSocket, which is one place on the server: it is closed with its episode, since a
-    second reset of a place may go on where the first one ended.
+    """One WebSocket, which occupies one place on the server. It is closed after one episode, since
+    a second reset in the same place may continue where the first one ended.
     """
 
     def __init__(self, url: str, socket: ClientConnection, timeout_s: float, answer_mib: int) -> None:
@@ -39,14 +39,15 @@ class Session:
         self._answer_mib = answer_mib
 
     def ask(self, kind: str, data: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """Return the answer to a message, an error or what was asked for. After any exception the
-        session is of no use: an answer that comes late would be taken for the next one.
+        """Send a message and return the answer: an error, or what was asked for. After an exception
+        the session must not be used again: a late answer would be taken for the next one.
 
-        Raises `EnvironmentUnavailable` without an answer in time, and `MalformedAnswer`.
+        Raises `EnvironmentUnavailable` if the connection breaks or there is no answer in time,
+        `IllTypedAnswer` if the answer is too large, and `MalformedAnswer`.
         """
         message = {"type": kind} if data is None else {"type": kind, "data": data}
         try:
-            # What a full server says before it closes can still be read.
+            # A full server sends a message before it closes, which can still be read.
             with suppress(ConnectionClosed):
                 self._socket.send(json.dumps(message))
             text = self._socket.recv(timeout=self._timeout)
@@ -76,7 +77,7 @@ class Session:
         return answer
 
     def close(self) -> None:
-        """Give the place back. Never raises."""
+        """Close the WebSocket, which frees the place. Never raises."""
         self._socket.close()
 
 
@@ -86,7 +87,7 @@ class Server:
     Args:
         timeout_s: seconds that an answer may take.
         patience_s: seconds for which an absent or full server is tried again.
-        answer_mib: the most MiB of an answer.
+        answer_mib: the largest size of an answer, in MiB.
     """
 
     def __init__(self, url: str, timeout_s: float, patience_s: float, answer_mib: int) -> None:
@@ -96,8 +97,9 @@ class Server:
         self._answer_mib = answer_mib
 
     def begin(self, kind: str, data: Mapping[str, Any] | None = None) -> tuple[Session, Mapping[str, Any]]:
-        """Return a new session and the answer to its first message. While the server cannot be
-        reached, or has no place free, it is tried again: that is no fault of the world.
+        """Open a session and return it with the answer to its first message. While the server
+        cannot be reached or has no free place, this is tried again for `patience_s` seconds. Raises
+        `EnvironmentUnavailable` after that, and as `Session.ask`.
         """
 
         def attempt() -> tuple[Session, Mapping[str, Any]]:
@@ -126,7 +128,8 @@ class Server:
                 url,
                 open_timeout=_CONNECT_SECONDS,
                 close_timeout=_CLOSE_SECONDS,
-                # A server whose step blocks its loop answers no ping; `timeout_s` says how long.
+                # A server whose step blocks its event loop answers no pings; `timeout_s` is the
+                # limit.
                 ping_interval=None,
                 compression=None,
                 max_size=self._answer_mib * 2**20,
@@ -156,8 +159,8 @@ class Server:
             except _NotNowError:
                 failures += 1
                 seconds = time.monotonic() - start
-                # Half a second at most until the third try, and four from the fifth one on: a place
-                # gets free at any moment.
+                # The wait is at most half a second before the second try, and four seconds from the
+                # fifth try on, since a place may become free at any moment.
                 wait = wait_before_retry(
                     self._patience, failures=min(failures, 4), elapsed=seconds, uniform=random.random()
                 )
@@ -166,7 +169,7 @@ class Server:
                 time.sleep(wait)
 
     def _http(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Return the answer to a request that changes nothing; None where the server has no such
+        """Return the JSON answer to a request that changes nothing; None if the server has no such
         path.
         """
         url = f"{self.url}{path}"
@@ -189,7 +192,7 @@ class Server:
 
     @property
     def calls(self) -> bool:
-        """Whether an action is a call of a tool."""
+        """Whether the server's actions are calls of tools."""
         return self.action.get("title") == "CallToolAction"
 
     @cached_property
@@ -203,7 +206,9 @@ class Server:
 
     @cached_property
     def tasks(self) -> Mapping[str, tuple[str, int]]:
-        """The splits of the Task API with their types and sizes; empty where it does not answer."""
+        """The type and size of each split of the Task API, by its name; empty if the server has no
+        Task API.
+        """
         names = self._http("GET", "/list_environments")
         splits = self._http("GET", f"/{names[0]}/splits") if names and isinstance(names, list) else None
         try:
@@ -221,8 +226,8 @@ class Server:
 
     @cached_property
     def tools(self) -> tuple[Tool, ...]:
-        """The tools that a model may call; one that takes the fields of an action where the server
-        has none.
+        """The tools that a model may call; if the server has none, a single tool `act` that takes
+        the fields of an action.
         """
         if not self.calls:
             fields = {name: schema for name, schema in properties(self.action).items() if name != "metadata"}
@@ -251,23 +256,25 @@ class _NotNowError(EnvironmentUnavailable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTool(Tool):
-    """A tool whose arguments are as its JSON schema says."""
+    """A tool whose arguments are described by its JSON schema."""
 
     schema: Mapping[str, Any]
 
     @property
     def definition(self) -> dict[str, Any]:
-        """The tool as OpenAI's protocol and chat templates define a function."""
+        """The tool as a function definition of OpenAI's protocol and chat templates."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.schema)}
         return {"type": "function", "function": function}
 
 
 @cache
 def server_at(url: str, timeout_s: float, patience_s: float, answer_mib: int) -> Server:
-    """Return the one server of an address in this process, so that it is asked once what it is."""
+    """Return this process's only server with these settings, so that its schema and tasks are
+    fetched once.
+    """
     return Server(url, timeout_s, patience_s, answer_mib)
 
 
 def properties(schema: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """Return the fields of a JSON schema, by name."""
+    """Return the schemas of the fields of a JSON schema, by field."""
     return schema.get("properties") or {}

@@ -1,8 +1,9 @@
-"""A server that offers any environment to clients of OpenEnv, over its WebSocket.
+"""A server that offers any environment to clients of OpenEnv, over its WebSocket protocol.
 
-An action is a reply as the world's instruction asks for, or an action alone. The first observation
-has instruction and step limit, since nothing else can carry them; the rewards of the steps sum to
-that of the episode; a fault of the world is an error, never a reward.
+An action is a whole reply as the world's instruction asks for, or an action alone. The first
+observation includes the instruction and the step limit, since the protocol has no other place for
+them. The rewards of the steps sum to that of the episode. A fault of the world is an error, never a
+reward.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from agentr_core.texts import abbreviate, cause
 from agentr_core.types import Instance, Step, StopReason, Trajectory
 
 MOST_LISTED = 10_000
-"""The most tasks that are listed in one answer."""
+"""The most tasks in one answer of the Task API."""
 _RESET = ("seed", "split", "index", "episode_id")
 _TEXT, _FLAG = {"type": "string"}, {"type": "boolean"}
 _SCHEMA = {
@@ -63,7 +64,7 @@ _SCHEMA = {
 
 
 class Refused(Exception):
-    """A message that is not carried out: OpenEnv's code of the error, and a sentence."""
+    """A message that is not carried out: OpenEnv's error code, and a sentence."""
 
     def __init__(self, code: str, sentence: str) -> None:
         super().__init__(code, sentence)
@@ -72,7 +73,7 @@ class Refused(Exception):
 
 
 def read(text: str | bytes) -> Mapping[str, Any]:
-    """Return the object in a text. Raises `Refused`."""
+    """Return the JSON object in a text. Raises `Refused` if it is not one."""
     try:
         value = from_json(text, allow_inf_nan=False)
     except ValueError as error:
@@ -83,14 +84,14 @@ def read(text: str | bytes) -> Mapping[str, Any]:
 
 
 def number(value: Any, name: str) -> int:
-    """Return a whole number of at least 0. Raises `Refused`."""
+    """Return the value if it is a whole number of at least 0. Raises `Refused` otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
         raise Refused("VALIDATION_ERROR", f"The {name} must be a whole number of at least 0, not {abbreviate(value)}.")
     return value
 
 
 class Place:
-    """One environment with the episode that is played in it. Calls of a world that blocks get a
+    """One environment with the episode that is played in it. The calls of a blocking world run in a
     thread of their own.
 
     Args:
@@ -106,8 +107,9 @@ class Place:
         self._episode_id: str | None = None
 
     async def reset(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the first observation of an episode: of the instance at `index`, at `seed` modulo
-        the size of the split, or of any. Raises `Refused`.
+        """Begin an episode and return its first observation: that of the instance at `index` in the
+        split, else at `seed` modulo its size, else a random one. Raises `Refused` for invalid
+        arguments and faults of the world.
         """
         if unknown := sorted(arguments.keys() - set(_RESET)):
             raise Refused(
@@ -128,7 +130,9 @@ class Place:
         return _observation(fields, None, False, {"split": split, "index": position})
 
     async def step(self, action: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what a reply leads to. Raises `Refused`, also after the end of the episode."""
+        """Take the step of a reply and return its observation. Raises `Refused` without a running
+        episode, for an invalid action, and for a fault of the world.
+        """
         episode = self._episode
         if episode is None:
             raise Refused("EXECUTION_ERROR", f"There is nothing to act in: {self._why_over}. Reset first.")
@@ -138,7 +142,7 @@ class Place:
                 "VALIDATION_ERROR", f'An action is an object such as {{"reply": "..."}}, not {abbreviate(action)}.'
             )
         env = self._env
-        # Whatever ends this step but an answer, the state of the world is not known after it.
+        # If this step ends in any other way than with an answer, the world's state is unknown.
         self._episode, self._why_over = None, "the episode was lost"
         outcome = await self._call(lambda: act(env, reply if env.parse(reply) else env.reply_with(reply)))
         steps = (*episode.steps, outcome.step)
@@ -156,11 +160,11 @@ class Place:
         return _observation(fields, after.reward - _reward(episode.steps), stop is not None, metadata)
 
     def state(self) -> Mapping[str, Any]:
-        """Return what is said of the episode; never what solves it."""
+        """Return the id and the number of steps of the episode; nothing that helps to solve it."""
         return {"episode_id": self._episode_id, "step_count": len(self._episode.steps) if self._episode else 0}
 
     async def close(self) -> None:
-        """Close the environment, after a call that is still under way. Never raises."""
+        """Close the environment, after any call that is still running. Never raises."""
         with suppress(Refused):
             await self._call(self._env.close)
         if self._thread is not None:
@@ -189,14 +193,14 @@ def _observation(
 
 
 def tasks(splits: Mapping[str, Sequence[Instance]], split: Any) -> Sequence[Instance]:
-    """Return the instances of a split. Raises `Refused`."""
+    """Return the instances of a split. Raises `Refused` for an unknown split."""
     if not isinstance(split, str) or split not in splits:
         raise Refused("VALIDATION_ERROR", f"There is no split {abbreviate(split)}; there are {', '.join(splits)}.")
     return splits[split]
 
 
 def task(splits: Mapping[str, Sequence[Instance]], split: Any, index: Any) -> int:
-    """Return the position of an instance in its split. Raises `Refused`."""
+    """Return `index` if it is a position in the split. Raises `Refused` otherwise."""
     size = len(tasks(splits, split))
     if number(index, "index") >= size:
         raise Refused("VALIDATION_ERROR", f"Split {split} has the indices 0 to {size - 1}, and not {index}.")
@@ -204,12 +208,13 @@ def task(splits: Mapping[str, Sequence[Instance]], split: Any, index: Any) -> in
 
 
 class Places:
-    """The places of a server, each made with its WebSocket and closed with it.
+    """The places of a server: each is made when a WebSocket opens and closed with it.
 
     Args:
         make: returns a new environment.
+        splits: the instances that can be asked for, by split.
         idle_s: seconds without a message after which a place is closed.
-        limit: the maximum number of places at once.
+        limit: the largest number of places at once.
     """
 
     def __init__(
@@ -227,7 +232,9 @@ class Places:
         self._taken = 0
 
     async def open(self) -> Place:
-        """Return a new place. Raises `Refused` if too many are taken, or none can be made."""
+        """Return a new place. Raises `Refused` if too many are taken, or if no environment can be
+        made.
+        """
         if self._taken >= self._limit:
             raise Refused(
                 "CAPACITY_REACHED", f"All {self._limit} places are taken; close some, or raise --max-environments."
@@ -248,7 +255,7 @@ class Places:
         await place.close()
 
     async def play(self, socket: WebSocket) -> None:
-        """Play episodes over a WebSocket until the client goes."""
+        """Play episodes over a WebSocket until the client closes it, or is idle for too long."""
         await socket.accept()
         try:
             if "session_id" in socket.query_params:
@@ -286,7 +293,9 @@ class Places:
             await self.close(place)
 
     async def _answer(self, place: Place, message: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return the answer to a message; None closes the WebSocket."""
+        """Return the answer to a message; None if the WebSocket is to be closed. Raises
+        `Refused`.
+        """
         kind, data = message.get("type"), message.get("data")
         if not isinstance(kind, str) or kind not in ("reset", "step", "state", "mcp", "close"):
             raise Refused(
@@ -307,7 +316,9 @@ class Places:
         return {"type": "observation", "data": observation}
 
     async def reset(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the beginning of an episode that is over with that: HTTP has no places."""
+        """Return the first observation of an episode that ends at once: over HTTP, nothing is kept
+        between requests.
+        """
         place = await self.open()
         try:
             return await place.reset(arguments)
@@ -321,7 +332,9 @@ async def _refuse(socket: WebSocket, refusal: Refused, more: Mapping[str, Any]) 
 
 
 def _rpc(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the answer to a JSON-RPC request: a world of words has no tools."""
+    """Return the answer to a JSON-RPC request: there are no tools, since worlds are played by
+    text.
+    """
     asker = body.get("id")
     is_valid = isinstance(asker, str) or (isinstance(asker, int) and abs(asker) < 2**63)
     answer = {"jsonrpc": "2.0", "id": asker if is_valid else None}
@@ -338,7 +351,9 @@ def app(
     idle_s: float = 3600.0,
     limit: int = 1024,
 ) -> Starlette:
-    """Return the ASGI application. For the arguments see `Places`; `name` is that of the world."""
+    """Return the ASGI application; `name` is that of the world. For the other arguments see
+    `Places`.
+    """
     places = Places(make, splits, idle_s=idle_s, limit=limit)
     kinds = [
         {"name": split, "type": "train" if split == "train" else "test" if "test" in split else "validation"}

@@ -1,8 +1,8 @@
-"""Comparison of two answers of mathematics by what they mean: numbers, formulas, tuples, sets,
+"""Comparison of two answers in mathematics by what they mean: numbers, formulas, tuples, sets,
 intervals, matrices, equations, inequalities.
 
-An answer is taken apart into nodes, whose leaves are formulas; see `formulas` for their values.
-Comparison is symmetric, and every answer is the same as itself.
+An answer is parsed into a tree of nodes, whose leaves are formulas; see `formulas` for their
+values. Comparison is symmetric, and every answer is the same as itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from agentr_core.environments.reasoning.formulas import (
     values,
 )
 
-# Units at the end of an answer of mathematics, such as cm, percent or dollars.
+# Units at the end of an answer in mathematics, such as cm, percent or dollars.
 
 _ALIASES = {
     "mm": "millimeter millimetre",
@@ -88,7 +88,7 @@ _OVER = re.compile(rf"\s{_WORD}(?:\s*\^\s*\{{?\s*\d\s*\}}?)?\s*/\s*$")
 
 @dataclass(frozen=True)
 class Quantity:
-    """A value and its unit, which is empty if it has none."""
+    """The text of a value and its unit, which is empty if it has none."""
 
     value: str
     unit: str = ""
@@ -96,14 +96,18 @@ class Quantity:
     """The power of ten by which a word such as million multiplies the value."""
 
     def compatible(self, b: Quantity) -> bool:
-        """Return whether the units do not contradict each other: one may be left out."""
+        """Return whether the units do not contradict each other: equal, or missing on one side, for
+        example.
+        """
         units = {self.unit, b.unit}
         if len(units) == 1 or "" in units or any(unit.partition("^")[0] == _ANY for unit in units):
             return True
         return "deg" in units and all(unit.startswith("deg") for unit in units)
 
     def factors(self, b: Quantity) -> Iterator[tuple[Fraction, Fraction]]:
-        """Yield the factors of both values at which they may be the same: 50% is 50 and 0.5."""
+        """Yield pairs of factors for the two values; they are the same if one pair makes them
+        equal. For 50%, both 50 and 0.5 are tried.
+        """
         scale, other_scale = Fraction(10) ** self.power, Fraction(10) ** b.power
         yield scale, other_scale
         if (self.unit == "%") != (b.unit == "%"):
@@ -111,7 +115,7 @@ class Quantity:
 
 
 def quantity(text: str) -> Quantity:
-    """Return the value and the unit of an answer in the notation of `notation.plain`."""
+    """Return the value and the unit of an answer in the notation of `formulas.plain`."""
     text = text.strip()
     if text.endswith("%"):
         return Quantity(text[:-1].strip(), "%")
@@ -125,7 +129,9 @@ def quantity(text: str) -> Quantity:
 
 
 def _unit_at_the_end(text: str) -> tuple[str, str]:
-    """Return the unit in normal form, and what stands before it."""
+    """Return the unit at the end of a text in normal form, and the text before it; an empty unit
+    and the whole text if there is none.
+    """
     rest = text
     words: list[str] = []
     while (match := _END.search(rest)) is not None:
@@ -164,7 +170,7 @@ def _is_unit(word: str, before: str) -> bool:
     is_unit_word = word in _NORMAL or word.removesuffix("s") in _NORMAL or word.lower() in (*_POWERS, "per")
     spaced = before[-1:].isspace() or before.endswith("/")
     if len(word) == 1:
-        # In 2 r h, the h is no hour; in 2 m/h it is.
+        # The h is a letter of a formula in 2 r h, and an hour in 2 m/h.
         return is_unit_word and spaced and not _LETTER.search(_OVER.sub("", before))
     return is_unit_word or (len(word) > 2 and spaced and word[1:].islower())
 
@@ -198,10 +204,10 @@ _INFINITE = ("\\infty", "+\\infty", "-\\infty")
 
 
 def same_value(a: str, b: str) -> bool:
-    """Return whether two answers mean the same; an empty one means nothing.
+    """Return whether two answers mean the same; an empty answer equals none.
 
-    Formulas with letters are compared at several points. What cannot be read is compared as text,
-    without spaces and the case of words.
+    Formulas with letters are compared by their values at several points. What cannot be parsed is
+    compared as text, without spaces and the case of words.
     """
     if not a.strip() or not b.strip():
         return False
@@ -223,8 +229,8 @@ def _same_text(a: str, b: str) -> bool:
 
 
 def _readings(text: str) -> Iterator[str]:
-    """Yield the ways in which a text may be meant: 1,234 is a number or a list of two, (A) 5 a
-    choice or its value, a logarithm one to the base of e or 10.
+    """Yield the possible meanings of a text: 1,234 is a number or a list of two, log is to the base
+    e or 10, and (A) 5 is the choice A or its value.
     """
     yield text
     ungrouped_text = _GROUPED.sub(lambda match: _ungrouped(match, text), text)
@@ -237,7 +243,9 @@ def _readings(text: str) -> Iterator[str]:
 
 
 def _ungrouped(match: re.Match[str], text: str) -> str:
-    """Return a number without commas, unless it may be several elements of a tuple or set."""
+    """Return a grouped number without its commas; unchanged within brackets, where it may be
+    several elements of a tuple or set.
+    """
     before = text[: match.start()]
     inside = sum(before.count(sign) for sign in "([") + before.count(r"\{") - sum(before.count(sign) for sign in ")]")
     return match[0] if inside - before.count(r"\}") > 0 else match[0].replace(",", "")
@@ -245,7 +253,7 @@ def _ungrouped(match: re.Match[str], text: str) -> str:
 
 @dataclass(frozen=True)
 class _Node:
-    """A part of an answer: its kind, its parts, and the tokens it was read from.
+    """A node of the tree of an answer: its kind, its parts, and the tokens that it was read from.
 
     The kinds are `leaf`, `list` (also a set), the brackets of a tuple or interval such as `(]`,
     `union`, `matrix` and `determinant` (rows, each a tuple), `ratio`, and `relation` (its signs are
@@ -267,12 +275,12 @@ class _Node:
 
     @cached_property
     def number(self) -> list[Value | None]:
-        """The values without a unit. Raises `Unreadable`."""
+        """The values of the formula at each point, without its unit. Raises `Unreadable`."""
         return values(tokens(self.quantity.value))
 
     @property
     def angle(self) -> list[Value | None]:
-        """The values, with those of degrees in radians. Raises `Unreadable`."""
+        """The values at each point, with degrees as radians. Raises `Unreadable`."""
         return values(self.tokens) if self.quantity.unit == "deg" else self.number
 
 
@@ -282,7 +290,7 @@ def _node(parts: Sequence[str]) -> _Node:
 
 
 def _elements(parts: Sequence[str]) -> tuple[_Node, ...]:
-    r"""Return the nodes between commas; what has a \pm is two of them. Raises `Unreadable`."""
+    r"""Return the nodes between commas; one with \pm or \mp becomes two. Raises `Unreadable`."""
     nodes: list[_Node] = []
     for part in _split(parts, (",", r"\cr")):
         if part[:1] != [r"\{"] and (r"\pm" in part or r"\mp" in part):
@@ -294,7 +302,7 @@ def _elements(parts: Sequence[str]) -> tuple[_Node, ...]:
 
 
 def _element(parts: Sequence[str]) -> _Node:
-    """Return the node of what stands between commas. Raises `Unreadable`."""
+    """Return the node of the tokens between two commas. Raises `Unreadable`."""
     if matrix := _matrix(parts):
         return matrix
     union = _split(parts, (r"\cup",))
@@ -347,7 +355,7 @@ def _bracketed(parts: Sequence[str]) -> _Node | None:
 
 
 def _is_formula_in_brackets(parts: Sequence[str]) -> bool:
-    """Return whether the first and the last bracket are not a pair, as in (x+1)(x-1)."""
+    """Return whether the first and the last bracket do not belong together, as in (x+1)(x-1)."""
     depth = 0
     for token in parts[:-1]:
         depth += (token in _OPENING) - (token in _CLOSING)
@@ -368,8 +376,8 @@ def _matrix(parts: Sequence[str]) -> _Node | None:
 
 
 def _split(parts: Sequence[str], signs: Sequence[str]) -> list[list[str]]:
-    """Return the tokens between signs outside brackets. Raises `Unreadable` if brackets do not
-    match, or there are too many parts.
+    """Return the groups of tokens between the given signs, outside brackets. Raises `Unreadable` if
+    brackets do not match, or there are too many groups.
     """
     groups: list[list[str]] = [[]]
     depth = 0
@@ -477,8 +485,8 @@ def _turned(relation: _Node) -> _Node:
 
 
 def _intervals(node: _Node) -> list[_Node]:
-    """Return the intervals that a node stands for: itself, those of a union or of a list of
-    inequalities with one letter; empty if it stands for none.
+    """Return the intervals that a node stands for: itself, those of a union, or those of
+    inequalities in a named value; empty if it stands for none.
     """
     if node.kind in ("()", "[]", "(]", "[)"):
         return [node] if len(node.parts) == 2 else []
@@ -523,9 +531,10 @@ def _is_named(node: _Node) -> bool:
 
 
 def _value_of(node: _Node) -> _Node:
-    """Return what an equation says that its name is; the node itself if it names nothing.
+    """Return the value that an equation gives to a name; the node itself if it gives none.
 
-    What is calculated in steps, such as S = 1 + 2 = 3, is its last value if all are the same.
+    A calculation in steps, such as S = 1 + 2 = 3, gives its last value if all of its sides are
+    equal.
     """
     if node.kind != "relation" or not set(node.signs) <= {"=", r"\approx"}:
         return node
@@ -538,7 +547,7 @@ def _value_of(node: _Node) -> _Node:
 
 
 def _without_names(a: _Node, b: _Node) -> _Node:
-    """Return the value of an equation that is compared with something that is none."""
+    """Return the value of `a` if `a` is an equation and `b` is not a relation; otherwise `a`."""
     return _value_of(a) if a.kind == "relation" and b.kind != "relation" else a
 
 

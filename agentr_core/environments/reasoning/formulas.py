@@ -1,10 +1,10 @@
 """The values of a formula that a model wrote, as numbers at a few points.
 
-None of it is executed: our own parser reads numbers, letters, `+ - * / ^`, brackets, fractions,
-roots, logarithms, functions of angles, absolute values and factorials, and gives up on anything
-else. Values are rational numbers where they can be, else complex ones of 80 digits. Length, powers
-and the size of numbers are bounded, so that no answer takes long. Letters have a value at each
-point; the bounds then hold for them, too.
+Nothing is executed as code: our own parser reads numbers, letters, `+ - * / ^`, brackets,
+fractions, roots, logarithms, trigonometric and hyperbolic functions, absolute values, factorials
+and a few more, and gives up on anything else. Values are exact rational numbers where possible,
+else real or complex numbers of 80 digits. The length of a formula, its powers and the size of its
+numbers are bounded, so that no answer takes long. At each point, every letter has a fixed value.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from zlib import crc32
 
 import mpmath
 
-# One notation for the many in which answers of mathematics are written: LaTeX, Markdown, Unicode,
-# and what Python prints.
+# One notation for answers in mathematics, which may be written in LaTeX, Markdown, Unicode, or as
+# Python prints them.
 
 _SYMBOLS = {
     "\u2212\u2013\u2014\u2010\u2011": "-",
@@ -146,10 +146,10 @@ _MOST_DIGITS = 60
 
 
 def plain(answer: str) -> str:
-    """Return an answer in one notation: with commands for signs, without sizes, gaps and marks of
-    mathematics or bold type, with words as they are.
+    """Return an answer in one LaTeX-like notation: Unicode signs become commands, and bracket
+    sizes, spacing, math delimiters, boxes and bold type are removed; words stay.
     """
-    # Commands for the signs of Unicode, and none of its invisible ones.
+    # Replace Unicode signs by commands, and remove invisible characters.
     text = _VULGAR.sub(_vulgar, answer)
     text = _ROOT_SIGN.sub(lambda match: rf"\sqrt{{{match[1]}}}" if match[1] else r"\sqrt ", text)
     for run, sign in ((_RAISED, "^"), (_LOWERED, "_")):
@@ -169,8 +169,8 @@ def plain(answer: str) -> str:
 
 
 def bare(text: str) -> str:
-    """Return a text of `plain` as it is compared with another, letter by letter: without spaces
-    except between two numbers or words, without needless braces, and words in lower case.
+    """Return a result of `plain` in the form for comparison as text: without needless braces,
+    without spaces except between two numbers or words, and with words in lower case.
     """
     text = re.sub(r"(?<!\\)\b(?:[A-Za-z]{3,}|N[oO])\b", lambda match: match[0].lower(), text)
     text = re.sub(r"(?<=\d)\s+(?=\d)|(?<=[A-Za-z]{2})\s+(?=[A-Za-z]{2})", "\0", text)
@@ -185,7 +185,9 @@ def _vulgar(match: re.Match[str]) -> str:
 
 
 def _fraction(match: re.Match[str]) -> str:
-    """Return a number with repeating decimals as a fraction."""
+    """Return a number with repeating decimals as a fraction; unchanged if it has too many
+    digits.
+    """
     integer, prefix, period = match[1] or "0", match[2], match[3]
     if len(integer + prefix + period) > _MOST_DIGITS:
         return match[0]
@@ -194,7 +196,7 @@ def _fraction(match: re.Match[str]) -> str:
 
 
 def _without_box(text: str) -> str:
-    """Return a text without a box around all of it, such as a gold answer may have."""
+    """Return a text without the box around all of it, if there is one, as in some gold answers."""
     text = text.strip()
     match = _BOX.match(text)
     if not match:
@@ -226,8 +228,8 @@ _RATIO = re.compile(r"^(-?)(\d+)/(\d+)$")
 
 def normal_form(answer: str) -> str:
     """Return an answer without spaces, bracket sizes, currency, per cent and degree signs, and
-    without units at its end; with braced arguments, and plain ratios as fractions. An answer that
-    is a text as a whole, such as `\\text{even}`, is its words.
+    units at its end; with braced arguments, and with ratios of whole numbers as fractions. If all
+    of it is a text command, such as `\\text{even}`, return its words.
     """
     text = _DROPPED.sub("", answer.strip().rstrip(".")).replace("\N{MINUS SIGN}", "-")
     text = re.sub(r"\\[dt]frac", r"\\frac", text).strip()
@@ -252,7 +254,7 @@ NUM_POINTS = 6
 _MOST_BITS = 20_000
 """The most bits of a rational number."""
 _MOST_EXPONENT = 100_000
-"""The most binary digits before or after the point of any other number."""
+"""The most binary digits before or after the point of a number that is not rational."""
 _MOST_FACTORIAL = 1000
 _DIGITS = 80
 _CLOSE = 1e-50
@@ -289,31 +291,31 @@ _TIMES = ("*", r"\times")
 _CLOSING = {"(": ")", "[": "]", r"\{": r"\}", "{": "}"}
 _ENDS = frozenset({"", "+", "-", ")", "]", "}", r"\}", ",", r"\rfloor", r"\rceil", "&", r"\pm", r"\mp"})
 _PROPER = (r"\frac", "{", "}", "{", "}")
-"""The tokens of a fraction around its two numbers."""
+"""The tokens of a fraction, without its two numbers."""
 _LETTERS = frozenset(rf"\{form}" for name in GREEK.split() for form in (name, name.title()) if name != "pi") | {r"\ell"}
-"""Commands that are letters."""
+"""The commands that stand for letters."""
 _INTEGER_LETTERS = frozenset("jklmnpq")
 """Letters that usually stand for whole numbers."""
 _WHOLES = (5, 3, 8, -4, 11, 6)
 
 Value = Any
-"""A `Fraction`, or a number of mpmath."""
+"""A `Fraction`, or a real or complex number of mpmath."""
 
 
-# Why not math-verify: its time limits are signals, which work in the main thread alone, and worlds
-# answer in threads; it reads the first number of a text, so that 12:30 equals 12:45. SymPy's
-# `parse_expr` runs its input as Python.
+# math-verify is not used: its time limits are signals, which work in the main thread only, while
+# worlds run in threads; and it reads the first number of a text, so that 12:30 equals 12:45.
+# SymPy's `parse_expr` evaluates its input as Python.
 class Unreadable(Exception):
-    """A text that is not a formula, or is too large."""
+    """A text that is not a formula, or is too long or too large."""
 
 
 class _Undefined(Exception):
-    """A formula that has no value at a point."""
+    """A formula has no value at a point."""
 
 
 def tokens(text: str) -> list[str]:
-    """Return the tokens of a formula; several letters side by side are one token. Numbers and
-    letters keep a space before them: 1 2 is not 12, and 5 cm is not 5cm.
+    """Return the tokens of a formula; adjacent letters are one token. Numbers and letters keep a
+    space before them, since 1 2 is not 12, and 5 cm is not 5cm.
 
     Raises `Unreadable` for a text with other signs, or one that is too long.
     """
@@ -332,8 +334,8 @@ def tokens(text: str) -> list[str]:
 
 
 def is_printed(parts: Sequence[str]) -> bool:
-    """Return whether a formula has a number with the digits that a computer's numbers have when
-    they are printed; its last digits may be wrong.
+    """Return whether a formula has a number with so many digits (15) that it looks like a printed
+    float, whose last digits may be wrong.
     """
     return any(
         ("." in token or "e" in token.lower())
@@ -344,11 +346,13 @@ def is_printed(parts: Sequence[str]) -> bool:
 
 
 def values(parts: Sequence[str]) -> list[Value | None]:
-    """Return the value of a formula at each point, None where it has none. Raises `Unreadable`."""
+    """Return the value of a formula at each of `NUM_POINTS` points, None where it is undefined.
+    Raises `Unreadable`.
+    """
     parts = [token.strip() for token in parts]
     if _is_word(parts):
         raise Unreadable
-    # Letters are read one by one, a letter and what is below it as one.
+    # Letters are read one by one; a letter with its subscript is one.
     letters: list[str] = []
     for token in parts:
         letters += [token] if token in _NAMES or not token.isalpha() else list(token)
@@ -376,8 +380,8 @@ def values(parts: Sequence[str]) -> list[Value | None]:
 
 
 def equal(a: Sequence[Value | None], b: Sequence[Value | None], *, printed: bool) -> bool:
-    """Return whether two formulas have the same values, up to the last digits of a printed number;
-    at most of the points both must have one.
+    """Return whether two formulas have the same values at all points where both are defined, which
+    must be more than half; `printed` values may differ in their last digits.
     """
     pairs = zip(a, b, strict=True)
     value_pairs = [(first, second) for first, second in pairs if first is not None and second is not None]
@@ -387,7 +391,9 @@ def equal(a: Sequence[Value | None], b: Sequence[Value | None], *, printed: bool
 
 
 def close(a: Value, b: Value, *, printed: bool = False) -> bool:
-    """Return whether two numbers are the same: rational ones exactly, others to 50 digits."""
+    """Return whether two numbers are the same: rational ones exactly, others to a relative or
+    absolute 1e-50; if `printed`, only to a relative 1e-13.
+    """
     if isinstance(a, Fraction) and isinstance(b, Fraction) and not printed:
         return a == b
     first, second = _real(a), _real(b)
@@ -398,7 +404,9 @@ def close(a: Value, b: Value, *, printed: bool = False) -> bool:
 
 
 def ratio(a: Sequence[Value | None], b: Sequence[Value | None]) -> Value | None:
-    """Return the number by which a formula differs from another as a factor, if there is one."""
+    """Return the constant factor between the values of two formulas (the first divided by the
+    second); None if there is none, or it is 0.
+    """
     factors = [
         _quotient(first, second)
         for first, second in zip(a, b, strict=True)
@@ -409,7 +417,7 @@ def ratio(a: Sequence[Value | None], b: Sequence[Value | None]) -> Value | None:
 
 
 def difference(a: Sequence[Value | None], b: Sequence[Value | None]) -> list[Value | None]:
-    """Return the difference of the values of two formulas."""
+    """Return the differences of the values of two formulas, None where either is undefined."""
     pairs = zip(a, b, strict=True)
     return [
         None if first is None or second is None else _sum(first, _times(Fraction(-1), second))
@@ -421,7 +429,7 @@ _OF_THREAD = threading.local()
 
 
 def _context() -> Any:
-    # The precision of mpmath's own context belongs to all threads.
+    # The precision of mpmath's global context is shared by all threads.
     if not hasattr(_OF_THREAD, "context"):
         _OF_THREAD.context = mpmath.MPContext()
         _OF_THREAD.context.dps = _DIGITS
@@ -435,7 +443,9 @@ def _real(value: Value) -> Any:
 
 
 def _checked(value: Value) -> Value:
-    """Return a value that is neither too large nor none. Raises `Unreadable` or `_Undefined`."""
+    """Return the value. Raises `Unreadable` if it is too large, and `_Undefined` if it is not
+    finite.
+    """
     if isinstance(value, Fraction):
         if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MOST_BITS:
             raise Unreadable
@@ -466,9 +476,9 @@ def _quotient(a: Value, b: Value) -> Value:
 
 
 def _power(base: Value, exponent: Value) -> Value:
-    """Return a power: exact for whole powers of rational numbers and for roots that are rational.
+    """Return a power: exact for whole powers of rational numbers and for rational roots.
 
-    Raises `Unreadable` if it is too large, `_Undefined` for 0 to a negative power.
+    Raises `Unreadable` if it is too large, and `_Undefined` for 0 to a negative or complex power.
     """
     if base == 0:
         if exponent != abs(exponent) if not _is_complex(exponent) else True:
@@ -512,7 +522,9 @@ def _is_complex(value: Value) -> bool:
 
 
 def _applied(name: str, value: Value, base: Value | None = None) -> Value:
-    """Return a function of a number. Raises `Unreadable`, `_Undefined`."""
+    """Return a function of a number; `base` is that of a logarithm. Raises `Unreadable` if the
+    number is too large, and `_Undefined` if the function has no value there.
+    """
     context = _context()
     if name in ("sqrt", "cbrt"):
         return _root(value, Fraction(3 if name == "cbrt" else 2))
@@ -552,7 +564,9 @@ def _binomial(top: Value, bottom: Value) -> Value:
 
 
 def _below(parts: Sequence[str], position: int) -> tuple[str, int]:
-    """Return what stands below a letter, and the position after it."""
+    """Return the subscript at a position, and the position after it. Raises `Unreadable` if it is
+    missing or not closed.
+    """
     if position >= len(parts):
         raise Unreadable
     if parts[position] != "{":
@@ -572,8 +586,8 @@ def _is_variable(token: str) -> bool:
 
 
 def _is_word(parts: Sequence[str]) -> bool:
-    """Return whether tokens are a word, a code or an order of choices, such as `cat`, `1A` or
-    `BDCA`, and not a product such as `ab` or `2xyz`: its letters do not commute.
+    """Return whether tokens are a word, a code or a sequence of choices, such as `cat`, `1A` or
+    `BDCA`, rather than a product such as `ab` or `2xyz`: the order of their letters matters.
     """
     names = [token for token in parts if token.isalpha() and token not in _NAMES]
     if any(len(name) > 4 or (len(name) > 1 and not (name.islower() or name.isupper())) for name in names):
@@ -586,7 +600,7 @@ def _is_word(parts: Sequence[str]) -> bool:
 
 @cache
 def _at(letter: str, point: int) -> Fraction:
-    """Return the value of a letter at a point: a number of its own, of either sign."""
+    """Return the value of a letter at a point, which depends on the letter and has either sign."""
     code = crc32(letter.encode())
     if letter in _INTEGER_LETTERS:
         return Fraction(_WHOLES[(point + ord(letter)) % len(_WHOLES)])
@@ -618,7 +632,9 @@ class _Parser:
         return total
 
     def _product(self, *, within: bool = False) -> Value:
-        """Return a product; `within` a function without brackets, it ends before the next one."""
+        """Return a product. `within` is for the argument of a function without brackets: it ends
+        before a multiplication or division sign, or the next function.
+        """
         total = self._signed()
         while self._next not in _ENDS and not (self._next == "|" and self._bars):
             if within and (self._next in _TIMES or self._next == "/" or _function(self._next)):
@@ -713,7 +729,7 @@ class _Parser:
         return value if power is None else _power(value, power)
 
     def _argument(self) -> Value:
-        """Return the value of what a command is applied to: a group, or else one digit or sign."""
+        """Return the value of a command's argument: a group, or else a single digit or symbol."""
         token = self._next
         if len(token) > 1 and token[0].isdigit():
             self._tokens[self._position : self._position + 1] = [token[0], token[1:]]
@@ -723,7 +739,7 @@ class _Parser:
         return self._atom()
 
     def _is_mixed(self, number: str) -> bool:
-        r"""Return whether the number just taken begins a mixed one, such as 3\frac{1}{2}."""
+        r"""Return whether the number just taken begins a mixed number, such as 3\frac{1}{2}."""
         before = self._tokens[self._position - 2 : self._position - 1]
         ahead = self._tokens[self._position : self._position + 7]
         if not number.isdigit() or before in (["^"], ["**"]) or (*ahead[:2], *ahead[3:5], *ahead[6:]) != _PROPER:

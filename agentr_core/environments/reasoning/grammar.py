@@ -18,21 +18,21 @@ from typing import Literal, NamedTuple
 from agentr_core.types import Trajectory
 
 Answers = Literal["plain", "published"]
-"""How answers are read and compared: by what they mean, or as the published code of ET-Agent does,
-which takes the last box and drops all punctuation of words.
+"""How answers are read and compared: `plain` compares what they mean; `published` follows the
+public code of ET-Agent, which takes the last box and drops all punctuation of words.
 """
 
 SEARCH, PYTHON = "search", "python"
 CALLS = (SEARCH, PYTHON)
 RESULT_OPENS = "<result>"
 STOPS = ("</search>", "</python>", "</answer>", RESULT_OPENS)
-"""The strings that end a reply. A model that opens a result itself is stopped: results come from
-tools.
+"""The stop strings of a reply. A model that opens a result itself is stopped, since results come
+from tools only.
 """
 
 _TAG = re.compile(r"<(/?)(think|search|python|result|answer)>")
 _RAW = (*CALLS, "result")
-"""Tags whose content is not searched for tags: code and documents may hold tags of any kind."""
+"""Tags in whose content no tags are looked for: code and documents may contain any."""
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _TEXT = re.compile(r"\\text\s*\{")
@@ -46,7 +46,7 @@ _EMPHASIS = re.compile(r"(\*{1,3}|_{1,3}|`+)(?=\S)([^*_`]+)(?<=\S)\1(\.?)")
 
 
 class Tag(NamedTuple):
-    """A tag and its position in its text."""
+    """A tag, whether it opens, and its start and end position in the text."""
 
     name: str
     opens: bool
@@ -55,16 +55,14 @@ class Tag(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call of a tool, or the answer: the tag's name and its content, without white space around
-    it.
-    """
+    """A tool call, or the answer: the name of its tag and its content, stripped of white space."""
 
     name: str
     content: str
 
 
 def tags(text: str) -> Iterator[Tag]:
-    """Yield the tags of a text in order, without those inside calls and results."""
+    """Yield the tags of a text in order, except those inside calls and results."""
     position = 0
     while match := _TAG.search(text, position):
         tag = Tag(match[2], not match[1], *match.span())
@@ -77,7 +75,9 @@ def tags(text: str) -> Iterator[Tag]:
 
 
 def call_in(reply: str) -> Call | None:
-    """Return the first call or answer of a reply that was opened and closed in it, or None."""
+    """Return the first call or answer in a reply that is opened and closed there; None if there is
+    none.
+    """
     opening: Tag | None = None
     for tag in tags(reply):
         if tag.opens and tag.name in (*CALLS, "answer"):
@@ -88,18 +88,21 @@ def call_in(reply: str) -> Call | None:
 
 
 def steps(text: str) -> list[str]:
-    """Return the steps of a text: it is cut after every result, and the rest is the last step."""
+    """Return the steps of a text: it is cut after every result, and the rest is the last step.
+    Blank steps are left out.
+    """
     ends = [tag.end for tag in tags(text) if tag.name == "result" and not tag.opens]
     pieces = [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
     return [step for step in pieces if step.strip()]
 
 
 def format_fault(text: str) -> str:
-    """Return the first rule of the reinforcement-learning format that a text breaks; empty if it
-    breaks none.
+    """Return what breaks the format for reinforcement learning in a text: the first broken rule, in
+    words; empty if none is broken.
 
-    The rules: thoughts are balanced, and there is at least one; there is one answer, with a box in
-    it; each call is followed by a result before the next one, and each result follows a call.
+    The rules: thoughts are balanced, and there is at least one; there is exactly one answer, and it
+    contains a box; each call is followed by a result before the next call, and each result follows
+    a call.
     """
     all_tags = list(tags(text))
     thoughts = [tag.opens for tag in all_tags if tag.name == "think"]
@@ -120,11 +123,11 @@ def format_fault(text: str) -> str:
 
 
 def strict_fault(text: str) -> str:
-    """Return the first rule of the format of supervised data that a text breaks; empty if it breaks
-    none.
+    """Return what breaks the format for supervised data in a text: the first broken rule, in words;
+    empty if none is broken.
 
     In addition to the rules of `format_fault`, the text begins with a thought and ends with the
-    answer, and the answer has one box and no other tag.
+    answer, and the answer has exactly one box and no other tag.
     """
     if fault := format_fault(text):
         return fault
@@ -140,12 +143,13 @@ def strict_fault(text: str) -> str:
 
 
 def final_answer(text: str, answers: Answers = "plain") -> str:
-    r"""Return the answer that a text gives: the last box in its last answer, or all of that answer
-    if it has no box; without an answer, the last box anywhere; otherwise the empty string.
+    r"""Return the answer that a text gives: the last box in its last answer tag, or all of that
+    tag's content if it has no box; without an answer tag, the last box anywhere, else the empty
+    string.
 
-    Boxes at the end with only a comma or "and" between them are one answer. An outer
-    `\text{...}` is removed, and the marks of bold type. If `answers` is published, the last box is
-    the answer, and only `\text{...}` is removed.
+    Final boxes with only a comma or "and" between them are one answer. Commands such as
+    `\text{...}` and bold type around the whole answer are removed. If `answers` is `published`, the
+    last box alone is the answer, and only `\text{...}` is removed.
     """
     head, closing, _ = text.rpartition("</answer>")
     _, opening, inside = head.rpartition("<answer>")
@@ -164,9 +168,9 @@ def final_answer(text: str, answers: Answers = "plain") -> str:
 
 
 def boxed(text: str) -> str | None:
-    r"""Return the content of the last box of a text, also of one without braces such as
-    `\boxed 5`, or that of all boxes at its end if only a comma or "and" stands between them; None
-    if it has no box.
+    r"""Return the content of the last box of a text, which may lack braces, as in `\boxed 5`; None
+    if it has no box. If only a comma, a semicolon or "and" separates the last box from boxes before
+    it, return the contents of all of these, joined by commas.
     """
     closing_braces = _closing_braces(text)
     boxes = [
@@ -198,10 +202,11 @@ def last_box(text: str) -> str | None:
 
 
 def shown_result(output: str, limit: int) -> str:
-    """Return the text that is appended to a turn for the output of a tool, cut to `limit`
-    characters.
+    """Return the text that is appended to the growing message for a tool's output, which is cut to
+    `limit` characters.
 
-    Tags in the output are broken up, so that no document can end a result or give an answer.
+    Tags in the output get a space after `<`, so that no document can end the result or give an
+    answer.
     """
     text = output if len(output) <= limit else f"{output[:limit]}..."
     return f"\n{RESULT_OPENS}\n{_TAG.sub(lambda tag: f'< {tag[0][1:]}', text.strip())}\n</result>\n"
@@ -214,7 +219,7 @@ def _answer(all_tags: list[Tag], text: str) -> str:
 
 
 def _unwrapped(answer: str, command: re.Pattern[str]) -> str:
-    """Return an answer without white space and a command around all of it."""
+    """Return an answer stripped of white space, and of a command around all of it."""
     answer = answer.strip()
     wrapper = command.match(answer)
     if wrapper is None or _closing_braces(answer).get(wrapper.end()) != len(answer) - 1:
@@ -223,8 +228,8 @@ def _unwrapped(answer: str, command: re.Pattern[str]) -> str:
 
 
 def _closing_braces(text: str) -> dict[int, int]:
-    """Return where the text inside each pair of braces ends, by where it begins; escaped braces do
-    not count.
+    """Return, keyed by the position after each opening brace, the position of its closing brace.
+    Escaped and unmatched braces do not count.
     """
     stack: list[int] = []
     result: dict[int, int] = {}
@@ -236,16 +241,16 @@ def _closing_braces(text: str) -> dict[int, int]:
     return result
 
 
-# The text, the answer and the token count of a finished reasoning episode.
+# The text, the answer and the number of tokens of a finished reasoning episode.
 
 
 def text_of(trajectory: Trajectory) -> str:
-    """Return the assistant's whole turn: replies, with results between them."""
+    """Return the assistant's whole message: the replies, each followed by its result."""
     return "".join(step.reply + step.observation for step in trajectory.steps)
 
 
 def is_answered(trajectory: Trajectory) -> bool:
-    """Return whether an episode ends with an answer tag."""
+    """Return whether the last action of an episode is an answer tag."""
     return bool(trajectory.steps) and trajectory.steps[-1].action.startswith("<answer>")
 
 
@@ -259,7 +264,7 @@ def prediction_of(trajectory: Trajectory, answers: Answers = "plain") -> str:
 
 
 def reasoning_tokens(trajectory: Trajectory) -> int | None:
-    """Return the number of tokens that the model wrote, not counting results; None if a reply has
+    """Return the number of tokens that the model generated, results excluded; None if a reply has
     no token ids.
     """
     counts = [len(step.token_ids) for step in trajectory.steps if step.reply]

@@ -1,8 +1,9 @@
-"""Questions with their answers: a row of a question set, the sets, and the grade of an answer.
+"""Questions with their answers: the rows of question sets, the sets, and the grades of answers.
 
-A row is a JSON object, or a row of a table. `data/manual/pages/questions.md` has the columns that
-are read, and which files have which. The first of several columns for one thing is read, and a null
-is as if missing. A row of reinforcement learning in verl's form is read, too.
+A row is a JSON object, or a row of a table; `data/manual/pages/questions.md` lists the columns that
+are read, and which files have which. If several columns could give the same thing, the first in
+that list counts; a null counts as missing. Rows in verl's format for reinforcement learning can be
+read, too.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ SOURCES: Final[Mapping[Domain, tuple[str, ...]]] = {
         *("hotpot", "2wikimultihopqa", "qa", "qa_effi_rl"),
     ),
 }
-"""The sources whose domain is known, by domain: those of ET-Agent's files, and of the loaders in
-its code. Case and punctuation do not matter. This is the only place that says so.
+"""The sources of each domain that are known: those of ET-Agent's files, and of the loaders in its
+code. Case and punctuation do not matter. No other place lists them.
 """
 _ABILITIES: Final[Mapping[str, Domain]] = {"math": "math", "qa": "knowledge"}
 _QUESTION: Final = ("question", "problem", "Question", "input", "content")
@@ -53,12 +54,12 @@ _ANSWER: Final = ("answer", "Answer", "golden_answers", "target")
 _ID: Final = ("id", "ID", "question_id", "idx")
 _LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _OPTION_LETTER: Final = re.compile(r"^[ \t]*\(([A-Z])\)", re.MULTILINE)
-"""Where an option begins that is written in the question, as in GPQA's files."""
+"""The beginning of an option that is listed in the question itself, as in GPQA's files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """An expert's thought, and the call that follows it; the last thought has no call."""
+    """One move of an expert: a thought, and the call that follows it; the last move has no call."""
 
     thought: str
     tool: str = ""
@@ -67,10 +68,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A question and all its right answers; `depth` is how hard it is, if known. `id` is empty
-    where a row has none.
+    """A question and all its right answers (`golds`). `depth` is its difficulty, None if unknown;
+    `id` is empty if a row has none.
 
-    If there are `options` to choose from, the question shows them with letters, and the answers are
+    If there are `options` to choose from, the question lists them with letters, and the answers are
     the letter and the text of the right one.
     """
 
@@ -84,7 +85,7 @@ class Problem:
     options: tuple[str, ...] = ()
 
     def correctness(self, prediction: str, answers: Answers = "plain") -> float:
-        """Return the correctness of an answer in [0, 1]: that of a choice is 0 or 1, that of others
+        """Return the correctness of an answer in [0, 1]: 0 or 1 for a choice of options, otherwise
         as `scoring.correctness` says.
         """
         if self.options:
@@ -95,21 +96,21 @@ class Problem:
 def problem_of(
     row: Mapping[str, Any], location: str, *, source: str = "", domains: Mapping[str, Domain] | None = None
 ) -> Problem:
-    """Return the problem of a row; errors begin with `location`.
+    """Return the problem of a row; error messages begin with `location`.
 
     Args:
-        source: the source of the row, whatever it says itself; empty: as it says.
-        domains: the domains of further sources.
+        source: a source that replaces the row's own; empty means the row's own.
+        domains: the domains of sources, which take precedence over `SOURCES`.
 
-    Raises `DataFileError` for a row that does not fit the module's description, and for a source
-    whose domain nothing says.
+    Raises `DataFileError` for a row that does not fit the module's description, or whose domain
+    is unknown.
     """
     row = {key: value for key, value in row.items() if value is not None}
     reward_model = row.get("reward_model")
     if isinstance(reward_model, Mapping) and "prompt" in row:
         extra = row.get("extra_info")
         extra = {key: value for key, value in extra.items() if value is not None} if isinstance(extra, Mapping) else {}
-        # A prompt is a text, or turns, of which the last one of the user is the question.
+        # A prompt is a text, or a list of messages, of which the user's last one is the question.
         prompt = row["prompt"]
         if isinstance(prompt, list) and all(isinstance(turn, Mapping) for turn in prompt):
             prompt = next((turn.get("content") for turn in reversed(prompt) if turn.get("role") == "user"), None)
@@ -157,7 +158,9 @@ def problem_of(
 
 
 def source_key(source: str) -> str:
-    """Return the name of a source as it is compared: in lower case, without punctuation."""
+    """Return the name of a source as it is compared: in lower case, without punctuation and
+    spaces.
+    """
     return re.sub(r"[\W_]", "", source.lower())
 
 
@@ -165,7 +168,7 @@ _DOMAIN_OF_SOURCE: Final = {source_key(name): domain for domain, names in SOURCE
 
 
 def _id(row: Mapping[str, Any], location: str) -> str:
-    """Return the id that a row has, or the empty string."""
+    """Return the id of a row, or the empty string if it has none."""
     name = next((name for name in _ID if name in row), "")
     value = row.get(name)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -228,7 +231,7 @@ def _gold(answer: Any, name: str, location: str) -> str:
 
 
 def _options(row: Mapping[str, Any], location: str) -> tuple[str, ...]:
-    """Return the texts that a row has to choose from; none for other questions."""
+    """Return the options to choose from that a row has; empty for other questions."""
     options = next((row[name] for name in ("options", "choices") if row.get(name)), None)
     if options is None:
         letters = next((at for at, letter in enumerate(_LETTERS) if letter not in row), len(_LETTERS))
@@ -239,8 +242,8 @@ def _options(row: Mapping[str, Any], location: str) -> tuple[str, ...]:
 
 
 def _listed_options(question: str, golds: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the options that a question lists itself, each on lines after its letter in brackets;
-    none if its answer is no such letter.
+    """Return the options that a question lists itself, each after its letter in brackets; empty if
+    there are none or the answer is not one of these letters.
     """
     markers = list(_OPTION_LETTER.finditer(question))
     first = next((index for index, marker in reversed([*enumerate(markers)]) if marker[1] == "A"), len(markers))
@@ -255,7 +258,9 @@ def _listed_options(question: str, golds: tuple[str, ...]) -> tuple[str, ...]:
 def _right_option(
     row: Mapping[str, Any], golds: tuple[str, ...], options: tuple[str, ...], location: str
 ) -> tuple[str, str]:
-    """Return the letter and the text of the right option."""
+    """Return the letter and the text of the right option. Raises `DataFileError` if it is not clear
+    which one is right.
+    """
     by_letter = dict(zip(_LETTERS, options, strict=False))
     letters: set[str] = set()
     for gold in golds:
@@ -307,11 +312,13 @@ def _checked(text: str, key: str, location: str) -> str:
     return text
 
 
-# The grade of an answer: by rule if the rule decides, otherwise by asking a model whether the
+# The grade of an answer: by rule if that decides, otherwise by a model that is asked whether the
 # answer means the same as a right one.
 
 Judged = Literal["none", "math", "all"]
-"""The wrong answers that a model is asked about: none, those in mathematics, or all."""
+"""Which answers that the rule finds wrong a model is asked about: none, those in mathematics, or
+all.
+"""
 
 _JUDGE = "judge"
 _SAMPLING = Sampling(temperature=0.0, max_new_tokens=256)
@@ -331,11 +338,11 @@ class AnswerGrader:
     """A grader of the answer of an episode.
 
     Args:
-        problem: returns the problem of an instance.
-        judged: the answers that a model of role `judge` is asked about, if the rule finds them
-            wrong.
+        problem: a function that returns the problem of an instance.
+        judged: which answers a model in the role `judge` is asked about if the rule finds them
+            wrong; see `Judged`.
         success_from: an answer succeeds if its correctness is above this, in [0, 1].
-        answers: how answers are read and compared.
+        answers: how answers are read and compared; see `grammar.Answers`.
     """
 
     def __init__(
@@ -353,12 +360,12 @@ class AnswerGrader:
 
     @property
     def asks(self) -> str | None:
-        """The role of the model that is asked whether answers are right, if one is."""
+        """The role of the model that judges answers; None if no model is asked."""
         return None if self._judged == "none" else _JUDGE
 
     def rule(self, trajectory: Trajectory) -> Grade | None:
-        """Return the grade by rule; None for an answer that a model has to be asked about. Without
-        an answer, no model is asked.
+        """Return the grade by rule; None if a model has to be asked. No model is asked about an
+        episode without an answer.
         """
         problem = self._problem(trajectory.instance)
         prediction = prediction_of(trajectory, self._answers)
@@ -368,8 +375,8 @@ class AnswerGrader:
         return None if prediction and ask_judge and not success else Grade(reward=reward, success=success)
 
     def question(self, trajectory: Trajectory) -> Question:
-        """Return the question of whether an answer means the same as a right one, to be asked at
-        temperature 0.
+        """Return the question for the judge, to be asked at temperature 0: does the answer mean the
+        same as a right one?
         """
         problem = self._problem(trajectory.instance)
         text = _ASKED_OF_A_JUDGE.format(
@@ -380,8 +387,8 @@ class AnswerGrader:
         return Question(role=_JUDGE, messages=(Message(role="user", text=text),), sampling=_SAMPLING)
 
     def read(self, trajectory: Trajectory, reply: str) -> Grade | None:
-        """Return a grade with reward 1 for a reply that finds the answer right after its thoughts,
-        or the rule's reward for one that finds it wrong; None if it says neither.
+        """Return the grade in a judge's reply, read after its thoughts: reward 1 if it finds the
+        answer right, the rule's reward if it finds it wrong, None if it says neither.
         """
         right = verdict(after_thoughts(reply) or "")
         if right is None:
@@ -393,24 +400,24 @@ class AnswerGrader:
         return Grade(reward=problem.correctness(prediction, self._answers), success=False)
 
 
-# Question sets from files of JSON or Parquet or from folders that the library `datasets` saved,
-# and the shipped ones.
+# Question sets from JSON or Parquet files or from folders that the library `datasets` saved, and
+# the shipped ones.
 
 SHIPPED = ("numbers", "encyclopaedia")
 _SETTING = "environment.options.questions"
 _JSON = (".jsonl", ".json")
 _SUFFIXES = (*_JSON, ".parquet")
 _SHARD: Final = re.compile(r"(.+)-\d{5}-of-\d{5}")
-"""The name of a part of a split, as the Hugging Face hub names them."""
+"""The name of one of several files of a split, as on the Hugging Face hub."""
 
 QuestionSet = Mapping[str, tuple[Problem, ...]]
-"""The problems of each split."""
+"""The problems of each split, by the split's name."""
 
 
 @record
 class QuestionFile:
-    """A question set with what its rows do not say themselves; what is given here replaces what
-    they say.
+    """A question set, with the source or split of all its rows; empty means that the rows say
+    it.
     """
 
     path: str
@@ -419,7 +426,9 @@ class QuestionFile:
 
 
 def question_file(entry: str | Mapping[str, Any] | QuestionFile) -> QuestionFile:
-    """Return an entry of the option `questions`: the name of a set alone, or its fields."""
+    """Return an entry of the option `questions` as a record: it is the name of a set, or its
+    fields.
+    """
     if isinstance(entry, QuestionFile):
         return entry
     return QuestionFile(**entry) if isinstance(entry, Mapping) else QuestionFile(path=entry)
@@ -427,23 +436,23 @@ def question_file(entry: str | Mapping[str, Any] | QuestionFile) -> QuestionFile
 
 @lru_cache(maxsize=8)
 def load(sets: tuple[str | QuestionFile, ...], domains: tuple[tuple[str, Domain], ...] = ()) -> QuestionSet:
-    """Return the problems of several sets together, split by split, in the order of the sets.
+    """Return the problems of several sets, joined split by split in the order of the sets.
 
-    A set is the name of a shipped one; a file of JSON or Parquet, whose rows name their split;
-    a folder of such files, one for each split, which are named after it; or a folder that
-    `datasets.save_to_disk` wrote. The module's description says what a row has.
+    A set is the name of a shipped one; a JSON or Parquet file, whose rows name their split; a
+    folder of such files, each named after its split; or a folder that `datasets.save_to_disk`
+    wrote. The module's docstring says what a row has.
 
-    A row without an id gets its source with a hash of its question and answers, so that a file may
-    be cut or put into another order and its ids stay; equal rows are numbered.
+    A row without an id gets one from its source and a hash of its question and answers, so that ids
+    stay the same if rows are removed or reordered; equal rows are numbered.
 
     Args:
-        domains: the domains of sources that `SOURCES` does not have.
+        domains: the domains of sources, which take precedence over `SOURCES`.
 
     Raises:
         ConfigError: no set is named, or one twice; a named one does not exist; or `domains` names a
             source that no question has.
-        DataFileError: a file is malformed, has no question, or an id twice; or it cannot be said
-            what source or domain a row has.
+        DataFileError: a file is malformed or has no question; an id occurs twice in a split of a
+            set; or the source, split or domain of a row is unknown.
     """
     if not sets:
         raise ConfigError(f"{_SETTING} names no set; name a file, a folder or one of {', '.join(SHIPPED)}")
@@ -477,7 +486,7 @@ def load(sets: tuple[str | QuestionFile, ...], domains: tuple[tuple[str, Domain]
 
 
 def place_of(name: str) -> Path:
-    """Return the file or folder of a question set."""
+    """Return the path of the file or folder of a question set."""
     return data_path("reasoning", name) if name in SHIPPED else Path(name)
 
 
@@ -511,8 +520,8 @@ def _rows(file: QuestionFile) -> Iterator[tuple[str, Mapping[str, Any], str]]:
 
 
 def _split_files(folder: Path) -> Sequence[tuple[Path, str]]:
-    """Return the files of a folder with the splits that they are named after. Raises `ConfigError`
-    when a split has several files that are not its numbered parts.
+    """Return the question files of a folder, each with the split that its name gives. Raises
+    `ConfigError` if a split has several files that are not its numbered parts.
     """
     files = sorted(file for file in folder.glob("*") if file.suffix in _SUFFIXES)
     named_files = [(file, parts[1] if (parts := _SHARD.fullmatch(file.stem)) else file.stem) for file in files]

@@ -1,4 +1,6 @@
-"""The correctness of an answer: by words for knowledge, by value for mathematics."""
+"""The correctness of an answer: by words in the domain `knowledge`, by value in mathematics; and a
+judge's verdict.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from agentr_core.environments.reasoning.algebra import same_value
 from agentr_core.environments.reasoning.formulas import normal_form
 from agentr_core.environments.reasoning.grammar import Answers
 
-# The verdict of a judge that was asked for "Correct" or "Incorrect", and may say more.
+# The verdict of a judge that was asked to say "Correct" or "Incorrect", but may say more.
 
 _MARKS = re.compile(r"[*_`~#]+")
 _QUOTED = re.compile(
@@ -31,7 +33,7 @@ _IDIOMS = re.compile(
     r"(?:matter|change|affect|alter)\b|\bno matter\b|\bnot (?:only|just)\b|"
     r"\bi(?:'d| would) (?:say|call|judge|consider)\b"
 )
-"""Negations that deny nothing of an answer, and conditions that are none."""
+"""Phrases with a negation or a conditional that say nothing about the answer."""
 
 _SUBJECT = (
     r"(?:(?:the|this|its|your|given|final|overall|model's|student's|predicted|provided|proposed) )*"
@@ -82,13 +84,13 @@ _WHOLLY = re.compile(r"\b(?:entirely|fully|completely|totally|wholly|quite|exact
 
 
 def verdict(reply: str) -> bool | None:
-    """Return whether a reply finds an answer right; None if it says neither.
+    """Return whether a judge's reply finds an answer right; None if it says neither.
 
-    A verdict that ends the reply, or is labelled as one, counts. Otherwise one clause that finds
-    the answer wrong does, or right only in part, whatever else is said: what a denial denies is
-    looked for in its clause. Titles in quotation marks say nothing, nor do questions or conditions.
+    A verdict at the end of the reply decides, else the last one with a label such as "Verdict:".
+    Without either, the answer is right only if every clause with a verdict finds it wholly right. A
+    negation counts only within its clause. Quotations, questions and conditions are ignored.
     """
-    # In lower case, without marks of Markdown and what the reply quotes.
+    # In lower case, without Markdown marks and without quotations, except a quoted verdict.
     lines = "\n".join(" ".join(line.split()) for line in _MARKS.sub("", reply).splitlines() if line.strip())
     text = lines.replace("\u2019t", "'t")
     text = _QUOTED.sub(lambda match: match[0] if _WORD_ALONE.fullmatch(match[0]) else " it ", text).lower()
@@ -106,7 +108,9 @@ def verdict(reply: str) -> bool | None:
 
 
 def _verdicts(clause: str) -> Iterator[bool]:
-    """Yield the verdicts of a clause: whether each finds the answer right."""
+    """Yield the verdicts of a clause: True for each that finds the answer right, False for
+    wrong.
+    """
     denials = contrasts = 0
     for token in _TOKEN.finditer(clause):
         before, after = clause[: token.start()], clause[token.end() :]
@@ -115,7 +119,7 @@ def _verdicts(clause: str) -> Iterator[bool]:
         elif token["contrast"]:
             contrasts += 1
         elif token["wrong"]:
-            # What is "not entirely wrong" is not right.
+            # "Not entirely wrong" is not right.
             yield denials % 2 == 1 and not _WHOLLY.search(before)
             denials = contrasts = 0
         elif _IN_PART.search(clause):
@@ -124,15 +128,15 @@ def _verdicts(clause: str) -> Iterator[bool]:
             yield denials % 2 == 0
             denials = contrasts = 0
         elif denials or contrasts or _RELATION.search(before):
-            # The correct answer: it is compared with the given one, or it is only named.
+            # "The correct answer" is compared with the given one, or else only mentioned.
             yield (denials + contrasts) % 2 == 0
             denials = contrasts = 0
 
 
-# The words of an answer in a normal form, by which answers of knowledge are compared.
+# The words of an answer in a normal form, for the comparison of answers in the domain `knowledge`.
 #
-# Signs without a meaning of their own are no part of a word; those that make it another word are:
-# the point of 3.5, the minus of -5, the colon of 10:30, the marks of C#, C++ and A*.
+# Punctuation is dropped unless it changes the word: the point of 3.5, the minus of -5, the colon of
+# 10:30, the marks of C#, C++ and A* are kept.
 
 _ARTICLES = frozenset({"a", "an", "the"})
 _LATIN = str.maketrans(
@@ -172,8 +176,8 @@ _SIGN = re.compile(rf"(?P<meant>{_MEANINGFUL})|(?P<dropped>'|\.(?!\d))|[^\w\s]|_
 
 
 def published_words(text: str) -> list[str]:
-    """Return the words of a text in lower case, without punctuation, the signs of ASCII and
-    articles. A text that has nothing else, such as the choice `A`, keeps them.
+    """Return the words of a text in lower case, without articles, Unicode punctuation and all ASCII
+    signs. If nothing would be left, as of the answer `A`, what was removed last is kept.
 
     Source: SQuAD (arXiv 1606.05250), and the published code of ET-Agent.
     """
@@ -184,12 +188,13 @@ def published_words(text: str) -> list[str]:
 
 
 def words(text: str) -> list[list[str]]:
-    """Return the words of a text: once with what a hyphen joins as several words, once as one word.
+    """Return the words of a text in two forms: with the parts of a hyphenated word as several
+    words, and as one word.
 
-    Words are without case, without the accents of Latin letters, without articles, except at the
-    end (hepatitis A), and without signs that mean nothing. A text that has nothing else keeps them.
+    Words are casefolded, without accents on Latin letters, without articles, except at the end
+    (hepatitis A), and without punctuation that has no meaning. A text of nothing else keeps it.
     """
-    # One character for each meaning, and names for signs that have one.
+    # One character for each meaning, and words for signs such as % and $.
     plain = _SUPERSCRIPT.sub(lambda match: f"^{match[0]}", _VULGAR.sub(" ", text)).translate(_PLAIN)
     plain = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", plain)).translate(_PLAIN)
     plain = unicodedata.normalize("NFC", _ACCENT.sub("", plain)).translate(_LATIN)
@@ -208,8 +213,8 @@ def words(text: str) -> list[list[str]]:
 
 
 def _without_signs(text: str, between: str) -> str:
-    """Return a text without punctuation that means nothing; `between` stands for that which joins
-    words. Digits are never joined: 1,2 is not 12.
+    """Return a text without punctuation that has no meaning; `between` replaces punctuation that
+    may join words. Between digits a space is put instead: 1,2 is not 12.
     """
 
     def sign(match: re.Match[str]) -> str:
@@ -229,16 +234,18 @@ _LETTERED = re.compile(
     r"(?:(?:the\s+)?(?:answer|option|choice)\s*(?:is\b)?\s*:?\s*)?[(\[]?([A-Za-z])(?:[)\].:]+|(?=\s*$))\s*(.*)",
     re.IGNORECASE | re.DOTALL,
 )
-"""The letter of an option, and what follows it, such as its text."""
+"""The letter of an option, and the text that follows it, such as the option's own."""
 
 # By words alone, "yes and no" would earn two thirds where "yes" is right.
 _WHOLE_ANSWERS = frozenset({"yes", "no", "noanswer"})
-"""Answers that are right or wrong as a whole: part of one is another answer."""
+"""Answers that are right or wrong as a whole: an answer that only contains one is another
+answer.
+"""
 
 
 def correctness(prediction: str, golds: Sequence[str], domain: Domain, answers: Answers = "plain") -> float:
-    """Return the correctness of a prediction in [0, 1]: 0 or 1 for mathematics, for knowledge the
-    word F1 against the best of the gold answers. An empty prediction is wrong.
+    """Return the correctness of a prediction in [0, 1]: 0 or 1 in mathematics, otherwise the best
+    word F1 with any of the gold answers. An empty prediction gets 0.
     """
     if not prediction.strip():
         return 0.0
@@ -248,8 +255,8 @@ def correctness(prediction: str, golds: Sequence[str], domain: Domain, answers: 
 
 
 def choice(prediction: str, options: Sequence[str], right: int) -> float:
-    """Return 1 if an answer names the right one of several options, by its letter, its text or
-    both, and no other one; otherwise 0.
+    """Return 1.0 if an answer names the option at index `right`, by its letter, its text or both,
+    and no other option; else 0.0. Options with equal text count as the same.
     """
     prediction = prediction.strip()
     letters = {chr(ord("A") + index): index for index in range(len(options))}
@@ -268,8 +275,8 @@ def choice(prediction: str, options: Sequence[str], right: int) -> float:
 
 
 def same_answer(prediction: str, gold: str, answers: Answers = "plain") -> bool:
-    """Return whether two answers of mathematics are the same: in value, or, if `answers` is
-    published, in the published normal form.
+    """Return whether two answers in mathematics are the same: in value or, if `answers` is
+    `published`, also if their published normal forms are equal.
     """
     if answers == "published" and normal_form(prediction) and normal_form(prediction) == normal_form(gold):
         return True
@@ -277,10 +284,10 @@ def same_answer(prediction: str, gold: str, answers: Answers = "plain") -> bool:
 
 
 def word_f1(prediction: str, gold: str, answers: Answers = "plain") -> float:
-    """Return the F1 of the words of a prediction and a gold answer, each counted as often as it
-    occurs; 0 if either has no words. Where a hyphen may join or part words, the better counts.
+    """Return the F1 of the words of a prediction and a gold answer as multisets, in [0, 1]; 0 if
+    they share none. Of the two forms of hyphenated words, the better one counts.
 
-    If either is yes, no or "noanswer" and no more, it is 1 where both are the same, otherwise 0.
+    If either answer is just yes, no or "noanswer", the result is 1 if both are the same, else 0.
 
     Sources: SQuAD (arXiv 1606.05250); for yes and no, HotpotQA (arXiv 1809.09600), as in the
     published code of ET-Agent.
@@ -296,13 +303,17 @@ def word_f1(prediction: str, gold: str, answers: Answers = "plain") -> float:
 
 
 def exact_match(prediction: str, golds: Sequence[str], answers: Answers = "plain") -> bool:
-    """Return whether a prediction has the words of a gold answer, in their order, and no others."""
+    """Return whether a prediction has the same words as one of the gold answers, in the same
+    order.
+    """
     forms = [form for form in _words(prediction, answers) if form]
     return any(form in _words(gold, answers) for form in forms for gold in golds)
 
 
 def _with_text(text: str, options: Sequence[str]) -> set[int]:
-    """Return the options that have a text, to the word or else in value."""
+    """Return the indices of the options whose text equals `text` in words, else those equal in
+    value.
+    """
     same = {index for index, option in enumerate(options) if exact_match(text, [option])}
     return same or {index for index, option in enumerate(options) if same_value(text, option)}
 

@@ -1,4 +1,6 @@
-"""The tools of a world as one toolbox, whether they are functions or coroutines."""
+"""The tools of the reasoning world: search and Python, opened once in a process and called through
+one toolbox.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ class Tools:
     """A toolbox of functions, each of which returns a call for a query.
 
     Args:
-        functions: the functions, by the name of the tool.
+        functions: the functions, keyed by the name of the tool.
         blocking: whether any of them waits for something outside the process.
     """
 
@@ -47,7 +49,9 @@ class Tools:
         self._functions = dict(functions)
 
     def call(self, tool: str, query: str) -> ToolCall:
-        """Call a tool and return the call with its result; see `protocols.Toolbox`."""
+        """Call a tool and return the call with its result; see `protocols.Toolbox`. Raises
+        `EnvironmentFault` for an unknown tool.
+        """
         if tool not in self._functions:
             raise EnvironmentFault(f"there is no tool {tool!r}; there are {', '.join(self.tools) or 'none'}")
         return self._functions[tool](query)
@@ -63,14 +67,14 @@ def python_function(
     """Return the Python tool as a function for `Tools`.
 
     Args:
-        run: runs code, such as `PythonTool.run`.
-        loop: the loop in which what runs it was started.
-        provider: how code is confined; each call has it, with `parameters`.
+        run: a coroutine function that runs code, such as `PythonTool.run`.
+        loop: the event loop in which the tool was started; each call waits for it.
+        provider: how code is confined; recorded in each call, with `parameters`.
     """
 
     def called(code: str) -> ToolCall:
         outcome = loop.run(run(code))
-        # What a model is shown: what went wrong, then what was printed, which may be cut.
+        # The text for the model: what went wrong, then what was printed, which may be cut off.
         stdout = outcome.stdout.strip()
         if outcome.status == "ok":
             output = stdout
@@ -78,10 +82,10 @@ def python_function(
             output = _NO_OUTPUT
         else:
             exception = ""
-            # What code that was ended wrote there before does not say why.
+            # If the code was killed, what it wrote to stderr before does not say why.
             if outcome.status == "exception":
-                # The end of a traceback says what happened: the frames before it are of no use to a
-                # model. Without a traceback, it is the last line.
+                # The end of a traceback says what happened; its frames are of no use to a model.
+                # Without a traceback, take the last line.
                 _, frame, rest = f"\n{outcome.stderr.rstrip()}".rpartition('\n  File "')
                 lines = rest.splitlines()[1:] if frame else outcome.stderr.strip().splitlines()[-1:]
                 exception = "\n".join(dropwhile(lambda line: line.startswith("  "), lines))
@@ -109,10 +113,10 @@ T = TypeVar("T")
 class PerProcess(Generic[T]):
     """A value that each process makes for itself on first use. Threads share it.
 
-    After a fork the child has the objects of its parent, but not the threads that serve them: a
-    call would wait for ever for an event loop that no thread runs, or for a lock whose holder is
-    gone. So the child forgets the value and makes its own. Source: os.fork, "only the thread
-    calling fork() exists in the new process".
+    After a fork the child has copies of its parent's objects, but not the threads that serve them:
+    a call would wait for ever for an event loop that no thread runs, or for a lock whose holder is
+    gone. So the child forgets the value and makes its own. Source: POSIX `fork`, which copies only
+    the calling thread.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:
@@ -124,15 +128,16 @@ class PerProcess(Generic[T]):
 
         def forked() -> None:
             if (owner := reference()) is not None:
-                # Kept alive: the clean-up when it is collected is for the parent process to do.
+                # Kept alive, since its clean-up on garbage collection is left to the parent
+                # process.
                 owner._of_parents += owner._values
                 owner._values, owner._making = [], threading.Lock()
 
         os.register_at_fork(after_in_child=forked)
 
     def get(self) -> T:
-        """Return the value of this process. Raises what making it raises; the next call then tries
-        again.
+        """Return the value of this process, making it if necessary. Raises what making it raises;
+        the next call then tries again.
         """
         with self._making:
             if not self._values:
@@ -150,8 +155,9 @@ _SEARCHED = ("corpus", "web")
 
 @record
 class SourceSearch:
-    """What the questions of a source search, and how; fields are those of `ToolSettings`, and None
-    is as these are for all questions. One that is named replaces corpus, server and web together.
+    """What is searched for the questions of one source. The fields are those of `ToolSettings`;
+    None keeps the general setting. If any of `searched`, `search_url` and `corpus` is given, it
+    replaces all three.
     """
 
     searched: Searched | None = None
@@ -166,18 +172,18 @@ class SourceSearch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSettings:
-    """The available tools, and how they work.
+    """The available tools and their settings.
 
     `searched` is a corpus or the web. For a corpus, `search_url` is the address of a retrieval
     server; without one, `corpus`, a JSONL file, is searched in this process, by default the shipped
     encyclopaedia. The web is searched by serper.dev, or a compatible service at `web_url`, with the
-    account of `search_api_key`. `top_k` documents of `document_chars` characters each are returned.
-    An answer of a server may take `search_timeout_s` seconds, from the request to its last byte,
-    and have `search_answer_mib` MiB.
-    `sandbox` is a level of the Python tool, or `strictest`, which is never one at which code can
-    use the user's files. A call of it may take
-    `python_timeout_s` seconds, and as many of processor time or, if they are more,
-    `Limits.cpu_s`.
+    account of `search_api_key`. A search returns up to `top_k` documents, each cut to
+    `document_chars` characters. An answer of a server may take `search_timeout_s` seconds, from the
+    request to its last byte, and have `search_answer_mib` MiB.
+
+    `sandbox` is a level of the Python tool, or `strictest`, which never selects a level at which
+    code can use the user's files. A Python call may take `python_timeout_s` seconds; its CPU time
+    is limited to these seconds, rounded up, or to `Limits.cpu_s` if that is more.
     """
 
     tools: tuple[str, ...] = _TOOLS
@@ -195,7 +201,7 @@ class ToolSettings:
     python_timeout_s: float = 30.0
 
     def of_source(self, search: SourceSearch) -> ToolSettings:
-        """Return the settings for the questions of a source."""
+        """Return these settings changed for the questions of one source; see `SourceSearch`."""
         overrides = {name: value for name, value in vars(search).items() if value is not None}
         plain = {"searched": "corpus", "search_url": "", "corpus": ""}
         return replace(self, **{**(plain if plain.keys() & overrides.keys() else {}), **overrides})
@@ -203,10 +209,10 @@ class ToolSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTools:
-    """The tools, and functions that test them: `reach` returns once the search answers, and raises
-    as `SearchTool.reach`; `sandbox` starts the Python tool and returns its level, for a person. It
-    raises `SandboxError` if the requested level does not hold here; without the tool it returns the
-    empty string.
+    """The opened tools, and functions that test them. `reach` returns once the search answers, and
+    raises as `SearchTool.reach`. `sandbox` starts the Python tool and returns a description of its
+    level, empty without that tool; it raises `SandboxError` if the requested level does not hold
+    here.
     """
 
     toolbox: Tools
@@ -216,15 +222,16 @@ class OpenTools:
 
 def open_tools(settings: ToolSettings, answers: AnswerStore | None = None) -> OpenTools:
     """Return the tools, which all environments with these settings share until the process ends. A
-    forked process opens them anew when it first calls them.
+    forked process opens its own when it first calls them.
 
     Args:
-        answers: a store in which answers of servers outlive the process; not used for a corpus in
+        answers: a store that keeps answers of servers beyond the process; unused for a corpus in
             this process, which answers faster than any store.
 
     Raises:
-        ConfigError: there is no such tool or level of the sandbox, the address of the server is
-            invalid, the key for the web is missing, or the settings name two things to search.
+        ConfigError: a tool or sandbox level is unknown, a number is out of its range, the address
+            of the server is invalid, the key for the web is missing, or the settings name two
+            things to search.
         DataFileError: the corpus is missing or malformed.
     """
     if unknown := [tool for tool in settings.tools if tool not in _TOOLS]:
@@ -303,7 +310,9 @@ def _provider(settings: ToolSettings) -> Provider:
 
 
 def _started(sandbox: str, limits: Limits) -> _Python:
-    """Return the Python tool once it has tested itself. Raises `SandboxError`."""
+    """Start the Python tool and return it once it has tested itself. Raises `SandboxError` if its
+    level does not hold.
+    """
     loop, process = LoopThread(), os.getpid()
     tool = PythonTool(limits, sandbox)
     try:
@@ -313,7 +322,7 @@ def _started(sandbox: str, limits: Limits) -> _Python:
         raise
 
     def end() -> None:
-        # A forked process also calls this at its end, but has no thread that could do it.
+        # A forked process also calls this at its end, but the loop's thread does not exist there.
         if os.getpid() == process:
             loop.run(tool.__aexit__(None, None, None))
             loop.close()

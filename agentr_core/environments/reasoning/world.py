@@ -1,4 +1,6 @@
-"""Questions that a model answers by thinking, searching and calculating, in one growing turn."""
+"""Questions that a model answers by thinking, searching and calculating, in one growing message or
+by native tool calls.
+"""
 
 from __future__ import annotations
 
@@ -90,10 +92,10 @@ def instruction(tools: Sequence[str]) -> str:
     return "\n".join([*parts, "", "An example of the form:", "".join(_SKELETON[tool] for tool in tools) + _LAST])
 
 
-# The world with native tool calls: search and Python as tools, the answer in a reply without a
-# call.
+# The world with native tool calls: search and Python are tools, and a reply without a call answers.
 #
-# An action is the same text as with tags, so budgets, rewards and statistics use the same code.
+# An action is the same text as in the world with tags, so budgets, rewards and statistics share its
+# code.
 
 TOOLS = {
     SEARCH: Tool(
@@ -111,20 +113,19 @@ NEITHER = "In your reply there was neither a call nor an answer in a box. Call a
 
 
 class InCalls:
-    """A mixin that adds native calls to the class of the world."""
+    """A mixin that adds native calls to `ReasoningWorld`."""
 
     _toolbox: Any
     problem: Any
 
     @property
     def transcript(self) -> NativeTurns:
-        """The transcript, with the available tools."""
+        """The transcript, which offers the available tools."""
         return NativeTurns(tools=tuple(TOOLS[tool] for tool in TOOLS if tool in self._toolbox.tools))
 
     def parse(self, reply: str) -> str:
-        """Return the call of a reply, or the box of its answer, in tags; an empty string if it has
-        neither, and the action of `misread` for a call that cannot be read. Several calls are
-        joined.
+        """Return the call of a reply, or the box of its answer, written in tags; several calls are
+        joined. Empty if it has neither, and the action of `misread` for a call that cannot be read.
         """
         calls = read_calls(reply)
         if isinstance(calls, Misread):
@@ -139,7 +140,9 @@ class InCalls:
         return join_actions([self._in_tags(call) for call in calls])
 
     def _in_tags(self, call: NativeCall) -> str:
-        """Return a call in tags, or the action of `misread`."""
+        """Return a call written in tags, or the action of `misread` if that would not give the same
+        call.
+        """
         texts = text_arguments(call, tuple(TOOLS.values()))
         if isinstance(texts, Misread):
             return misread(texts)
@@ -154,13 +157,13 @@ class InCalls:
         return f"\\boxed{{{answer}}}"
 
     def facts(self, instance: Instance) -> Mapping[str, Any]:
-        """Return the source of the question and its domain."""
+        """Return the source of the question, cut to 100 characters, and its domain."""
         problem = self.problem(instance)
         return {"source": problem.source[:100], "domain": problem.domain}
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
-        """Return the question set's solution as calls; None if it has none, or one of its tools is
-        missing.
+        """Return the question set's solution as replies with calls; None if it has none, or needs a
+        tool that is missing.
         """
         problem: Problem = self.problem(instance)
         if not problem.solution or not {move.tool for move in problem.solution[:-1]} <= set(self._toolbox.tools):
@@ -189,12 +192,12 @@ class Rules:
     """The limits of an episode, and what counts as success.
 
     `python_calls` and `search_calls` limit the calls of each tool, `calls` those of both together
-    (0: no further limit). `extra_calls` are added to each limit for an episode that goes on from a
-    recorded beginning. `spare_replies` is the number of replies that may have neither a call nor an
-    answer; one more ends the episode. `python_chars` and `search_chars` characters of a tool's
-    output are shown. With `summarised`, a model of role `summariser` is asked what the documents of
-    a search say about its query, and its summary is shown instead. `judged`, `success_from` and
-    `answers` are those of `AnswerGrader`.
+    (0: no further limit). `extra_calls` are added to each limit for an episode that continues
+    recorded steps. `spare_replies` is the number of replies that may have neither an answer nor a
+    call that can be made; one more ends the episode. A tool's output is cut to `python_chars` or
+    `search_chars` characters. With `summarised`, a model in the role `summariser` is asked what the
+    documents of a search say about its query, and its summary is shown instead of them. `judged`,
+    `success_from` and `answers` are those of `AnswerGrader`.
     """
 
     python_calls: int = 6
@@ -227,9 +230,9 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """The state of an episode: calls made, spare replies used, whether it began with recorded
-    steps, the text of each step so far and of the reply that is being answered, and the search
-    whose documents are being summarised.
+    """The state of an episode: the number of calls of each tool, the spare replies used, whether it
+    continues recorded steps, the text of each step so far (`texts`) and of the present reply
+    (`text`), and the search whose documents are being summarised (`summarised`).
     """
 
     problem: Problem
@@ -242,7 +245,9 @@ class _State:
 
 
 def replies(solution: Sequence[Move], answer: str) -> list[str]:
-    """Return the replies in which an expert makes the moves of a solution and gives an answer."""
+    """Return the replies of an expert: one for each move of a solution, the last of which gives the
+    answer.
+    """
     *moves, last = solution
     calls = [f"<think>{move.thought}</think>\n<{move.tool}>{move.query}</{move.tool}>" for move in moves]
     return [*calls, f"<think>{last.thought}</think>\n<answer>It is \\boxed{{{answer}}}.</answer>"]
@@ -251,11 +256,11 @@ def replies(solution: Sequence[Move], answer: str) -> list[str]:
 class ReasoningWorld(Environment):
     """Questions with tools. The reward is the correctness of the answer, by rule; see `scoring`.
 
-    `by_source` has other toolboxes for the questions of some sources, by `problems.source_key`;
-    they have the same tools as `toolbox`.
+    `by_source` has other toolboxes for the questions of some sources, keyed by
+    `problems.source_key`; they have the same tools as `toolbox`.
 
-    A call of a tool that is missing, or has no calls left, is answered in words and uses up a spare
-    reply, as does a reply without a call or an answer.
+    A call of a tool that is missing or has no calls left is answered with a sentence. It uses up a
+    spare reply, as does a reply without a call or an answer.
     """
 
     name = "reasoning"
@@ -291,17 +296,17 @@ class ReasoningWorld(Environment):
 
     @property
     def grader(self) -> AnswerGrader:  # type: ignore[override]
-        """The grader of answers: by rule, and by a model if the rules say so."""
+        """The grader of answers: by rule and, if `judged` says so, by a model."""
         return self._graded_by
 
     @property
     def tools(self) -> tuple[str, ...]:
-        """The tools that there are."""
+        """The names of the available tools."""
         return tuple(tool for tool in CALLS if tool in self._toolbox.tools)
 
     @property
     def asks_in_steps(self) -> bool:  # type: ignore[override]
-        """Whether steps ask a model: a summariser of what a search found."""
+        """Whether steps ask a model to summarise the documents that a search found."""
         return self._rules.summarised and SEARCH in self._toolbox.tools
 
     def splits(self) -> tuple[str, ...]:
@@ -315,8 +320,8 @@ class ReasoningWorld(Environment):
         return Instances(self.name, split, range(len(self._questions[split])))
 
     def problem(self, instance: Instance) -> Problem:
-        """Return the question of an instance with its answers. Raises `EnvironmentFault` if there
-        is none.
+        """Return the question of an instance with its answers. Raises `EnvironmentFault` for an
+        unknown instance.
         """
         problems = self._questions.get(instance.split, ())
         if instance.environment != self.name or not 0 <= instance.index < len(problems):
@@ -324,16 +329,17 @@ class ReasoningWorld(Environment):
         return problems[instance.index]
 
     def reset(self, instance: Instance) -> str:
-        """Return the question."""
+        """Begin an episode and return the question."""
         problem = self.problem(instance)
         self._state = _State(problem=problem, calls=dict.fromkeys(CALLS, 0))
         self._reply = ""
         return problem.question
 
-    # Tools that were called again might answer otherwise: code prints the time, the web changes.
+    # A tool that is called again might give another result: code prints the time, the web changes.
     def resume(self, instance: Instance, steps: Sequence[Step]) -> str:
         """Put the episode into the state after recorded steps, without calling tools, and return
-        the question. A step without a recorded validity was written into the turn and never taken.
+        the question. A step without a recorded validity was written into the message and never
+        carried out, so it uses up no call and no spare reply.
         """
         question = self.reset(instance)
         texts: list[str] = []
@@ -351,8 +357,8 @@ class ReasoningWorld(Environment):
         return question
 
     def recall(self, instance: Instance, text: str, reward: float | None = None) -> Trajectory:
-        """Return the episode with the steps of a text, which is cut after every result, without
-        calling tools; see `Environment.recall`.
+        """Return the trajectory of an episode from its whole text, which is cut into steps after
+        every result; no tools are called. See `Environment.recall`.
         """
         problem, answers = self.problem(instance), self._rules.answers
         parts: list[tuple[str, str]] = []
@@ -385,8 +391,8 @@ class ReasoningWorld(Environment):
         return Trajectory.ended(instance, problem.question, steps, stop)
 
     def parse(self, reply: str) -> str:
-        """Return the first call or answer of a reply with its tags; if there is none, `<result>`
-        for a reply that opens a result itself, else the empty string.
+        """Return the first call or answer of a reply in its tags. If there is none, return
+        `<result>` for a reply that opens a result itself, else the empty string.
         """
         if (call := call_in(reply)) is not None:
             return f"<{call.name}>{call.content}</{call.name}>"
@@ -397,22 +403,20 @@ class ReasoningWorld(Environment):
         return f"<answer>\\boxed{{{answer}}}</answer>"
 
     def hear(self, reply: str) -> None:
-        """Take note of a whole reply, whose thoughts a summariser is feedback; see
-        `Environment.hear`.
-        """
+        """Keep the whole reply, whose thoughts a summariser is shown; see `Environment.hear`."""
         self._reply = reply
 
     def step(self, action: str) -> Transition:
-        """Return the result of a call, as it is appended to the turn; an answer ends the
-        episode.
+        """Carry out a call and return its result, or end the episode with an answer. The
+        observation is appended to the growing message as it is.
         """
         self._state = replace(self._current, text=self._reply or action)
         self._reply = ""
         return self._record(self._execute(action))
 
     def answer(self, reply: str) -> Transition:
-        """Return the result of the search whose documents the reply summarises; see
-        `Environment.answer`.
+        """Return the transition of the search whose documents the reply summarises; see
+        `Environment.answer`. Raises `EnvironmentFault` if no summary was asked for.
         """
         call = self._current.summarised
         if call is None:
@@ -421,7 +425,7 @@ class ReasoningWorld(Environment):
         return self._record(self._result(call, tool.read(reply)))
 
     def snapshot(self) -> Any:
-        """Return the state, which is never changed in place."""
+        """Return the state, which is immutable."""
         return self._current
 
     def restore(self, snapshot: Any) -> None:
@@ -429,11 +433,11 @@ class ReasoningWorld(Environment):
         self._state = snapshot
 
     def depth(self, instance: Instance) -> int | None:
-        """Return the depth that the question set gives, such as the number of hops."""
+        """Return the depth that the question set gives, such as the number of hops, or None."""
         return self.problem(instance).depth
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
-        """Return the question set's solution as replies; None if it has none, or one of its tools
+        """Return the question set's solution as replies; None if it has none, or needs a tool that
         is missing.
         """
         problem = self.problem(instance)
@@ -446,11 +450,11 @@ class ReasoningWorld(Environment):
         return instruction(tools)
 
     def _format_result(self, output: str, limit: int) -> str:
-        """Return the output of a tool in the form that follows its call."""
+        """Return a tool's output in the form that follows its call, cut to `limit` characters."""
         return shown_result(output, limit)
 
     def _format_no_call(self, action: str) -> str:
-        """Return what follows a reply that has neither a call nor an answer."""
+        """Return the observation after a reply that has neither a call nor an answer."""
         return _NO_CALL_RESULT if action == RESULT_OPENS else ""
 
     @property
@@ -476,7 +480,7 @@ class ReasoningWorld(Environment):
             self._count(tagged_call, executed=True)
             if self._rules.summarised and call.tool == SEARCH and call.status == "ok":
                 self._state = replace(self._current, summarised=call)
-                # What was written and found since the question, an entry a step.
+                # What was written and found since the question, one entry for each step.
                 state = self._current
                 reasoning = [f"The question: {state.problem.question}", *state.texts, state.text]
                 question = tool.question(tagged_call.content, call.output, reasoning)
@@ -488,7 +492,7 @@ class ReasoningWorld(Environment):
         return Transition(text, 0.0, over, False, {"success": False, "valid": False})
 
     def _record(self, transition: Transition) -> Transition:
-        """Return the transition of a step, whose text is kept if the step is done."""
+        """Return the transition of a step; keep the text of the step once it is done."""
         state = self._current
         if state.summarised is None:
             self._state = replace(state, texts=(*state.texts, state.text + transition.observation), text="")
@@ -501,7 +505,9 @@ class ReasoningWorld(Environment):
         return Transition(text, 0.0, False, False, {"success": False, "valid": True, "tool_calls": (call,)})
 
     def _count(self, call: Call | None, *, executed: bool) -> None:
-        """Count a reply that is not an answer: as a call, or as a spare reply."""
+        """Count a reply that is not an answer: as a call if it was executed, else as a spare
+        reply.
+        """
         state = self._current
         if executed and call is not None:
             self._state = replace(state, calls={**state.calls, call.name: state.calls[call.name] + 1})
@@ -519,7 +525,7 @@ class ReasoningWorld(Environment):
 
 
 def _made_elsewhere(action: str, observation: str) -> tuple[ToolCall, ...]:
-    """Return the call of a step that another program answered; none without a result."""
+    """Return the tool call of a step that another program carried out; none without a result."""
     call = call_in(action)
     if call is None or call.name == "answer" or not observation:
         return ()
@@ -535,11 +541,11 @@ class Reasoning(ReasoningWorld):
     """Questions from sets, answered by thinking, searching and calculating.
 
     Args:
-        questions, domains: sets, and the domains of further sources, as `problems.load` takes them.
+        questions, domains: the question sets, and the domains of sources; see `problems.load`.
         tools, searched, search_url, corpus, cache_dir, web_url, search_api_key, top_k,
             document_chars, search_timeout_s, search_answer_mib, sandbox, python_timeout_s: see
             `ToolSettings`.
-        search_by_source: what the questions of some sources search instead, by source.
+        search_by_source: what is searched for the questions of some sources instead, by source.
         python_calls, search_calls, calls, extra_calls, spare_replies, python_chars, search_chars,
             summarised, judged, success_from, answers: see `Rules`.
 
@@ -549,14 +555,14 @@ class Reasoning(ReasoningWorld):
 
     @staticmethod
     def version_of(options: Mapping[str, Any]) -> int:
-        """Return 4: since version 2 code that failed is reported in another way, since version 3
-        answers are compared by what they mean, and search finds documents in any script, since
-        version 4 yes and no are right or wrong as a whole.
+        """Return 4. Since version 2, code that failed is reported in another way; since version 3,
+        answers are compared by what they mean, and search finds documents in any script; since
+        version 4, a yes or no is right or wrong as a whole.
         """
         return 4
 
-    # The registry reads the options of a recipe from this signature, so it is long: records as
-    # parameters would put the nesting of the code into every recipe.
+    # The signature is long because the registry reads a recipe's options from it: grouping them
+    # into records would nest the options of every recipe.
     def __init__(
         self,
         *,
@@ -625,9 +631,9 @@ class Reasoning(ReasoningWorld):
 
     @staticmethod
     def variables_of(options: Mapping[str, Any]) -> dict[str, str]:
-        """Return the variables that stand in for options. A server's address comes from one only
-        where a recipe does not say what is searched: the value of a variable is no part of a run's
-        id.
+        """Return the variables that stand in for options. The address of a server comes from a
+        variable only if the recipe does not say what is searched, since the value of a variable is
+        not part of a run's id.
         """
         is_local = options.get("corpus") or options.get("searched") == "web"
         return {"search_api_key": "SERPER_API_KEY"} | ({} if is_local else {"search_url": "AGENTR_SEARCH_URL"})
@@ -646,30 +652,35 @@ class Reasoning(ReasoningWorld):
         return (*sets, *dict.fromkeys(corpus for corpus in corpora if corpus))
 
     def keep_answers(self, kept: AnswerStore) -> None:
-        """Keep the answers of search servers."""
+        """Look up and store the answers of search servers in `kept`; see
+        `Environment.keep_answers`.
+        """
         self._toolbox, self._by_source = _toolboxes(_open_all(self._settings, kept))
 
     def reach(self) -> None:
-        """Return once every search answers. Raises `EnvironmentFault` or `UserError` if one does
+        """Wait until every search answers. Raises `EnvironmentFault` or `UserError` if one does
         not.
         """
         for tools in self._open_tools.values():
             tools.reach()
 
     def start_hint(self) -> str:
-        """Return how a server of documents is started."""
+        """Return how a server of documents is started; see `Environment.start_hint`."""
         return "`agentr retrieve serve CORPUS` starts one for documents of yours"
 
     def sandbox(self) -> str:
-        """Return the level at which code of the model runs here."""
+        """Start the Python tool and return the level at which it confines code; see
+        `Environment.sandbox`.
+        """
         return next(iter(self._open_tools.values())).sandbox()
 
 
 def _settings_of_sources(
     settings: ToolSettings, searches: Mapping[str, Any], questions: QuestionSet
 ) -> dict[str, ToolSettings]:
-    """Return the settings of the tools by `source_key`; those under the empty string are for all
-    other sources, if there are any.
+    """Return the tool settings of each source with its own, by `source_key`; under the empty
+    string, those of all other sources, if there are any. Raises `ConfigError` for an unknown or
+    repeated source.
     """
     setting = "environment.options.search_by_source"
     if searches and SEARCH not in settings.tools:
@@ -701,6 +712,6 @@ def _open_all(settings: Mapping[str, ToolSettings], answers: AnswerStore | None 
 
 
 def _toolboxes(open_by_source: Mapping[str, OpenTools]) -> tuple[Toolbox, Mapping[str, Toolbox]]:
-    """Return the toolbox of most questions, and those of the sources that have their own."""
+    """Return the toolbox of most questions, and all toolboxes by source key."""
     toolboxes = {source: tools.toolbox for source, tools in open_by_source.items()}
     return toolboxes.get("") or next(iter(toolboxes.values())), toolboxes

@@ -1,4 +1,4 @@
-"""Our end of the connection to a simulator's Java."""
+"""The Python side of the connection to a simulator's Java process."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from py4j.protocol import MEMORY_COMMAND_NAME, MEMORY_DEL_SUBCOMMAND_NAME
 
 
 class _Answers:
-    """Java's answers on a connection, a line each.
+    """Java's answers on a connection, one on each line.
 
-    Java sends what is beyond the first 8,192 characters of an answer only once the first part is
-    acknowledged, which Linux puts off for 40 ms unless it is told not to before each read.
+    Java sends the part of an answer beyond its first 8,192 characters only once the first part is
+    acknowledged. Linux delays this by 40 ms unless `TCP_QUICKACK` is set before each read.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
     def readline(self) -> bytes:
-        """Return the next answer with its line break; without one, all that came before the end of
-        the connection. Nothing comes after an answer before the next command.
+        """Return the next answer with its line break or, if the connection ends before that, what
+        has come so far. Nothing comes after an answer before the next command is sent.
         """
         answer = bytearray()
         while not answer.endswith(b"\n"):
@@ -35,14 +35,15 @@ class _Answers:
         return bytes(answer)
 
     def close(self) -> None:
-        """Do nothing: the connection is closed by whom it belongs to."""
+        """Do nothing: the owner of the connection closes it."""
 
 
 class Client(GatewayClient):  # type: ignore[misc]
-    """py4j's client, except that each command is sent once and whatever ends it is raised as it is.
+    """py4j's client, except that each command is sent once, and an exception is raised as it is.
 
-    Its own `send_command` sends some commands again, which the simulator would then do twice, logs
-    tracebacks, and makes an interrupt an `AttributeError`: it calls a method that connections lack.
+    py4j's own `send_command` sends some commands again, which the simulator would then carry out
+    twice, logs tracebacks, and turns an interrupt into an `AttributeError`, since it calls a method
+    that connections lack.
     """
 
     def __init__(self, parameters: GatewayParameters) -> None:
@@ -50,7 +51,7 @@ class Client(GatewayClient):  # type: ignore[misc]
         self._garbage: deque[str] = deque()
 
     def send_command(self, command: str, retry: bool = True, binary: bool = False) -> Any:
-        """Return Java's answer to a command. Raises `Py4JNetworkError` when there is none."""
+        """Send a command and return Java's answer. Raises `Py4JNetworkError` if there is none."""
         connection = self._get_connection()
         try:
             while self._garbage:
@@ -70,7 +71,7 @@ class Client(GatewayClient):  # type: ignore[misc]
         return connection
 
     def garbage_collect_object(self, target_id: str) -> None:
-        """Note that Java may forget an object, which the next command tells it: an interrupt that
-        came while Python collects an object would be lost.
+        """Record that Java may forget an object; the next command tells it. Telling it at once
+        would lose an interrupt that comes while Python collects the object.
         """
         self._garbage.append(target_id)

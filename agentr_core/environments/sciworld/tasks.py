@@ -82,8 +82,8 @@ ETO_STEP_LIMITS: Mapping[str, int] = {
     "identify-life-stages-1": 30,
     "identify-life-stages-2": 30,
 }
-"""The number of steps after which ETO cuts an episode of a task; ETO has no limits for the tasks
-that it leaves out.
+"""The number of steps after which ETO cuts an episode of a task; it has no limits for the tasks
+that its numbering leaves out.
 """
 
 
@@ -95,13 +95,13 @@ class Variation(NamedTuple):
 
 
 def tasks(numbering: Numbering) -> tuple[str, ...]:
-    """Return the tasks that a numbering counts, in its order.
+    """Return the tasks that a numbering includes, in its order.
 
     `agentgym` is the list that AgentGym's published training and test numbers follow: 4339
-    variations of 22 tasks. AgentGym's server has one more task, the melting point of unknown
-    substances, so from number 1096 on it plays the variation that is 300 places earlier in the
-    list; `agentgym-shipped` (4639) numbers as that server does. `eto` has ETO's 24 tasks, `all` the
-    30 of the simulator.
+    variations of 22 tasks. AgentGym's server includes one more task, the melting point of unknown
+    substances, so that from number 1096 on it plays the variation that is 300 places earlier in
+    that list; `agentgym-shipped` (4639) numbers as that server does. `eto` has ETO's 24 tasks, and
+    `all` the simulator's 30.
     """
     return tuple(task for task in VARIATIONS if task not in _LEFT_OUT[numbering])
 
@@ -118,7 +118,7 @@ def locate(numbering: Numbering, number: int) -> Variation | None:
 
 
 def first_numbers(numbering: Numbering) -> dict[str, int]:
-    """Return the number of variation 0 of each task."""
+    """Return the number of the first variation of each task."""
     numbers: dict[str, int] = {}
     total = 0
     for task in tasks(numbering):

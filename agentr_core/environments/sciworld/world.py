@@ -1,5 +1,5 @@
-"""ScienceWorld on its real simulator: experiments in a house with a laboratory, played as in
-AgentGym or as in ETO.
+"""ScienceWorld on its real simulator: experiments in a house with a laboratory, under the rules of
+AgentGym or of ETO.
 
 Source: ScienceWorld (arXiv 2203.07540); settings of AgentGym (arXiv 2406.04151) and ETO (arXiv
 2403.02502).
@@ -26,7 +26,7 @@ from agentr_core.environments.sciworld.tasks import ETO_STEP_LIMITS, Numbering, 
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.types import Instance, Transition
 
-# Agent-R's matching of what an agent wrote to the nearest action that is possible.
+# Agent-R's matching of the action that an agent wrote to the nearest possible action.
 #
 # Source: Agent-R (arXiv 2501.11425), its public code. Differences: its guard against repeated
 # actions, which never takes effect, is left out; characters are not stripped from the matched text,
@@ -52,11 +52,11 @@ _SMALL_WORDS = frozenset(("focus", "on", "in", "to"))
 
 def match(action: str, valid: Sequence[str], surroundings: str) -> str:
     """Return the possible action that shares the most words with `action`, or `action` itself if
-    none shares any.
+    none shares any. Of equally near ones, the shortest is taken.
 
     Args:
         valid: the simulator's list of possible actions.
-        surroundings: what the agent sees and has; a focus on something else is no candidate.
+        surroundings: what the agent sees and has; focusing on anything else is not considered.
     """
     text = action.replace("green house", "greenhouse").strip()
     candidates = set()
@@ -79,10 +79,12 @@ Setting = Literal["agentgym", "eto"]
 
 SPLITS = ("train", "dev", "test")
 MENU = "Ambiguous request:"
-"""Begins the answer to a command that could mean several things; the next one is a number."""
+"""The beginning of the answer to an ambiguous command; the next command is the number of a
+choice.
+"""
 UNKNOWN = "No known action matches that input."
 NO_CHOICE = "Unknown action."
-"""Begins the answer to a command that follows a menu and is none of its numbers."""
+"""The beginning of the answer to a command after a menu that is not one of its numbers."""
 TELEPORT = "teleport to PLACE, which needs no doors"
 
 
@@ -114,7 +116,7 @@ RULES: dict[Setting, Rules] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
     """The state of an episode, which is also its snapshot. `best` is the best reward so far, None
-    before the first; `menu` is the question that the next action answers, empty if there is none.
+    before the first step; `menu` is the menu that the next action answers, empty if there is none.
     """
 
     path: Path
@@ -128,17 +130,17 @@ class SciWorld(Environment):
     (`tasks.tasks`).
 
     Splits are the simulator's own `train`, `dev` and `test`, or `train` and `test` with `ids_dir`.
-    Episodes share a set of Java processes; a snapshot is the list of actions so far, repeated on
-    whichever process is nearest.
+    Episodes share a set of Java processes; a snapshot is the list of actions so far, which are
+    repeated on whichever process has already done the most of them.
 
     Args:
-        setting: with `agentgym`, nothing is simplified, an episode begins with the task and what is
-            seen, and the reward is the standing score in whole per cent, with a wrong focus as a
-            disaster; with `eto`, the world is simplified ("easy"), each task is cut at its own
-            number of steps, an episode begins with the task alone, and the reward is the best score
-            so far, not rounded, even after a wrong focus. With `eto`, a wrong focus as the very
-            first action is a disaster: as published, it counts as -1 in the mean
-            (`evaluation.disaster_counts`). Scores of the two cannot be compared.
+        setting: with `agentgym`, nothing is simplified, an episode begins with the task and a first
+            look around, and the reward is the current score in whole per cent; a focus on a wrong
+            object is a disaster. With `eto`, the world is simplified ("easy"), each task has its
+            own limit of steps, an episode begins with the task alone, and the reward is the best
+            score so far, not rounded, even after a wrong focus; only as the very first action is
+            that a disaster, which as published counts as -1 in the mean
+            (`evaluation.disaster_counts`). Scores of the two settings cannot be compared.
         numbering: the enumeration that gives the indices; by default that of the setting.
         ids_dir: a folder with AgentGym's `sciworld_train.json` and `sciworld_test.json`, which then
             define the splits.
@@ -204,14 +206,14 @@ class SciWorld(Environment):
 
     @staticmethod
     def version_of(options: Mapping[str, Any]) -> int:
-        """Return 2 for the setting of ETO, whose first observation and rewards have changed;
+        """Return 2 for the setting of ETO, whose first observation and rewards were changed;
         otherwise 1.
         """
         return 2 if options.get("setting") == "eto" else 1
 
     @staticmethod
     def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return AgentGym's files of `ids_dir`."""
+        """Return AgentGym's files in `ids_dir`."""
         folder = options.get("ids_dir")
         return tuple(str(FilePath(folder) / f"sciworld_{split}.json") for split in ("train", "test") if folder)
 
@@ -224,8 +226,8 @@ class SciWorld(Environment):
         return tuple(self._ids) if self._ids else SPLITS
 
     def instances(self, split: str) -> Sequence[Instance]:
-        """Return the instances of a split, by task in the order of the curriculum, or in the order
-        of the list.
+        """Return the instances of a split, ordered by task as in the curriculum, or as in the file
+        in `ids_dir`.
         """
         if split not in self.splits():
             raise ConfigError(f"sciworld has no split {split!r}; it has {', '.join(self.splits())}")
@@ -248,7 +250,7 @@ class SciWorld(Environment):
         return variation
 
     def facts(self, instance: Instance) -> Mapping[str, Any]:
-        """Return the task, and the number of its variation."""
+        """Return the name of the task, and the number of its variation."""
         task, number = self.variation(instance)
         return {"task": task, "variation": number}
 
@@ -257,8 +259,8 @@ class SciWorld(Environment):
         return "/".join(map(str, self.variation(instance)))
 
     def reset(self, instance: Instance) -> str:
-        """Return the first observation: the task description and, in the setting `agentgym`, what
-        is seen first.
+        """Begin an episode and return the task description and, in the setting `agentgym`, the
+        result of a first look around.
         """
         variation = self.variation(instance)
         self._simulators.release(self)
@@ -271,10 +273,9 @@ class SciWorld(Environment):
     def step(self, action: str) -> Transition:
         """Carry out an action and return the transition.
 
-        The info has the simulator's score from -100 to 100 (`raw_score`), the time that passed
-        (`moves`), whether the simulator accepted the action (`valid`), whether it focused on a
-        wrong object (`wrong_focus`) and, with matching, the action that was sent instead
-        (`matched`).
+        The info has the simulator's score from -100 to 100 (`raw_score`), its count of moves so far
+        (`moves`), whether the simulator accepted the action (`valid`), whether the action focused
+        on a wrong object (`wrong_focus`) and, with matching, the action that was sent (`matched`).
 
         Raises:
             EnvironmentUnavailable: the simulator ended or gave no answer in time.
@@ -295,7 +296,7 @@ class SciWorld(Environment):
         best = share if episode.best is None else max(episode.best, share)
         reward = best if self._setting == "eto" else share
         terminated = answer.completed or answer.score < 0
-        # An episode is cut by the simulator's clock, or by ETO's number of steps.
+        # An episode is cut by the simulator's count of moves, or by ETO's limit of steps.
         limit = ETO_STEP_LIMITS.get(path.variation.task) if self._setting == "eto" else None
         out_of_moves = answer.moves > self._rules.max_moves or (limit is not None and len(path.steps) >= limit)
         truncated = not terminated and out_of_moves
@@ -321,15 +322,15 @@ class SciWorld(Environment):
             return state.simulator.valid_actions()
 
     def state(self) -> str:
-        """Return a hash of the simulated world, the question that the next action answers, if there
-        is one, and the best score so far in the setting `eto`.
+        """Return a hash of the simulated world, followed in the setting `eto` by the best score so
+        far, and by the menu that the next action answers, if there is one.
 
-        The hash is of the goals, the object in focus, and all objects: what contains them, whether
-        they are solid, open, on, connected, burning, and, in the room of the agent, how warm, in
-        steps of ten degrees. Left out is what time alone changes, or every state would be a new
-        one: the count of moves, the age of living things and fires, temperatures elsewhere and
-        those of gases, and the random numbers that bees follow. So waiting may lead elsewhere, most
-        of all where animals grow up.
+        The hash covers the goals, the object in focus, and all objects: what contains them, whether
+        they are solid, open, on, connected or burning, and in the agent's room their temperatures,
+        in steps of ten degrees. What time alone changes is left out, or every state would be new:
+        the count of moves, the age of living things and fires, temperatures elsewhere and those of
+        gases, and the random numbers of bees. So waiting may lead elsewhere, most of all where
+        animals grow up.
         """
         episode = self._present()
         with self._simulators.at(episode.path, self) as state:
@@ -337,18 +338,18 @@ class SciWorld(Environment):
         return f"{world} {(episode.best or 0.0) if self._setting == 'eto' else ''} {episode.menu}"
 
     def snapshot(self) -> Any:
-        """Return the actions that led to the present state; they are immutable."""
+        """Return the present state, which is immutable: the actions that led to it, mainly."""
         return self._episode
 
     def restore(self, snapshot: Any) -> None:
-        """Put the episode back into a snapshot; at the next step, a simulator is brought there and
-        checked.
+        """Put the episode back into a snapshot. Only the next step brings a simulator to its state,
+        and compares the observations on the way.
         """
         self._episode = snapshot
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
-        """Return the simulator's own solution as replies; None if it takes too long or does not
-        succeed.
+        """Return the simulator's own solution as replies; None if it exceeds the limit of moves or
+        steps, or does not succeed.
         """
         actions = self._simulators.gold_actions(self.variation(instance), self._rules.simplifications)
         previous, num_needed = self._episode, 0
@@ -364,8 +365,8 @@ class SciWorld(Environment):
         return [f"Thought: Next I {action}.\nAction: {action}" for action in actions[:num_needed]] or None
 
     def close(self) -> None:
-        """Release the simulator for others. The processes stay for later environments until this
-        process ends.
+        """Release the simulator for other episodes. The processes stay for later environments until
+        this process ends.
         """
         if "_simulators" in self.__dict__:
             self._simulators.release(self)

@@ -1,7 +1,8 @@
-"""Goals from synthetic or human instructions, their price bounds, and the splits.
+"""WebShop's products, the search over them, the goals with their price bounds and splits, and the
+reward.
 
 The published shop draws prices and bounds from an unseeded generator, so that goals change with
-every start. Here both follow from a seed. The order of goals is the published one, so an index
+every start. Here both follow from a seed. The order of goals is the published one, so that an index
 means the same goal.
 
 Source: WebShop (arXiv 2207.01206), section 3.1, and AgentGym (arXiv 2406.04151), whose 6910 ids are
@@ -48,7 +49,7 @@ _MAX_ASIN = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """A person's wish: an instruction, and the attributes and options that it names."""
+    """A human instruction, and the attributes and options that it names."""
 
     instruction: str
     attributes: tuple[str, ...]
@@ -57,10 +58,10 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """A product. `prices` are one price in dollars, or the ends of a range; `options` are values by
-    option name.
+    """A product. `prices` are one price in dollars, or both ends of a range; `options` maps the
+    name of an option to its values.
 
-    `instruction` is the synthetic one, empty if there is none; `wishes` are those of people.
+    `instruction` is the synthetic one, empty if there is none; `wishes` are the human ones.
     """
 
     asin: str
@@ -85,7 +86,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueFiles:
-    """The files of one catalogue."""
+    """The files of one catalogue; `wishes` is None if there is no file of human instructions."""
 
     products: Path
     attributes: Path
@@ -93,12 +94,12 @@ class CatalogueFiles:
 
 
 def find_files(folder: Path, suffix: str, *, wishes: bool) -> CatalogueFiles:
-    """Return the files of a catalogue: those named with a suffix, such as `_1000`.
+    """Return the files of a catalogue, whose names end with a suffix such as `_1000`.
 
     Args:
-        wishes: whether the file of people's wishes is needed; if it exists, it is used in any case.
+        wishes: whether the file of human instructions is required; if it exists, it is always used.
 
-    Raises `ConfigError` when the folder or a file is missing.
+    Raises `ConfigError` if the folder or a file is missing.
     """
     if not folder.is_dir():
         raise ConfigError(
@@ -117,12 +118,12 @@ def find_files(folder: Path, suffix: str, *, wishes: bool) -> CatalogueFiles:
 
 
 def read_products(files: CatalogueFiles, limit: int = 0) -> Iterator[Product]:
-    """Yield the products in the order of their file: of its first `limit` entries, or of all if
-    that is 0.
+    """Yield the products in the order of their file: those of its first `limit` entries, or of all
+    if `limit` is 0.
 
-    An entry without a proper asin, or with one that occurred before, is skipped, as published.
+    As in the published code, an entry is skipped if its asin is invalid or occurred before.
 
-    Raises `DataFileError` when a file is cut off or malformed.
+    Raises `DataFileError` if a file is cut off or malformed.
     """
     annotations = dict(_entries(files.attributes))
     wishes = dict(_entries(files.wishes)) if files.wishes else {}
@@ -139,7 +140,7 @@ def read_products(files: CatalogueFiles, limit: int = 0) -> Iterator[Product]:
 
 def _product(raw: Mapping[str, Any], annotation: Mapping[str, Any], wishes: Iterable[Mapping[str, Any]]) -> Product:
     bullets = raw["small_description"]
-    # One or two, as in "$9.99" or "$9.99 to $19.99".
+    # One price or two, as in "$9.99" or "$9.99 to $19.99".
     prices = tuple(float(re.sub(r"[^\d.]", "", part)) for part in (raw.get("pricing") or "").split("$")[1:])
     return Product(
         asin=raw["asin"],
@@ -181,7 +182,7 @@ def _entries(path: Path) -> Iterator[tuple[str, Any]]:
 
 @contextmanager
 def _naming(path: Path, part: str = "") -> Iterator[None]:
-    """Turn an error that a damaged file raises into a `DataFileError` that names the file."""
+    """Turn an error from a damaged file into a `DataFileError` that names the file."""
     try:
         yield
     except (OSError, ijson.JSONError) as error:
@@ -195,7 +196,7 @@ def _naming(path: Path, part: str = "") -> Iterator[None]:
         ) from error
 
 
-# What of a product is searched, and how its words are read.
+# The text of a product that is searched, and how it is split into words.
 #
 # The published engine is Lucene. Here, words are split, stemmed and filtered by stop words as in
 # its English analyser, but not in every corner case, so ranks can differ from published ones.
@@ -208,8 +209,8 @@ _POSSESSIVE = re.compile(r"['\u2019]s$")
 
 
 def document(product: Product) -> str:
-    """Return the searched text of a product: title, description, first bullet and options, in lower
-    case.
+    """Return the text of a product for the search: title, description, first bullet and options, in
+    lower case.
     """
     options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in product.options.items())
     first = product.bullets[0] if product.bullets else ""
@@ -223,12 +224,12 @@ def _split(text: str) -> Iterator[str]:
 WORDS = analyser(_split, stemmer="porter")
 
 
-# A catalogue prepared for use: products by row and the search index, kept on disk under the hash
-# of their files.
+# A prepared catalogue: its products by row and the search index, cached on disk under the hash of
+# their files.
 #
-# What is read once is written to `<cache>/<hash>`: `products.jsonl` with the offset of each line,
-# the rows that have an instruction, and the search index. A process reads a product when it is
-# needed and memory-maps the index, so a million products take little memory.
+# The folder `<cache>/<hash>` holds `products.jsonl` with the offset of each line, the rows that
+# have an instruction, and the search index. A process reads a product when it is needed and
+# memory-maps the index, so a million products take little memory.
 
 VERSION = 1
 """Raise it when the same files would give a different catalogue or index."""
@@ -246,12 +247,12 @@ _CACHED_QUERIES = 4096
 
 
 class Catalogue:
-    """Products by row, in the order of their file, and search over them. Safe to share between
-    threads.
+    """Products by row, in the order of their file, and search over them: `search` returns the rows
+    of at most `MAX_RESULTS` products, the best first. Threads may share it.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open a finished catalogue. Raises `DataFileError` when it is damaged."""
+        """Open a prepared catalogue. Raises `DataFileError` if it is damaged."""
         try:
             self._starts = np.load(folder / _STARTS)
             self.instructed: Sequence[int] = np.load(folder / _INSTRUCTED).tolist()
@@ -282,11 +283,11 @@ class Catalogue:
 
 
 def open_catalogue(files: CatalogueFiles, limit: int, cache: Path) -> Catalogue:
-    """Return the catalogue of some files, built if the cache has none of their content.
+    """Return the catalogue of some files; it is built unless the cache has one for their content.
 
     Args:
-        limit: the number of entries of the product file that count; 0 means all.
-        cache: a folder; it is made if necessary.
+        limit: how many entries of the product file are used, from its start; 0 means all.
+        cache: a folder, which is made if necessary.
 
     Raises:
         DataFileError: a file is cut off or malformed; no unfinished catalogue is left behind.
@@ -336,13 +337,13 @@ _ORDER_SEED = 233
 _TEST, _DEV = range(500), range(500, 1500)
 _TEST_SHARE, _DEV_SHARE = 0.2, 0.1
 LISTED = ("test", "train")
-"""The splits that AgentGym lists."""
+"""The splits for which AgentGym has files of goals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """A wish and the product it was made from, by row. The name of an option of a human goal is
-    empty.
+    """An instruction to buy, and the row of the product that it was made from. In a human goal, the
+    names of options are empty.
     """
 
     row: int
@@ -353,8 +354,8 @@ class Goal:
 
 
 def price(product: Product, seed: int) -> float:
-    """Return the price of a product in dollars; for a price range, a point in it that the seed and
-    the asin determine.
+    """Return the price of a product in dollars; if it has a price range, a value in it drawn from
+    the seed and the asin.
     """
     if len(product.prices) == 1:
         return product.prices[0]
@@ -363,10 +364,10 @@ def price(product: Product, seed: int) -> float:
 
 
 def make_goals(catalogue: Catalogue, kind: GoalKind, seed: int) -> tuple[Goal, ...]:
-    """Return the goals of a catalogue, in the published order. All are held in memory, about a
+    """Return the goals of a catalogue in the published order. All are held in memory, at about a
     kilobyte each.
 
-    Raises `ConfigError` when the catalogue has no instruction of that kind.
+    Raises `ConfigError` if the catalogue has no instruction of that kind.
     """
     rng = random.Random(seed)
     of_row = _synthetic if kind == "synthetic" else _human
@@ -379,7 +380,9 @@ def make_goals(catalogue: Catalogue, kind: GoalKind, seed: int) -> tuple[Goal, .
 
 
 def _synthetic(row: int, product: Product, rng: random.Random, seed: int) -> Iterator[Goal]:
-    """Yield a goal for each combination of option values. One bound is drawn for all of them."""
+    """Yield a goal for each combination of a product's option values, all with the same price
+    bound.
+    """
     bound, price_text = _bound(price(product, seed), rng)
     names = sorted(product.options)
     for values in itertools.product(*(product.options[name] for name in names)):
@@ -409,8 +412,9 @@ def _human(row: int, product: Product, rng: random.Random, seed: int) -> Iterato
 
 
 def _bound(cost: float, rng: random.Random) -> tuple[float, str]:
-    """Return the greater of two random ones of the next four multiples of ten above a price, and
-    its wording in the instruction.
+    """Return a price bound and its wording in the instruction: the greater of two that are drawn
+    from the next four multiples of ten above the price. `UNBOUNDED` and no wording if fewer than
+    two of those up to 990 are above it.
     """
     above = [bound for bound in _BOUNDS if bound > cost][:4]
     if len(above) < 2:
@@ -423,11 +427,11 @@ def split_goals(goals: Sequence[Goal], rule: SplitRule) -> Mapping[str, tuple[in
     """Return the goal indices of the splits `train`, `dev` and `test`.
 
     `webshop` takes the published ranges: test is 0 to 499, dev 500 to 1499, train the rest.
-    `product` splits by product, so that no product is to be bought in two splits: test has a fifth
-    of the products, dev a tenth. Goals that read like one of an earlier split (in the order test,
-    dev, train) are left out of the later one.
+    `product` splits by product, so that no product is the target in two splits: a fifth of the
+    products is for test, a tenth for dev. A goal with the same instruction as an earlier one (in
+    the order test, dev, train) is left out.
 
-    Raises `ConfigError` when there are too few goals for the rule.
+    Raises `ConfigError` if a split would be empty.
     """
     if rule == "webshop":
         split_of = {
@@ -451,15 +455,15 @@ def split_goals(goals: Sequence[Goal], rule: SplitRule) -> Mapping[str, tuple[in
 
 
 def listed_in(folder: Path, split: str) -> Path:
-    """Return AgentGym's file with the goals of a split."""
+    """Return the path of AgentGym's file with the goals of a split."""
     return folder / f"webshop_{split}.json"
 
 
 def listed_goals(goals: Sequence[Goal], folder: Path) -> Mapping[str, tuple[int, ...]]:
-    """Return the splits `train` and `test` as AgentGym lists them: `webshop_train.json` and
-    `webshop_test.json`.
+    """Return the goal indices of the splits `train` and `test` from AgentGym's files
+    `webshop_train.json` and `webshop_test.json`, without repeated instructions.
 
-    Raises `DataFileError` when a file is missing or malformed, or lists a goal that does not exist.
+    Raises `DataFileError` if a file is missing or malformed, or lists a goal that does not exist.
     """
     splits: dict[str, list[int]] = {}
     for name in LISTED:
@@ -483,8 +487,8 @@ def listed_goals(goals: Sequence[Goal], folder: Path) -> Mapping[str, tuple[int,
 
 
 def _without_twins(goals: Sequence[Goal], splits: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """Return splits in which no goal reads like one of an earlier split, nor like an earlier one of
-    its own.
+    """Return the splits without goals whose instruction is that of an earlier goal, in the same or
+    an earlier split.
     """
     instructions: set[str] = set()
     result = {}
@@ -507,8 +511,8 @@ def _without_twins(goals: Sequence[Goal], splits: Mapping[str, Sequence[int]]) -
 # runs a spaCy model; `word_nouns` stands in if there is none.
 
 Nouns = Callable[[str], Sequence[str]]
-"""A function for the nouns and proper nouns of a title, in lower case, repeated as often as they
-occur.
+"""A function that returns the nouns and proper nouns of a title, in lower case, each as often as it
+occurs.
 """
 
 _COLOUR_WORDS = """
@@ -535,20 +539,19 @@ _NO_NOUN = frozenset(_FUNCTION_WORDS.split())
 _NOUN = re.compile(r"(?<!['\u2019\w])[^\W\d_]\w*")
 _MIN_SIMILARITY = 85
 _DROPPED = dict.fromkeys(range(128, 256))
-"""The characters that the published comparison first leaves out; characters beyond them are
-compared.
-"""
+"""The characters that the published comparison removes first; those beyond them are kept."""
 
 
 def reward(
     goal: Goal, target: Product, purchase: Product, chosen: Mapping[str, str], cost: float, nouns: Nouns
 ) -> float:
-    """Return the reward in [0, 1] for buying a product.
+    """Return the reward in [0, 1] for buying a product, by the formula above.
 
     Args:
-        target: the product the goal was made from.
-        chosen: values chosen on the product's page, by option name.
+        target: the product that the goal was made from.
+        chosen: the values chosen on the product's page, by option name.
         cost: the price of the bought product, in dollars.
+        nouns: finds the nouns of titles.
     """
     num_met = attributes_met(goal.attributes, purchase) + options_met(goal.options, tuple(chosen.values()))
     num_met += cost <= goal.price_bound
@@ -556,8 +559,8 @@ def reward(
 
 
 def type_reward(target: Product, purchase: Product, nouns: Nouns) -> float:
-    """Return how well a product matches the wanted type: 1, or 0.5, 0.1 or 0 for less and less
-    similar ones.
+    """Return how well a product matches the type of the wanted one: 1, 0.5, 0.1 or 0, in decreasing
+    similarity.
     """
     parts = [{part.strip() for part in product.product_category.split("\u203a")} for product in (target, purchase)]
     names = nouns(target.title)
@@ -571,7 +574,7 @@ def type_reward(target: Product, purchase: Product, nouns: Nouns) -> float:
 
 
 def attributes_met(attributes: Sequence[str], product: Product) -> int:
-    """Return how many attributes a product has, in its list of attributes or somewhere in its
+    """Return how many of the attributes a product has, in its list of attributes or in its
     texts.
     """
     texts = (product.title.lower(), " ".join(product.bullets).lower(), product.description.lower())
@@ -582,26 +585,26 @@ def attributes_met(attributes: Sequence[str], product: Product) -> int:
 
 
 def options_met(options: Sequence[tuple[str, str]], chosen: Sequence[str]) -> int:
-    """Return how many options of a goal are met by chosen values.
+    """Return how many options of a goal are met by the chosen values.
 
-    A value with a colour in it counts as that colour. The public code compares a synthetic option
-    as the pair of name and value, so that "size large" is not met by "x-large"; a human option is
-    the bare value, so that "large" is met by "x-large".
+    A value that contains a colour counts as that colour. The public code compares a synthetic
+    option as the pair of name and value, so that "size large" is not met by "x-large"; a human
+    option is the value alone, so that "large" is met by "x-large".
     """
     values = [normal_colour(value) for value in chosen]
     return sum(any(_similar(value, _option_text(name, option)) for value in values) for name, option in options)
 
 
 def normal_colour(value: str) -> str:
-    """Return the first colour in a value, or the value if there is none."""
+    """Return the first of `COLOURS` that a value contains, or the value itself if there is none."""
     return next((colour for colour in COLOURS if colour in value), value)
 
 
 def _option_text(name: str, value: str) -> str:
     if not name:
         return normal_colour(value)
-    # For a pair, the public code checks whether the colour is a member of it, and otherwise
-    # compares the pair as Python writes it.
+    # For a pair, the public code checks whether a colour is one of its two members, and otherwise
+    # compares the pair as Python prints it.
     return next((colour for colour in COLOURS if colour in (name, value)), str((name, value)))
 
 
@@ -610,21 +613,22 @@ def _similar(first: str, second: str) -> bool:
     return round(fuzz.token_set_ratio(first, second)) > _MIN_SIMILARITY
 
 
-# The default, since the published tagger is 500 MB. In the published tests' examples the shares
-# differ by at most 0.05, on the same side of each threshold.
+# The default, since the published tagger takes 500 MB. In the examples of the published tests, the
+# shares of common nouns differ by at most 0.05, on the same side of each threshold.
 def word_nouns(title: str) -> list[str]:
-    """Return the words of a title except function words and numbers.
+    """Return the words of a title, except function words and numbers, as an approximation of its
+    nouns.
 
-    Titles are strings of names, and a tagger calls most of their words nouns. This function also
-    counts adjectives and verbs.
+    Titles are strings of names, and a tagger calls most of their words nouns. Unlike a tagger, this
+    also counts adjectives and verbs.
     """
     return [word for word in _NOUN.findall(title.lower()) if word not in _NO_NOUN]
 
 
 @lru_cache(maxsize=2)
 def spacy_nouns(model: str) -> Nouns:
-    """Return a tagger that asks a spaCy model, as published (`en_core_web_lg`). Raises
-    `ConfigError` if the model cannot be loaded.
+    """Return a noun finder that uses a spaCy model, as in the published code (`en_core_web_lg`).
+    Raises `ConfigError` if the model cannot be loaded.
     """
     try:
         import spacy

@@ -1,8 +1,8 @@
-"""WebShop in process: buying what an instruction asks for in a shop of text pages.
+"""WebShop in this process: buying what an instruction asks for in a shop of text pages.
 
 Source: WebShop (arXiv 2207.01206), its text mode as served by AgentGym (arXiv 2406.04151); pages,
-actions and rewards are theirs. Search runs on another engine (`index`), and price bounds follow
-from a seed (`goals`).
+actions and rewards are theirs. The search engine is another one, and price bounds follow from a
+seed; see `goals` for both.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from agentr_core.replies import Labels
 from agentr_core.system import data_path
 from agentr_core.types import Instance, Transition
 
-# The pages of the shop as pure functions: where an action leads, and the text that is seen there.
+# The pages of the shop as pure functions: where an action leads, and the text of that page.
 #
 # Source: WebShop (arXiv 2207.01206), section 3.1; page texts are those of its public text mode, as
 # AgentGym serves it.
@@ -60,10 +60,10 @@ ACTION = re.compile(r"(.+)\[(.+)\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """The page that a shopper is on, and all that the shop remembers.
+    """The page that the shopper is on, and all that the shop remembers.
 
-    `number` counts pages of results from 1, `row` is the product looked at, `chosen` are option
-    names with values.
+    `number` is the page of results, from 1; `row` is the product that is looked at, and `chosen`
+    has its chosen options as names with values.
     """
 
     page: Page = "start"
@@ -74,7 +74,7 @@ class Visit:
 
 
 def buttons(catalogue: Catalogue, visit: Visit) -> tuple[str, ...]:
-    """Return the texts that can be clicked, in lower case."""
+    """Return the texts that can be clicked on the present page, in lower case."""
     back, previous = BACK.lower(), PREVIOUS.lower()
     if visit.page in ("start", "end"):
         return ()
@@ -83,14 +83,14 @@ def buttons(catalogue: Catalogue, visit: Visit) -> tuple[str, ...]:
         return (back, *([previous] if visit.number > 1 else []), NEXT.lower(), *asins)
     if visit.page == "item":
         values = (value for values in catalogue.product(visit.row).options.values() for value in values)
-        # The public shop refuses clicks on anything named like its search, even an option.
+        # The public shop refuses clicks on anything named "search", even an option.
         return (back, previous, *_SUBPAGES, BUY.lower(), *(value for value in values if value != "search"))
     return (back, previous)
 
 
 def follow(catalogue: Catalogue, visit: Visit, action: str) -> Visit | None:
-    """Return the visit after an action, or None if it cannot be done here. A search is possible on
-    any page but the last.
+    """Return the visit after an action, or None if it cannot be done on this page. A search is
+    possible on any page but the last.
     """
     match = ACTION.match(action)
     if match is None or visit.page == "end":
@@ -117,15 +117,15 @@ def follow(catalogue: Catalogue, visit: Visit, action: str) -> Visit | None:
         return replace(visit, page="item", row=row)
     if button in _SUBPAGES:
         return replace(visit, page=_SUBPAGES[button])
-    # A value that two options share belongs to the last of them, as published.
+    # As published, a value that several options have counts for the last of them.
     name = [name for name, values in catalogue.product(visit.row).options.items() if button in values][-1]
     return replace(visit, chosen=tuple({**dict(visit.chosen), name: button}.items()))
 
 
 def text(catalogue: Catalogue, visit: Visit, instruction: str, reward: float = 0.0) -> str:
-    """Return the text of a page. `reward` is shown on the last page."""
+    """Return the text of the present page. The last page shows `reward`."""
     parts = _end(catalogue, visit, reward) if visit.page == "end" else _parts(catalogue, visit, instruction)
-    # As in the public text mode: an empty text is no part, but blanks are an empty part.
+    # As in the public text mode: an empty text is left out, but one of blanks is an empty part.
     return SEPARATOR.join(part.strip() for part in parts if part not in ("", "\n"))
 
 
@@ -150,15 +150,15 @@ def _parts(catalogue: Catalogue, visit: Visit, instruction: str) -> list[str]:
     elif visit.page == "description":
         parts.append(product.description)
     elif visit.page == "features":
-        # The page has a blank before each bullet, so that an empty one is written, too.
+        # The page has a blank before each bullet, so that an empty bullet is a part, too.
         parts.extend(f" {bullet}" for bullet in product.bullets)
-    # Products come without reviews; their page of reviews ends here.
+    # Products have no reviews, so the page of reviews ends here.
     return parts
 
 
 def _end(catalogue: Catalogue, visit: Visit, reward: float) -> list[str]:
-    """Return the last page, with the labels of all that the public shop hides from people but not
-    from agents.
+    """Return the parts of the last page, with the labels that the public shop hides from people but
+    not from agents.
     """
     options = str(htmlsafe_json_dumps(dict(visit.chosen), sort_keys=True))
     fields = ["asin", catalogue.product(visit.row).asin, "options", options]
@@ -171,22 +171,22 @@ def _end(catalogue: Catalogue, visit: Visit, reward: float) -> list[str]:
 
 
 def _page_rows(catalogue: Catalogue, visit: Visit) -> tuple[int, ...]:
-    """Return the products on a page of results, by row."""
+    """Return the rows of the products on the present page of results."""
     return catalogue.search(visit.query)[(visit.number - 1) * PER_PAGE : visit.number * PER_PAGE]
 
 
-# An expert that knows the goal: it searches, pages to the product, chooses its options and
-# buys.
+# An expert that knows the goal: it searches, goes to the product's page, chooses options and buys.
 
 _PRICE = re.compile(r",? and price lower than [\d.]+ dollars$")
 _UNWANTED = re.compile(r"^find me |[\[\]\r\n]", re.IGNORECASE)
 
 
 def expert_replies(catalogue: Catalogue, goal: Goal) -> list[str] | None:
-    """Return replies that buy the product a goal was made from, or None if neither search finds it.
+    """Return replies that buy the product that a goal was made from, or None if neither of two
+    searches finds it.
 
-    The first search is the instruction itself; the title takes its place if it leads to the product
-    in fewer pages.
+    The search is for the instruction, or for the title if that finds the product on an earlier
+    page.
     """
     product = catalogue.product(goal.row)
     texts = (_PRICE.sub("", goal.instruction), product.title)
@@ -234,7 +234,7 @@ that are wanted, then click[Buy Now], which ends the visit."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shop:
     """The data that all visits share: the catalogue, the goals in their published order, and the
-    splits.
+    goal indices of each split.
     """
 
     catalogue: Catalogue
@@ -252,7 +252,7 @@ class WebShop(Environment):
         data_dir: the folder with `items_shuffle*.json`, `items_ins_v2*.json` and, for human goals,
             `items_human_ins.json`; empty means the shipped catalogue.
         suffix: the text before `.json` in the names of the first two, such as `_1000`.
-        limit: the number of entries of the product file that count, from its start; 0 means all.
+        limit: how many entries of the product file are used, from its start; 0 means all.
         goals: `synthetic`, one for each combination of a product's options, or `human`, those that
             people wrote.
         split: `product` or `webshop`, see `split_goals`.
@@ -303,8 +303,8 @@ class WebShop(Environment):
 
     @staticmethod
     def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the files of the catalogue, and those of `ids_dir`. Raises `ConfigError` when one
-        of the catalogue is missing.
+        """Return the files of the catalogue, and those in `ids_dir`. Raises `ConfigError` if one of
+        the catalogue is missing.
         """
         files = _catalogue(options.get("data_dir", ""), options.get("suffix", ""), options.get("goals", "synthetic"))
         ids = Path(options["ids_dir"]) if options.get("ids_dir") else None
@@ -313,8 +313,8 @@ class WebShop(Environment):
 
     @cached_property
     def shop(self) -> Shop:
-        """The catalogue and the goals; the first of all equal environments of a process loads
-        them.
+        """The catalogue and the goals, shared by equal environments of a process and loaded on
+        first use.
         """
         return _open_shop(self._files, *self._settings)
 
@@ -327,7 +327,9 @@ class WebShop(Environment):
         return tuple(self.shop.splits)
 
     def instances(self, split: str) -> Sequence[Instance]:
-        """Return the instances of a split, in the order of the goals or of the list."""
+        """Return the instances of a split, in the order of the goals or of the file in
+        `ids_dir`.
+        """
         if split not in self.shop.splits:
             raise ConfigError(f"webshop has no split {split!r}; it has {', '.join(self.splits())}")
         return [Instance(environment=self.name, split=split, index=index) for index in self.shop.splits[split]]
@@ -343,7 +345,7 @@ class WebShop(Environment):
         return self.shop.goals[instance.index]
 
     def reset(self, instance: Instance) -> str:
-        """Return the start page with the instruction."""
+        """Begin a visit and return the start page with the instruction."""
         self._goal = self.goal(instance)
         self._visit = Visit()
         self._reward = 0.0
@@ -352,14 +354,15 @@ class WebShop(Environment):
     def parse(self, reply: str) -> str:
         """Return the `search[...]` or `click[...]` after the last "Action:" of a reply.
 
-        Without the label the whole reply counts if there is an action in it. What follows an action
-        on later lines is dropped; a text that is not an action is returned as it is.
+        Without the label, the whole reply counts if it contains `search[` or `click[`; otherwise
+        there is no action. What follows an action is dropped, and a text that is not an action is
+        returned as it is.
         """
         return replies.shopping_action(reply, self.labels)
 
     def step(self, action: str) -> Transition:
-        """Carry out an action and return the transition; the reward comes with the purchase, which
-        ends the episode.
+        """Carry out an action and return the transition; the purchase gives the reward and ends the
+        episode.
 
         An action that cannot be done leaves the page as it is; an empty action is answered as in
         AgentGym.
@@ -383,8 +386,8 @@ class WebShop(Environment):
         return Transition(self._page(), self._reward, purchased, False, {"success": success, "valid": True})
 
     def state(self) -> str:
-        """Return the kind of page, the words searched for, the number of the page of results, the
-        product and the chosen options as JSON; in what order these were chosen has no effect.
+        """Return as JSON the kind of page, the query, the page of results, the product and the
+        chosen options; the order in which these were chosen has no effect.
         """
         visit = self._visit
         return json.dumps([visit.page, visit.query, visit.number, visit.row, sorted(visit.chosen)])
@@ -406,8 +409,8 @@ class WebShop(Environment):
         return {"category": self.shop.catalogue.product(self.goal(instance).row).category}
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
-        """Return the replies of the expert; None for a goal whose own product cannot be found or
-        earns less than 1.
+        """Return the replies of the expert; None if it cannot find the goal's product, or buying
+        that earns less than 1.
         """
         goal = self.goal(instance)
         expert_texts = expert_replies(self.shop.catalogue, goal)

@@ -1,7 +1,8 @@
-"""Agent-R: tree search, the first error of each bad path, spliced revisions, supervised training.
+"""Agent-R: search trees, find the first error of each bad path, splice bad beginnings with good
+ends into revision samples, and fine-tune on these.
 
 Source: arXiv 2501.11425. With `data.use: expert` it is behaviour cloning without a search; with
-`both+expert` its training set has the expert's episodes, too.
+`both+expert` the expert's episodes are added to its training set.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ from agentr_core.runtime.place import Acting, Demand, Method, Plan, Stage, impor
 
 # A forecast of what a tree search of a recipe's size would yield with a given policy.
 #
-# A dive is treated as an episode whose outcome is independent of the other dives of its tree; its
-# last node draws `search.width` replies, so it ends in that many paths. Paths that begin after the
-# expert's steps are not foreseen.
+# A dive is treated as an episode whose outcome is independent of the other dives of its tree; at
+# its last node `search.width` replies are sampled, so it ends in that many paths. Paths that begin
+# after the expert's steps are left out of the forecast.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +65,8 @@ class TreeSize:
     """The settings of a recipe that decide how much a tree yields.
 
     A tree is given up after `give_up` dives if none of them won. A dive ends in `leaves` paths.
-    `per_tree` and `per_bad_leaf` are the caps of pairs, `good_per_tree` that of good paths. 0 means
-    no limit.
+    `per_tree` and `per_bad_leaf` limit the pairs, `good_per_tree` the good paths. For all but
+    `dives` and `leaves`, 0 means no limit.
     """
 
     dives: int
@@ -81,34 +82,34 @@ class TreeSize:
         return _capped(losses * self.leaves * _capped(good, self.per_bad_leaf), self.per_tree)
 
     def good_paths(self, wins: int) -> int:
-        """Return the number of good paths that are kept of a tree with `wins` won dives."""
+        """Return how many good paths are kept from a tree with `wins` won dives."""
         return _capped(wins * self.leaves, self.good_per_tree)
 
     def outcomes(self, run: Run) -> Iterator[tuple[int, int, float]]:
-        """Yield the possible outcomes of a tree: dives won, dives lost, and their probability."""
+        """Yield each possible outcome of a tree: (dives won, dives lost, probability)."""
         first = min(self.give_up or self.dives, self.dives)
         rest = self.dives - first
         yield 0, first, run(0, first)
         for wins in range(1, self.dives + 1):
-            # A tree that was given up has no later dive that might have won.
+            # Leave out the orders in which every win comes after the dive at which the tree would
+            # have been given up.
             ways = comb(self.dives, wins) - comb(rest, wins)
             yield wins, self.dives - wins, ways * run(wins, self.dives - wins)
 
     def expected(self, run: Run, value: Callable[[int, int], float]) -> float:
-        """Return the mean of `value`, a function of won and lost dives, over the outcomes of a
-        tree.
-        """
+        """Return the expected value of `value(wins, losses)` over the outcomes of a tree."""
         return sum(chance * value(wins, losses) for wins, losses, chance in self.outcomes(run))
 
 
 def acting(recipe: Recipe) -> Acting:
-    """Return how the policy acts in a search; a path has one step more than `search.depth`."""
+    """Return how the policy acts in a search: with at most `search.depth + 1` steps in a path."""
     return Acting(sampling=sampling_of(recipe.search), max_steps=recipe.search.depth + 1)
 
 
 def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
-    """Return what the trees of a first iteration would yield, and whether Agent-R can learn from
-    it: from good paths where it trains on nothing else, from pairs otherwise.
+    """Forecast what the trees of the first iteration would yield, and whether that is enough for
+    Agent-R to learn from. What counts is the number of good paths with `data.use: good`, and the
+    number of pairs otherwise.
 
     Rewards are assumed to be 0 or 1.
     """
@@ -157,8 +158,8 @@ def phase_of(agent_r: AgentRConfig, iteration: int) -> Learning:
 
 
 def plan(recipe: Recipe, iteration: int) -> Plan:
-    """Return the plan of an iteration: its phase decides what it does, and `data.use` how its
-    samples are made.
+    """Return the plan of an iteration, counted from 1. Its phase decides what it trains on and, in
+    phase `sft`, `data.use` decides how its samples are made.
     """
     phase = phase_of(recipe.agent_r, iteration)
     if phase == RL:
@@ -208,7 +209,9 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
 
 
 def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Demand]:
-    """Return the most that an iteration asks of models, by purpose."""
+    """Return upper bounds on what an iteration asks of models, by purpose (`search`, `critique`,
+    ...).
+    """
     phases = recipe.over_iterations(recipe.agent_r.phases)
     requests = {**sampled_groups(recipe, test)} if RL in phases else {}
     if "sft" not in phases or recipe.data.use == "expert":
@@ -219,7 +222,7 @@ def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Demand]:
     requests["search"] = Demand.episodes(number * paths, steps=longest, most=search.max_new_tokens)
     if recipe.data.use == "good" or recipe.splice.mode == "direct":
         return requests
-    # Each node is judged once, whatever the number of bad paths through it.
+    # Each node is judged once, however many bad paths go through it.
     replies = requests["search"].replies
     judgements = min(replies, number * recipe.pairs.per_tree * longest) if recipe.pairs.per_tree else replies
     requests["critique"] = Demand.questions("judge", judgements * critique.votes, critique.max_new_tokens)
@@ -236,7 +239,9 @@ def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Demand]:
 
 
 def _instances(recipe: Recipe, phase: Learning, train: int) -> int:
-    """Return how many instances the first iteration of a phase has, given those of iteration 1."""
+    """Return how many training instances the first iteration of a phase has; `train` is the number
+    in iteration 1.
+    """
     iteration = 1 + recipe.over_iterations(recipe.agent_r.phases).index(phase)
     limit = recipe.instances.of(iteration).train_limit
     return limit if limit and limit != recipe.instances.train_limit else train

@@ -1,4 +1,4 @@
-"""Collection: a tree for each training instance, stored expansion by expansion."""
+"""Collection: grow a tree for each training instance, and store it expansion by expansion."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ from agentr_core.store.database import Store
 from agentr_core.store.tables import TreeHead
 from agentr_core.types import Instance, Tree
 
-# Trees to grow as a shard: each starts at its root, or where an earlier try stopped.
+# The trees of a shard, each grown from its root or from where an earlier try stopped.
 
 STAGE = "collect"
 MAX_RESTARTS = 20
-"""How often a tree is restarted in a world that is not reproducible before the tree counts as
-failed.
+"""How often a tree may be restarted, in an environment that does not repeat itself, before it
+counts as failed.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeWork:
-    """A tree to grow; `begun` is the part of it that is stored. `first_id` is the id that it had
-    before it was first restarted.
+    """A tree to grow. `begun` is the part of it that is stored, None if nothing is. `first_id` is
+    the id that it had before any restart; without a restart, it equals `tree_id`.
     """
 
     tree_id: str
@@ -75,13 +75,13 @@ class TreeWork:
 
 
 def restarted(first_id: str, number: int) -> str:
-    """Return the id of a tree after `number` restarts; with 0, its id as first begun."""
+    """Return the id of a tree after `number` restarts; with 0, return `first_id`."""
     return fingerprint("restarted tree", first_id, number) if number else first_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeShard:
-    """Trees of one iteration that are not finished, claimed by `writer`. See `equipment.Shard`."""
+    """Unfinished trees of one iteration, claimed by the process `writer`. See `equipment.Shard`."""
 
     iteration: int
     checkpoint: Checkpoint
@@ -137,8 +137,8 @@ class TreeShard:
 
 
 class _Trees:
-    """The trees of a shard while they grow: what is kept of each, and how often it was
-    restarted.
+    """The state of a shard's trees while they grow: the latest version of each tree, its current
+    id, and how often it was restarted.
     """
 
     def __init__(
@@ -174,14 +174,17 @@ class _Trees:
         self._equipment.progress(self._done, self._shard.total, f"trees, {speed(self._sampler, resumed=self._resumed)}")
 
     async def grow(self, work: TreeWork) -> None:
-        """Grow a tree to its end; restart it if its world does not repeat itself."""
+        """Grow a tree to its end. Restart it, at most `MAX_RESTARTS` times, if its environment does
+        not repeat what is recorded: always if exact repetition is not promised, else only on the
+        first try of a tree that another process began. Raises `ReplayDiverged` otherwise.
+        """
         for attempt in count(1):
             try:
                 return await self._grow_on(work)
             except ReplayDiverged as error:
-                # A tree begun by another process may belong to another version of its world. If a
-                # tree of this process diverges in a world that promises exact repetition, that
-                # world is broken.
+                # A tree begun by another process may belong to another version of its environment.
+                # If a tree of this process diverges although the environment promises exact
+                # repetition, the environment is broken.
                 foreign = attempt == 1 and work.begun is not None
                 restarts = self._restarts[work.first_id]
                 if restarts >= MAX_RESTARTS or not (foreign or isinstance(error, ReplayDrifted)):
@@ -203,7 +206,7 @@ class _Trees:
                 )
 
     async def _grow_on(self, work: TreeWork) -> None:
-        """Grow a tree from what the last try kept of it: a restart would lose kept nodes."""
+        """Grow a tree to its end from its latest version, so that a further try loses no nodes."""
         recipe, iteration = self._equipment.recipe, self._shard.iteration
         search = recipe.in_world(work.instance.environment).search
         self.timers.append(timer := EpisodeTimer())
@@ -246,11 +249,13 @@ class _Trees:
             del self._latest[work.first_id]
 
     async def _first_observation(self, work: TreeWork, env: Environment, timer: EpisodeTimer) -> str:
-        """Return the text at the root. Raises `ReplayDiverged` if it has changed."""
+        """Return the first observation of a tree. If the tree has no node but its root, reset the
+        environment; raise `ReplayDiverged` if it begins differently from what is recorded.
+        """
         tree = self._latest[work.first_id]
         if tree is not None and len(tree.nodes) > 1:
             return tree.first_observation
-        # A tree that is only a root is grown from the environment's current state.
+        # `grow` expects a freshly reset environment for a tree that is only a root.
         with phase("reset"):
             first = await call(env, timer, lambda: env.reset(work.instance))
         if tree is None:
@@ -269,21 +274,21 @@ VERSION = 1
 
 
 def check_world(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
-    """Raise `ConfigError` when trees should go on after the steps of an expert that is missing."""
+    """Raise `ConfigError` if `search.expert_start` is set and the environment has no expert."""
     search = recipe.in_world(instances[0].environment).search
     if search.expert_start:
         need_expert(env, instances, "search.expert_start")
 
 
 def tree_id(place: Workplace, iteration: int, checkpoint_id: str, instance: Instance) -> str:
-    """Return the id of the tree that an iteration grows for an instance."""
+    """Return the id, before any restart, of the tree that an iteration grows for an instance."""
     search = place.recipe.in_world(instance.environment).search
     return fingerprint("tree", VERSION, place.iteration_id(iteration), checkpoint_id, instance.key, search)
 
 
 def tree_ids(place: Workplace, iteration: int, instances: Sequence[Instance]) -> dict[str, Instance]:
-    """Return the instance of each tree that an iteration needs, by tree id. Raises `DataFault` if
-    there is no policy.
+    """Return the instance of each tree that an iteration needs, by the id of the tree's latest
+    restart. Raises `DataFault` if there is no policy.
     """
     collector = place.collector(iteration)
     by_first_id = {tree_id(place, iteration, collector.id, instance): instance for instance in instances}
@@ -291,38 +296,42 @@ def tree_ids(place: Workplace, iteration: int, instances: Sequence[Instance]) ->
 
 
 def latest_restarts(store: Store, tree_ids: Sequence[str]) -> list[str]:
-    """Return, for each tree, the id of its last restart, or its own id if there was none."""
+    """Return the id of the latest stored restart of each tree, or its own id if there is none, in
+    the order of `tree_ids`.
+    """
     later = {key: [restarted(key, number) for number in range(MAX_RESTARTS, 0, -1)] for key in tree_ids}
     existing = stored_trees(store, [key for keys in later.values() for key in keys])
     return [next((key for key in later[first_id] if key in existing), first_id) for first_id in tree_ids]
 
 
 def finished_trees(place: Workplace, iteration: int) -> dict[str, Tree]:
-    """Return the trees of an iteration whose search is finished, by id; trees lost to errors are
-    left out.
+    """Return the trees of an iteration whose search is finished, by tree id; trees lost to errors
+    are left out.
     """
     collector = place.collector(iteration)
     return load_trees(place.store, codec.finished_trees(place.store, place.iteration_id(iteration), collector.id))
 
 
 async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Grow the missing trees of an iteration; return how many there are and how many are new.
+    """Grow the missing and the unfinished trees of an iteration. Return the numbers of `trees` that
+    the iteration needs, of `new` ones (worked on by this call, lost ones included), and of `copied`
+    ones, if any.
 
-    Finished trees of another run with the same inputs are copied; `copied` is their number, if any.
-    A run that makes samples of a comparison's trees grows none: trees lost there are missing here.
+    Finished trees of another run with the same inputs are copied first. A run that makes samples
+    from a comparison's trees only copies: trees that the comparison lost are not in `trees`.
 
     Raises:
-        ConfigError: the recipe's `data.scoring` names a scoring that there is not.
+        ConfigError: the recipe's `data.scoring` names a scoring that does not exist.
         ErrorBudgetSpent: more trees failed than the recipe allows; what was grown is kept.
         DataFault: training and test instances overlap, the policy is missing, or the comparison has
             no tree that was grown with the same inputs.
         RunBusy: another process is growing one of the trees.
-        WorkerLost: workers were lost again and again; what came back is kept.
+        WorkerLost: the cluster lost one worker after another; what was stored is kept.
     """
     check_scoring(place)
     instances = tree_ids(place, iteration, await separate_instances(place, iteration))
     collector, copies = place.collector(iteration), 0
-    # Finished trees that the iteration lacks come from runs with the same search inputs.
+    # Copy finished trees that the iteration lacks from runs with the same search inputs.
     for run in runs_alike(place.store, place.run_id, STAGE):
         stored_now = stored_trees(place.store, list(instances))
         absent = {key: instance for key, instance in instances.items() if key not in stored_now}
@@ -343,8 +352,8 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
         return {"trees": trees, "new": 0, "copied": copies}
     missing_ids, unfinished_count = unfinished_ids[: place.limit], len(unfinished_ids)
     if missing_ids:
-        # The lock of the run keeps other processes out where locks work; the mark also does where
-        # they do not.
+        # The run's lock keeps other processes out, except on file systems where locks do not work;
+        # the mark does so everywhere.
         mark = f"{platform.node()}/{os.getpid()}/{uuid4().hex[:8]}"
         claim_trees(place.store, missing_ids, mark)
         partial_trees = load_trees(place.store, missing_ids)

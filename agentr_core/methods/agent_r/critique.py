@@ -1,4 +1,4 @@
-"""Critique: pair the paths of each tree and let the judge find the first error of each bad one."""
+"""Critique: pair good and bad paths of each tree; a judge finds the first error of each bad one."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ from agentr_core.types import (
     Verdict,
 )
 
-# The verdict in a judge's reply. Source: Agent-R section 3.2.
+# Read the verdict in a judge's reply. Source: Agent-R section 3.2.
 
 _LABEL = re.compile(r"(?<![^\W_])judge?ment[\s*_\"']*:", re.IGNORECASE)
 _WORD = re.compile(r"[\W_]*(good|bad|uncertain)(?![^\W_])((?:(?![.;!]\s)[^\n])*)", re.IGNORECASE)
@@ -69,12 +69,12 @@ _ANY = re.compile(r"(?<![^\W_])(?:good|bad|uncertain)(?![^\W_])", re.IGNORECASE)
 
 
 def parse_verdict(reply: str) -> Verdict:
-    """Return the verdict after the last "Judgement:" (or "Judgment:") that follows a reply's
-    thoughts, else `UNPARSABLE`.
+    """Return the verdict after a reply's last "Judgement:" or "Judgment:", or `UNPARSABLE`. The
+    label is looked for after the reply's thoughts.
 
-    One of the three words must come directly after the label, in any case and with any punctuation
-    around it, and the rest of its sentence must not name another: a judge that copies
-    "Good/Bad/Uncertain" has not judged.
+    One of the words good, bad and uncertain must follow directly, in any case and with any
+    punctuation around it, and the rest of that sentence must not contain another of them: a judge
+    that copies "Good/Bad/Uncertain" has not judged.
     """
     reply = after_thoughts(reply) or ""
     labels = list(_LABEL.finditer(reply))
@@ -88,16 +88,17 @@ def parse_verdict(reply: str) -> Verdict:
 
 
 def published_verdict(reply: str) -> Verdict:
-    """Return the verdict that the authors' code reads in a reply: good or uncertain if the text
-    after the last "Judgement:" has that word in it, in any case, else bad.
+    """Return the verdict as the authors' code parses it: good or uncertain if the text after the
+    last "Judgement:" contains that word, in any case, else bad. Without the label, the whole reply
+    is searched.
     """
     judgement = reply.rpartition("Judgement:")[2].lower()
     return next((verdict for verdict in (Verdict.GOOD, Verdict.UNCERTAIN) if verdict in judgement), Verdict.BAD)
 
 
 def reason_of(reply: str) -> str:
-    """Return what a judge says before its last label "Judgement:", after its thoughts; it may be
-    empty.
+    """Return a judge's reason: the text between its thoughts and its last label "Judgement:", or
+    all text after the thoughts if there is no label. It may be empty.
     """
     text = after_thoughts(reply) or ""
     labels = list(_LABEL.finditer(text))
@@ -105,10 +106,10 @@ def reason_of(reply: str) -> str:
 
 
 def majority(votes: Iterable[Verdict]) -> Verdict:
-    """Return the verdict with the most votes; a tie is uncertain.
+    """Return the verdict with the most votes; a tie gives uncertain.
 
-    Unparsable votes do not count unless there are no others: then the result is unparsable, as it
-    is without any votes.
+    Unparsable votes do not count. If there are no others, or no votes at all, the result is
+    unparsable.
     """
     counts = Counter(vote for vote in votes if vote is not Verdict.UNPARSABLE).most_common()
     if not counts:
@@ -131,12 +132,12 @@ Judgement: Uncertain, if neither is clear"""
 def judge_messages(
     first_observation: str, log: Sequence[tuple[str, str]], action: str, observation: str
 ) -> tuple[Message, ...]:
-    """Return the conversation that asks for one verdict; the reply ends with a line `Judgement:
-    ...`.
+    """Return the prompt that asks the judge for one verdict: a single user message, which tells it
+    to end with a line `Judgement: ...`.
 
     Args:
         first_observation: the first observation of the episode.
-        log: (action, observation) of the steps before the judged one, oldest first; no thoughts.
+        log: (action, observation) of the steps before the judged one, oldest first.
         action: the judged action, as the environment's parser read it.
         observation: the observation that followed it.
     """
@@ -151,14 +152,14 @@ def judge_messages(
     return (Message(role="user", text=text),)
 
 
-# Finds the first error of a bad path by asking a judge. Source: Agent-R section 3.2.
+# Find the first error of a bad path by asking a judge. Source: Agent-R section 3.2.
 #
-# Each step is judged on its own, with a log that is fixed beforehand. So all questions about all
-# paths of a tree can be asked at once, and a step that several paths share is judged once.
+# Each step is judged on its own, and no question depends on the answer to another. So all questions
+# about all paths of a tree are asked at once, and a step that several paths share is judged once.
 
 
 class Scan(NamedTuple):
-    """A path to be judged, from step `start` on."""
+    """A path to be judged, from the step at position `start` on."""
 
     path: Path
     start: int
@@ -166,8 +167,8 @@ class Scan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question to the judge about one node. `dropped_steps` counts the oldest steps left out to
-    make it fit.
+    """A question to the judge about one node. `dropped_steps` is the number of oldest steps left
+    out of its log so that the prompt fits the judge's context.
     """
 
     node: int
@@ -176,8 +177,8 @@ class Question:
 
 
 def scans_of(pairs: Iterable[PathPair], config: CritiqueConfig) -> tuple[Scan, ...]:
-    """Return one scan of each bad path of the pairs of one tree, starting at the earliest step that
-    any of its pairs needs judged.
+    """Return one scan for each bad path in the pairs of one tree. It starts at the earliest step
+    that any pair of that path needs judged.
     """
     scans: dict[int, Scan] = {}
     for pair in pairs:
@@ -188,9 +189,7 @@ def scans_of(pairs: Iterable[PathPair], config: CritiqueConfig) -> tuple[Scan, .
 
 
 def scan_start(split: int, config: CritiqueConfig) -> int:
-    """Return the position of the first step that may be the error of a pair whose paths share
-    `split` steps.
-    """
+    """Return the position of the first step to judge in a pair whose paths share `split` steps."""
     return split if config.scan_from == "split" else 0
 
 
@@ -203,13 +202,12 @@ def questions(
     context_length: int,
     skip: Container[int] = (),
 ) -> tuple[Question, ...]:
-    """Return the questions to the judge about the steps of a path, in order, without those about
-    nodes in `skip`.
+    """Return a question to the judge for each step of a scan, in order, except for nodes in `skip`.
 
-    The log contains actions and observations, never thoughts. Its oldest steps are dropped until
-    the prompt leaves room for `config.max_new_tokens` in a context of `context_length` tokens, or
-    no log is left. The seed of a question depends only on `seed`, the instance of the tree and the
-    node.
+    The log in a question has actions and observations, never thoughts. Its oldest steps are dropped
+    until the prompt leaves room for `config.max_new_tokens` in a context of `context_length`
+    tokens, or no log is left. The seed of a question depends only on `seed`, the instance of the
+    tree and the node.
     """
     path = scan.path
 
@@ -240,15 +238,17 @@ async def judge_paths(
     judgements: Mapping[int, Judgement] | None = None,
     on_judgement: Callable[[Judgement], None] | None = None,
 ) -> dict[int, Judgement]:
-    """Return the judgements of all steps of the scans of one tree, by node; all are requested at
-    once.
+    """Judge all steps in the scans of one tree concurrently; return the judgements by node.
 
     Args:
-        judgements: earlier ones, by node; they are part of the result and not requested again.
-        on_judgement: is called with each new judgement as soon as it is made.
+        judgements: earlier judgements by node; they are not asked for again, and are returned with
+            the new ones.
+        on_judgement: called with each new judgement as soon as it is made.
 
     Raises:
-        ModelFault: the judge gave a wrong number of replies.
+        ModelFault: the judge did not return `config.votes` replies to a question.
+
+    Errors of `ask` other than `PromptTooLong` are passed on.
     """
     pending: dict[int, tuple[Path, Question]] = {}
     skip = set(judgements or ())
@@ -285,8 +285,8 @@ def critique_of(pair: PathPair, judgements: Mapping[int, Judgement], config: Cri
         StepVerdict(position=position, verdict=judgement.verdict, reply=judgement.reply)
         for position, judgement in zip(positions, scan_judgements, strict=True)
     ]
-    # A step is no error if no reply about it can be read, or if there is none because the step
-    # overfills the judge's context.
+    # A step does not count as an error if none of the replies about it is readable, or if there are
+    # no replies because the step alone overfills the judge's context.
     readable_verdicts = [
         verdict
         for verdict, judgement in zip(verdicts, scan_judgements, strict=True)
@@ -298,15 +298,14 @@ def critique_of(pair: PathPair, judgements: Mapping[int, Judgement], config: Cri
 async def first_error_in(
     key: str, trajectory: Trajectory, ask: Ask, config: CritiqueConfig, *, seed: int
 ) -> int | None:
-    """Return the position of the first bad step of an episode that is no path of a tree, or None.
-    Summaries are not judged.
+    """Return the position of the first bad step of an episode, or None if no step is bad. Summaries
+    are not judged.
 
-    A log that is too long for the judge is halved when it says so.
+    For episodes that are not in a tree. Prompts are not counted beforehand: the older half of the
+    log is dropped each time the judge rejects a prompt as too long. Raises as `judge_paths`.
 
     Args:
-        key: of the episode, for errors.
-
-    Raises as `judge_paths`.
+        key: a name for the episode; it is in the request's session and in error messages.
     """
     acts = [at for at, step in enumerate(trajectory.steps) if step.summary_of is None]
     episode = replace(trajectory, steps=tuple(trajectory.steps[at] for at in acts))
@@ -321,8 +320,8 @@ async def first_error_in(
 def first_error(verdicts: Iterable[StepVerdict], split: int, config: CritiqueConfig) -> int | None:
     """Return the position of the first bad step at or after the start of the scan, or None.
 
-    The recipe decides whether an unparsable verdict is an error. If the scan starts at the root,
-    the position may be before `split`, among the steps that the good path shares.
+    With `config.unparsable: bad`, an unparsable verdict counts as bad. With `config.scan_from:
+    root`, the position may be before `split`, in the steps that both paths share.
     """
     errors = {Verdict.BAD} | ({Verdict.UNPARSABLE} if config.unparsable == "bad" else set())
     start = scan_start(split, config)
@@ -344,8 +343,11 @@ def _request(path: Path, position: int, dropped_steps: int, *, config: CritiqueC
 
 
 async def _judge(path: Path, question: Question, ask: Ask, config: CritiqueConfig, *, seed: int) -> Judgement:
-    """Return the verdict on a node. A log that fits by an estimate but not by the model's count is
-    halved.
+    """Ask the judge about one node and return its judgement.
+
+    Each time the model rejects the prompt as too long, the older half of the log is dropped. If the
+    step does not fit even without a log, the judgement is unparsable and has no votes. Raises
+    `ModelFault` on a wrong number of replies.
     """
     position = path.nodes.index(question.node)
     generations: tuple[Generation, ...] | None = None
@@ -354,7 +356,7 @@ async def _judge(path: Path, question: Question, ask: Ask, config: CritiqueConfi
             generations = tuple(await ask(question.request))
         except PromptTooLong:
             if question.dropped_steps == position:
-                # Nothing more can be dropped: this observation alone overfills the judge's context.
+                # No log is left to drop: this step alone overfills the judge's context.
                 break
             dropped_steps = question.dropped_steps + -(-(position - question.dropped_steps) // 2)
             request = _request(path, position, dropped_steps, config=config, seed=seed)
@@ -381,8 +383,8 @@ STAGE = "critique"
 
 
 def pairs_of(place: Workplace, iteration: int, trees: Mapping[str, Tree]) -> list[PathPair]:
-    """Return the stored pairs of trees of an iteration, tree by tree in the order in which they
-    were made.
+    """Return an iteration's stored pairs of the given trees, tree by tree, and within a tree in the
+    order in which they were made.
     """
     stored_pairs = load_pairs(place.store, place.iteration_id(iteration))
     pairs = []
@@ -398,7 +400,7 @@ def pairs_of(place: Workplace, iteration: int, trees: Mapping[str, Tree]) -> lis
 def _make_pairs(
     place: Workplace, iteration: int, trees: Mapping[str, Tree]
 ) -> tuple[list[PathPair], list[Rows], list[Rejection]]:
-    """Return the pairs of all trees of an iteration, their rows, and the rejections."""
+    """Return the pairs of all trees of an iteration, the rows of the pairs, and the rejections."""
     pairs: list[PathPair] = []
     rows: list[Rows] = []
     rejections: list[Rejection] = []
@@ -421,13 +423,15 @@ def _make_pairs(
 
 
 async def critique(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Pair the paths of an iteration's finished trees and judge the bad ones that are not judged
-    yet; return the counts.
+    """Pair the paths of an iteration's finished trees, and judge the bad paths without a critique;
+    return the number of `pairs` and of new critiques (`judged`).
 
-    Judgements of the same judge on the same trees in another run are taken over. In splice mode
-    `direct` nothing is judged: pairs are stored, critiques are not.
+    Judgements of the same judge on the same trees in another run are copied. In splice mode
+    `direct`, pairs are stored but nothing is judged.
 
-    Raises `ConfigError` if most replies of the judge are unreadable, and else as `run_all`.
+    Raises:
+        ConfigError: most replies of the judge are unreadable, or `data.scoring` is unusable.
+        ErrorBudgetSpent: more trees could not be judged than the recipe allows.
     """
     trees = finished_trees(place, iteration)
     pairs, rows, rejections = await asyncio.to_thread(_make_pairs, place, iteration, trees)
@@ -440,14 +444,16 @@ async def critique(place: Workplace, iteration: int) -> dict[str, Any]:
     if by_tree and place.recipe.splice.mode != "direct":
         await _judge_all(place, iteration, by_tree, total=len({pair.bad.tree_id for pair in pairs}))
     unjudged_ids = place.store.missing("critique", list(open_ids))
-    # Before anything is made of the verdicts, alarms compare them.
+    # Alarms compare the judge with the oracle before samples are made from its verdicts.
     await asyncio.to_thread(ask_oracle, place, pair_verdicts(place.store, place.iteration_id(iteration)))
     return {"pairs": len(pairs), "judged": len(open_ids) - len(unjudged_ids)}
 
 
 def ask_oracle(place: Workplace, verdicts: Iterable[PairVerdict]) -> dict[tuple[str, int], Verdict]:
-    """Return the oracles' verdicts on the steps of judged paths, by tree and node. Missing verdicts
-    are obtained from the worlds now and stored; a world without an oracle adds none.
+    """Return the oracles' verdicts on the steps of judged paths, by (tree id, node index).
+
+    Verdicts that are not stored are computed by the environments now, which may block, and are
+    stored. Steps of an environment without an oracle have none.
     """
     leaves = sorted({(row.tree_id, row.bad_leaf) for row in verdicts})
     truth = load_oracle(place.store, sorted({tree_id for tree_id, _ in leaves}))
@@ -472,9 +478,15 @@ def ask_oracle(place: Workplace, verdicts: Iterable[PairVerdict]) -> dict[tuple[
 
 
 async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[PathPair]], *, total: int) -> None:
-    """Have the bad paths of trees judged; store each judgement, and the critique of each path."""
+    """Judge the bad paths of the pairs in `by_tree`, given by tree id, and store each judgement and
+    the critique of each pair.
+
+    `total` is the number of trees with pairs, including those that are judged already; the error
+    budget is a share of it.
+    """
     config, iteration_id = place.recipe.critique, place.iteration_id(iteration)
-    # Two policies may have trees of the same teacher, and each judges for itself.
+    # Copy judgements only if the same model made them: a judge of its own, or the actor that grew
+    # the trees. Trees of one teacher may be shared by runs whose policies, as judges, differ.
     judged_alike = place.recipe.models.judge is not None or place.collector(iteration).role == "actor"
     for run in runs_alike(place.store, place.run_id, STAGE) if judged_alike else []:
         copy_judgements(place.store, list(by_tree), run, iteration_id=iteration_id)
@@ -516,24 +528,23 @@ async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[P
             )
 
 
-# A trial of judges: what a model's verdicts on lost episodes are worth, before a run relies on
-# them.
+# Try out judges on lost episodes, to see how good their verdicts are before a run relies on them.
 
 TRIAL = "headroom"
 Verdicts = dict[str, Sequence[Verdict]]
-"""The verdicts on the steps of episodes, in their order, by the id of the trajectory."""
+"""The verdicts on each episode's steps, in the order of the steps, by trajectory id."""
 
 
 async def trial(
     place: Workplace, lost_episodes: Sequence[Episode], models: Sequence[pathlib.Path]
 ) -> tuple[Judge, ...]:
-    """Return a record of each candidate judge on all steps of lost episodes: first the judge of the
-    recipe, then each of `models` in its place. Empty if the recipe judges nothing or no episode is
-    lost.
+    """Let each candidate judge all steps of the lost episodes, and return a record of each: first
+    the recipe's judge, then each of `models` in its place. Return () if the recipe judges nothing
+    or there are no lost episodes.
 
-    They are asked as section `critique` says. With several votes, a judge has two records: one of
-    its first vote alone, then one of the majority. Where the world has an oracle, verdicts are
-    compared with the oracle's.
+    The judges are asked with the settings of section `critique`. With several votes, each has two
+    records: for its first vote alone, and for the majority. Verdicts are compared with those of the
+    environment's oracle, if there is one.
 
     Raises:
         ErrorBudgetSpent: more episodes could not be judged than the recipe allows.
@@ -571,8 +582,8 @@ async def trial(
 async def _judge_lost(
     place: Workplace, lost_episodes: Sequence[Episode], role: ModelRole, policy: pathlib.Path, name: str
 ) -> dict[str, list[Judgement]]:
-    """Return the judgements of the steps of each episode, in their order, by the id of its
-    trajectory.
+    """Return one model's judgements of each episode's steps, in the order of the steps, by
+    trajectory id.
     """
     config = place.recipe.critique
     async with place.asking(role, policy, TRIAL, 0) as (sampler, writer, _):
@@ -611,9 +622,9 @@ def judge_of(
     episodes in `truth`, how often it agrees with the oracle.
 
     Args:
-        verdicts: the judge's verdict on each step, by the id of the episode.
+        verdicts: the judge's verdicts on each episode's steps, in order, by trajectory id.
         truth: the oracle's verdicts in the same form; episodes may be missing.
-        votes: how many votes each verdict was made of.
+        votes: how many votes each verdict is the majority of.
     """
     parse_results = [
         verdict is not Verdict.UNPARSABLE for episode_verdicts in verdicts.values() for verdict in episode_verdicts
@@ -626,6 +637,7 @@ def judge_of(
         steps=len(parse_results),
         read=success_rate(parse_results),
         right=success_rate([verdict is true for verdict, true in both]),
+        bad=success_rate([true is Verdict.BAD for _, true in both]),
         bad_is_right=success_rate([true is Verdict.BAD for verdict, true in both if verdict is Verdict.BAD]),
         bad_is_seen=success_rate([verdict is Verdict.BAD for verdict, true in both if true is Verdict.BAD]),
         first_error=success_rate(

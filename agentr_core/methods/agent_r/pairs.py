@@ -1,4 +1,4 @@
-"""Chooses which good and bad paths of a tree become pairs. Source: Agent-R section 3.2, equations 3
+"""Choose which good and bad paths of a tree become pairs. Source: Agent-R section 3.2, equations 3
 to 5.
 """
 
@@ -16,12 +16,12 @@ from agentr_core.types import Path, PathPair, Rejection
 STAGE = "pairs"
 _PUBLISHED_SEED = 123
 _Pair = tuple[Path, Path]
-"""A good path and a bad one."""
+"""A good path and a bad path, in this order."""
 
 
 def pair_id(pair: PathPair) -> str:
-    """Return the id of a pair, made of its leaves and the id of its tree, which covers iteration,
-    policy and search.
+    """Return the id of a pair: a fingerprint of its two leaves and its tree id. The tree id itself
+    depends on the iteration, the policy and the search settings.
     """
     return fingerprint("pair", pair.good.tree_id, pair.good.leaf, pair.bad.leaf)
 
@@ -31,17 +31,17 @@ def pairs_of_tree(
 ) -> tuple[tuple[PathPair, ...], tuple[Rejection, ...]]:
     """Return the pairs of one tree, and the rejections.
 
-    Pairs are in the order of `config.order`, a function of the paths and the seed; it is also the
-    order of preference under the caps.
+    Pairs are sorted by `config.order`; where a cap applies, the first ones are kept.
 
-    A tree without a pair gives one rejection, whose subject is `tree_id`. A path that repeats
-    another word for word gives one (`tree_id:leaf`), and so does a bad path that lost good paths to
-    a cap; the detail lists their leaves.
+    A tree without a pair gives a rejection with subject `tree_id`. Rejections with subject
+    `tree_id:leaf` are given for each path whose transcript repeats an earlier one, and for each bad
+    path and each cap that cost it good paths; the detail lists the leaves of these.
 
     Args:
         paths: all leaf paths of the tree.
-        alpha: the lowest reward of a good path in this iteration, in [0, 1].
-        seed: of the run and the iteration; the instance has its own stream.
+        alpha: the lowest reward of a good path in this iteration, in [0, 1], compared by
+            `config.alpha_rule`.
+        seed: for the order `turns`; the random stream is derived from it and the instance.
     """
     different, rejections = distinct(paths)
     goods = [path for path in different if _is_good(path, config, alpha)]
@@ -83,11 +83,11 @@ def pairs_of_tree(
 
 
 def _in_turns(paths: Sequence[Path], config: PairsConfig, alpha: float, rng: random.Random) -> list[_Pair]:
-    """Return all pairs in such an order that bad paths, shuffled, take turns: each is used once
-    before any is used twice.
+    """Return all pairs, in rounds over the shuffled bad paths: each bad path is used once before
+    any is used twice.
 
-    Each takes the shortest good path that it has not had yet; good paths of equal length are
-    shuffled for each bad path.
+    In each round a bad path is paired with the shortest good path that it has not had yet; good
+    paths of equal length are shuffled for each bad path.
     """
     choices = [
         (bad, sorted(rng.sample(goods, len(goods)), key=lambda good: len(good.nodes)))
@@ -101,12 +101,14 @@ def _in_turns(paths: Sequence[Path], config: PairsConfig, alpha: float, rng: ran
 
 
 def _shuffled(paths: Sequence[Path], config: PairsConfig, alpha: float) -> list[_Pair]:
-    """Return all pairs as the order `published` or `shuffled` has them."""
+    """Return all pairs in the order `published` or `shuffled`, as `config.order` says."""
     if config.order == "published":
-        # A node is numbered after its parent and its elder siblings.
+        # Depth first, as in the published code: a node's number is higher than its parent's and its
+        # elder siblings'.
         paths = sorted(paths, key=lambda path: path.nodes)
     falling = sorted(paths, key=lambda path: -path.trajectory.reward)
-    # The order of a shuffle depends on the number of pairs.
+    # The published code shuffles all pairs and applies alpha afterwards. Its order is only repeated
+    # if the pairs below alpha are shuffled too: the result depends on the number of pairs.
     pairs = [
         (good, bad)
         for good in falling
@@ -118,16 +120,16 @@ def _shuffled(paths: Sequence[Path], config: PairsConfig, alpha: float) -> list[
 
 
 def good_paths(paths: Sequence[Path], alpha: float, rule: AlphaRule = "at_least") -> tuple[Path, ...]:
-    """Return the distinct paths whose reward clears alpha, in the given order."""
+    """Return the paths with distinct transcripts whose reward clears alpha, in the given order."""
     return tuple(path for path in distinct(paths)[0] if clears(path.trajectory.reward, alpha, rule))
 
 
 def distinct(paths: Iterable[Path]) -> tuple[tuple[Path, ...], tuple[Rejection, ...]]:
-    """Return the paths without those that repeat an earlier transcript, and a rejection for each of
-    these.
+    """Return the first path of each transcript, in the given order, and a rejection for each
+    other path.
 
-    A transcript is the path's replies and observations. Paths of a search differ; independent
-    episodes may be equal.
+    A transcript is the path's replies and observations. Paths of a tree search always differ;
+    independent episodes may be equal.
     """
     first: dict[tuple[tuple[str, str], ...], Path] = {}
     rejections: list[Rejection] = []
@@ -140,8 +142,8 @@ def distinct(paths: Iterable[Path]) -> tuple[tuple[Path, ...], tuple[Rejection, 
 
 
 def shared_steps(first: Path, second: Path) -> int:
-    """Return how many steps two paths have in common from the start, by the texts of their replies
-    and observations.
+    """Return how many steps two paths share from the start: steps with the same reply and the same
+    observation.
     """
     length = 0
     for left, right in zip(_transcript(first), _transcript(second), strict=False):

@@ -1,4 +1,4 @@
-"""The steps of a good path that its outcome needs, found by playing it without the others."""
+"""Find the steps of a good path that its reward depends on, by replaying it without the others."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from agentr_core.types import Instance
 
 
 def needed(env: Environment, instance: Instance, replies: Sequence[str], *, start: int = 0) -> tuple[int, ...]:
-    """Return the positions of the replies to keep: from `start` on, leaving out any one of them
-    would lower the final reward.
+    """Return the positions of the replies to keep, in order: those before `start`, and later ones
+    of which none can be left out without lowering the final reward.
 
-    Replies are tried one by one, the last first, each time by playing the whole episode without
-    them: a reply stays out if the episode still ends with the full reward. Replies after the end of
-    the episode are left out too. What served only a reply that was left out may be free to go then,
-    so this is repeated until all stay: each time costs an episode for each reply that is left. The
-    environment must be deterministic.
+    Each reply from `start` on, the last first, is left out for good if the episode, played without
+    it, still ends with at least the full reward. So are replies after the end of the episode. That
+    may make other replies superfluous, so passes are repeated until one removes nothing; each pass
+    plays one episode per remaining reply. The environment must be deterministic. If the replies end
+    in a disaster, or there are none, all positions are returned.
 
-    A step that only gathers information changes no reward and is left out. This suits worlds whose
-    first observation tells everything, but not those in which an agent has to look for things.
+    A step that only gathers information changes no reward and is left out. That suits environments
+    whose first observation tells everything, but not those in which an agent must search.
 
     Args:
-        start: replies before this one always stay.
+        start: replies before this position are always kept.
     """
     positions = tuple(range(len(replies)))
     reward, length = _final(env, instance, replies, positions)
@@ -48,8 +48,8 @@ def needed(env: Environment, instance: Instance, replies: Sequence[str], *, star
 def _final(
     env: Environment, instance: Instance, replies: Sequence[str], positions: Sequence[int]
 ) -> tuple[float | None, int]:
-    """Return the final reward of the chosen replies, None for a disaster, and how many of them were
-    played.
+    """Play the replies at `positions`; return the final reward (None after a disaster or without
+    replies), and how many of them were played before the episode ended.
     """
     _, outcomes = play(env, instance, [replies[position] for position in positions])
     if not outcomes or outcomes[-1].step.disaster:

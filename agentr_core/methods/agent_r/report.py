@@ -44,35 +44,35 @@ from agentr_core.store.queries.trees import JudgedStep, PathAudit, pair_verdicts
 from agentr_core.texts import counted
 from agentr_core.types import Critique, Message, Role, Sample, Span, StepVerdict, Verdict
 
-# What a report says about judged paths and spliced revisions: frozen records, filled from the
-# store.
+# The numbers that a report has about judged paths and spliced revisions, read from the store.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpliceSurvival:
-    """The number of splices that still cleared alpha when played in the environment, and gained
-    reward after the revision; `died` counts the others by reason.
+    """How many splices were played in the environment (`tried`), and how many of them cleared alpha
+    and gained reward after the revision (`survived`); `died` counts the others by reason.
     """
 
     tried: int
     survived: int
     died: Counts = field(default_factory=dict)
     continuations: int = 0
-    """Tries of a model to go on from bad paths."""
+    """The number of episodes in which a model went on from a bad path."""
     won: int = 0
-    """Those that succeeded."""
+    """The number of continuations that succeeded."""
     player: str = ""
-    """The teacher that went on; empty for the model that collects."""
+    """The label of the teacher that played them; empty for the model that collects."""
     start: Literal["revision", "rollback"] = "revision"
-    """What came before the part that was played."""
+    """Where a continuation starts: after a revision turn, or from before the first error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OracleAgreement:
     """The judge measured against an oracle that knows each step's true verdict.
 
-    `precision` and `recall` are those of the class "bad"; None when undefined. `first_error` is the
-    share of paths on which judge and oracle name the same first error.
+    `precision` and `recall` are those of the class "bad", in [0, 1]; None when undefined.
+    `first_error` is the share of pairs on whose bad path judge and oracle name the same first
+    error, or both none.
     """
 
     accuracy: Estimate
@@ -83,8 +83,8 @@ class OracleAgreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeRecord:
-    """The record of the judge in an iteration. `verdicts` counts judged steps by class, unparsable
-    ones included.
+    """The record of the judge in an iteration. `verdicts` counts judged steps by verdict, including
+    unparsable ones.
     """
 
     verdicts: Counts
@@ -92,23 +92,23 @@ class JudgeRecord:
     """Bad paths that were judged."""
     replies: int = 0
     unreadable: int = 0
-    """Replies that were cut before their thought had an end: nothing of them counts."""
+    """Replies that hit the token limit within their thought, so that nothing in them counts."""
     model: str = ""
-    """The judge; empty for the acting model."""
+    """The judge's label; empty if the acting model judges."""
     no_error: int
     """Judged paths in which no step was found bad."""
     revision_lengths: Mapping[int, int] = field(default_factory=dict)
-    """The numbers of spliced pairs by how many steps after the split the first error is (1: the
-    first step after it); 0: in the steps that both paths share.
+    """The number of spliced pairs by the place of the first error: 1 for the first step after the
+    split, and so on; 0 for a step that both paths share.
     """
     oracle: OracleAgreement | None = None
 
 
-# Agent-R's sections of a report: records in, sections out.
+# Agent-R's sections of a report, made from the records above.
 
 
 def survival(record: SpliceSurvival | None) -> Section:
-    """Return the section on how many splices survived; for None, that none was played."""
+    """Return the section on how many splices survived; with None, it says that none was played."""
     title = "Splice survival"
     if record is None:
         reason = "splices were not played in the environment; the splice modes verified, continued and rollback do that"
@@ -133,7 +133,7 @@ def survival(record: SpliceSurvival | None) -> Section:
 
 
 def judge(record: JudgeRecord | None) -> Section:
-    """Return the section on the judge's verdicts; for None, that no judge was asked."""
+    """Return the section on the judge's verdicts; with None, it says that no judge was asked."""
     title = "Judge"
     if record is None:
         return not_measured("judge", title, "no judge was asked in this iteration")
@@ -179,7 +179,7 @@ def judge(record: JudgeRecord | None) -> Section:
 
 
 def revision_samples(examples: tuple[RevisionExample, ...]) -> Section:
-    """Return the section that shows samples turn by turn."""
+    """Return the section that shows samples turn by turn, or says that there are none."""
     title = "Revision samples"
     if not examples:
         return not_measured("samples", title, "this iteration made no revision sample")
@@ -196,15 +196,15 @@ def _rate(name: str, part: int, total: int, unit: str) -> Row:
     )
 
 
-# The judge, measured against an environment that knows the truth.
+# The judge, measured against the environment's oracle.
 
 
 def agreement(place: Workplace, iteration: int) -> OracleAgreement | None:
-    """Return how well the judge of an iteration agrees with the oracles of its worlds; None if no
-    judged step has an oracle's verdict.
+    """Return how well the judge of an iteration agrees with the environments' oracles; None if no
+    judged step has an oracle's verdict. Missing oracle verdicts are obtained and stored first.
 
-    Each judged node counts once; the first errors of paths are compared from the split on, pair by
-    pair.
+    Each judged node counts once, even if several pairs share it. First errors are compared pair by
+    pair, over the steps that the judge was shown.
     """
     verdicts = pair_verdicts(place.store, place.source_id(iteration))
     truth = ask_oracle(place, verdicts)
@@ -230,7 +230,7 @@ def agreement(place: Workplace, iteration: int) -> OracleAgreement | None:
 
 
 def rate(hits: list[bool]) -> Estimate:
-    """Return the share of hits with its interval."""
+    """Return the share of true values in `hits`, with its confidence interval."""
     return estimate(success_rate(hits))
 
 
@@ -238,14 +238,15 @@ def _share(hits: list[bool]) -> float | None:
     return sum(hits) / len(hits) if hits else None
 
 
-# The audit of the judge: whether it finds the first error where the values of the tree fall, and
-# where the environment's oracle sees it.
+# The audit of the judge: whether it finds the first error where the value of the tree's nodes
+# drops, and where the environment's oracle finds it.
 
 TITLE = "Judge beside the tree's values"
 _FARTHEST = 5
-"""Distances of this much or more share the outermost bars."""
+"""Distances of at least this many steps share the outermost bars."""
 Witnesses = Callable[[PathAudit], tuple[int | None, int | None]]
-# A drop is from the mean of the siblings, not from the best of them, which is high by chance.
+# The tree's first error is measured from the mean value of the siblings, not from the best sibling,
+# whose value is high by chance. Each function returns the two first errors to compare.
 _COMPARED: dict[str, Witnesses] = {
     "judge and tree": lambda path: (path.judge, path.tree),
     "judge and oracle": lambda path: (path.judge, path.oracle),
@@ -254,8 +255,8 @@ _COMPARED: dict[str, Witnesses] = {
 
 
 def audit(paths: Sequence[PathAudit], steps: Sequence[JudgedStep]) -> Section:
-    """Return the section that compares the first errors of judged paths; without paths, it says
-    that none was judged.
+    """Return the section that compares the first errors that judge, tree and oracle name on judged
+    paths; without paths, it says that none was judged.
     """
     if not paths:
         return not_measured("audit", TITLE, "no path was judged in this iteration")
@@ -303,7 +304,10 @@ def audit(paths: Sequence[PathAudit], steps: Sequence[JudgedStep]) -> Section:
 
 
 def audit_of_run(paths: Mapping[int, Sequence[PathAudit]]) -> Section:
-    """Return the section of a run: how often the witnesses agree, by iteration."""
+    """Return the section of a run on how often judge, tree and oracle agree, by iteration.
+
+    `paths` are the audited paths by iteration.
+    """
     all_paths = [path for group in paths.values() for path in group]
     comparisons = {name: pick for name, pick in _COMPARED.items() if _comparable(name, all_paths)}
     rows = (
@@ -317,8 +321,9 @@ def audit_of_run(paths: Mapping[int, Sequence[PathAudit]]) -> Section:
 
 
 def order_of_drops(steps: Sequence[JudgedStep]) -> float | None:
-    """Return the chance that a step judged bad lost more value than one judged good, ties counting
-    half: the area under the ROC curve. None if either kind of step is missing.
+    """Return the probability that a random step judged bad has a larger value drop than a random
+    step judged good, ties counting half: the area under the ROC curve (Hanley and McNeil 1982).
+    None if there is no step of either kind.
     """
     bad, good = (
         sorted(step.value_drop for step in steps if step.verdict is verdict and step.value_drop is not None)
@@ -381,7 +386,9 @@ def _distances(paths: Sequence[PathAudit]) -> Iterator[Block]:
 
 
 def _same(paths: Sequence[PathAudit], comparisons: Mapping[str, Witnesses]) -> Iterator[EstimateText | None]:
-    """Yield, for each two witnesses, how often they name the same first error."""
+    """Yield, for each comparison, how often both name the same first error, or both none; None if
+    there is no path to compare.
+    """
     for name, pick in comparisons.items():
         pairs = [pick(path) for path in _comparable(name, paths)]
         same = rate([first == second for first, second in pairs]) if pairs else None
@@ -393,7 +400,7 @@ def _same(paths: Sequence[PathAudit], comparisons: Mapping[str, Witnesses]) -> I
 
 
 def examples(place: Workplace, iteration: int, *, count: int) -> tuple[RevisionExample, ...]:
-    """Return up to `count` revision samples of an iteration that were trained on, drawn by the
+    """Return up to `count` revision samples from an iteration's dataset, drawn at random with the
     recipe's seed.
     """
     rows = trained_revisions(place.store, place.iteration_id(iteration))
@@ -431,7 +438,7 @@ def _turns(sample: Sample, critique: Critique | None, most: int) -> tuple[Turn, 
     drop_count = int(sample.provenance.extra.get("dropped", 0))
     is_rollback = sample.provenance.extra.get("mode") == "rollback"
     for number, role, message in _numbered(sample):
-        # Turns that a window left out lie between the first reply and the turn after it.
+        # The turns that a window dropped came directly after the first reply.
         position = (number - OPENING + 2 * drop_count * (number > OPENING)) // 2
         reply = role == "assistant" and number >= OPENING
         verdict = verdicts.get(position) if reply and position < cut else None
@@ -455,10 +462,12 @@ def _quoted(text: str, most: int) -> str:
 
 
 def _numbered(sample: Sample) -> Iterator[tuple[int, Role, Message | Span]]:
-    """Yield the turns of a sample with their numbers. After an opening a reply has one number, and
-    what answers it the next one, be it several turns; the spans of a grown turn are numbered alike.
+    """Yield (number, role, turn) for each turn of a sample; the first reply has number `OPENING`.
+
+    From there on each reply has one number and all turns between it and the next reply share the
+    following number. The spans of a grown turn are numbered in the same way.
     """
-    # A system turn before the instruction, and examples, push the first turns to negative numbers.
+    # Turns before the usual opening, such as a system turn and examples, have negative numbers.
     grown = any(message.spans for message in sample.messages)
     examples = sum(message.example for message in sample.messages)
     before = examples if grown else opening_length(sample.messages) - OPENING
@@ -479,16 +488,18 @@ def _part(number: int, position: int, split: int, cut: int) -> TurnPart:
         return "opening"
     if position >= cut:
         return "revision" if position == cut else "good"
-    # A cut may lie in the shared steps: what follows it still belongs to the revision turn.
+    # The cut may lie in the shared steps, so the turns from the cut on are tested first, above.
     return "shared" if position < split else "bad"
 
 
 _DIED = ("verify-", "no-try-", "no-gain", "ended-at-revision-turn")
-"""How the reasons begin for which a splice that was played is turned away."""
+"""The beginnings of the rejection reasons of splices that were played."""
 
 
 def tree_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
-    """Return the counts of each stage from trees to trained rows; empty while there are none."""
+    """Return the funnel from trees to trained rows, a count for each stage; () before the iteration
+    has begun.
+    """
     source, iteration_id = place.source_id(iteration), place.iteration_id(iteration)
     counts = datasets.tree_counts(place.store, source)
     if counts is None or iteration_state(place.store, iteration_id) is None:
@@ -513,7 +524,9 @@ def tree_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
 
 
 def revision_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
-    """Return the sections on splices and on the judge; none without a search."""
+    """Return the sections on splices, on the judge and on its audit; () if the iteration has no
+    search.
+    """
     if not _searches(place, iteration):
         return ()
     record = judge_record(place, iteration)
@@ -541,7 +554,7 @@ def revision_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
 
 
 def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
-    """Return the section on the judge over all iterations up to one; none if no path was judged."""
+    """Return the section on the judge in iterations 1 to `iteration`; () if it judged no path."""
     by_iteration = {
         number: trees.path_audits(place.store, place.source_id(number))
         for number in range(1, iteration + 1)
@@ -552,14 +565,16 @@ def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
 
 
 def sample_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
-    """Return the section with some revisions that were trained on; none without a search."""
+    """Return the section with some revision samples that were trained on; () if the iteration has
+    no search.
+    """
     if not _searches(place, iteration):
         return ()
     return (revision_samples(examples(place, iteration, count=5)),)
 
 
 def survival_of(survivors: int, rejections: Mapping[str, int]) -> SpliceSurvival:
-    """Return how many splices were played, and what became of them.
+    """Return how many splices were played, and how many survived or were rejected.
 
     Args:
         survivors: the number of splices that became samples.

@@ -1,23 +1,23 @@
-"""Splicing: each judged pair becomes a revision sample or a rejection; good paths become samples
-unchanged. Source: Agent-R section 3.2.
+"""Splicing: turn each judged pair into revision samples or a rejection, and good paths into
+samples. Source: Agent-R section 3.2.
 
 A revision sample is a bad prefix, a turn of reflection and a good suffix as one conversation:
 
     opening, bad steps up to the first error | revision turn | "ok." | rest of the good path
     never trained                            | trained       | never | replies trained
 
-The good path goes on where it leaves the kept steps: where the two paths part or, if the first
-error is one of the steps that they share, after that step.
+The suffix begins with the step at which the good path leaves the kept bad steps: where the two
+paths part or, if the first error is one of the steps that they share, the step after it.
 
-The good steps were recorded in the state where the two paths part, not in the one that the kept bad
-steps lead to, so the observations of a blind splice may be impossible. A verified splice is played
-and has the live observations, but its thoughts are still those of another state. A continued splice
-ends with what a model played from the revision turn on.
+The good steps were recorded from the state where the two paths part, not from the one that the kept
+bad steps lead to, so the observations of a blind splice may be impossible. A verified splice is
+played in the environment and has the live observations, but its thoughts still belong to the other
+state. In a continued splice, a model plays the suffix from the revision turn on.
 
-After a rollback there is no revision turn: a model goes on from before the first error and is told
-of it, but is trained as if it had not been told (LEAFE, arXiv 2603.16843):
+A rollback has no revision turn. A model plays on from before the first error with a message that
+describes the error; the message is left out of the sample (LEAFE, arXiv 2603.16843):
 
-    opening, bad steps before the first error | what it played
+    opening, bad steps before the first error | what the model played
     never trained                             | replies trained
 """
 
@@ -100,18 +100,18 @@ REFLECTIONS = (
 ACTION = "wait"
 """The dummy action of a revision turn, as published."""
 ACKNOWLEDGEMENT = "ok."
-"""The user's turn after a revision turn that was not played in the environment."""
+"""The user turn that follows a revision turn which was not played in the environment."""
 
 
 def voiced(reply: str) -> bool:
-    """Return whether a reply contains one of the reflections, whatever its case and spacing."""
+    """Return whether a reply contains one of `REFLECTIONS`, ignoring case and spacing."""
     text = _plain(reply)
     return any(_plain(sentence) in text for sentence in REFLECTIONS)
 
 
 def revision_text(seed: int, action: str = ACTION, sentences: int = len(REFLECTIONS)) -> str:
-    """Return the text of a revision turn: one of the first `sentences` reflections, drawn by the
-    seed, and an action.
+    """Return the text of a revision turn: a thought, drawn with `seed` from the first `sentences`
+    of `REFLECTIONS`, and the action.
     """
     return f"Thought: {random.Random(seed).choice(REFLECTIONS[:sentences])}\nAction: {action}"
 
@@ -120,15 +120,15 @@ def _plain(text: str) -> str:
     return " ".join(text.lower().split()).rstrip(".")
 
 
-# Replays of recorded steps: what happens now, and where it differs from the recording.
+# Replay recorded steps, and find where the result differs from the recording.
 
 _QUOTED = 80
-"""The most characters of an action or an observation that a message quotes."""
+"""The most characters of an action or observation that are quoted in a message."""
 
 
 def live(recorded_step: Step, outcome: Outcome) -> Step:
-    """Return a step as it happened now, with the reply, its tokens and its finish reason as
-    recorded.
+    """Return the step of a replay, with the tokens, log-probabilities, finish reason and tokenizer
+    of the recorded reply.
     """
     return replace(
         outcome.step,
@@ -140,16 +140,16 @@ def live(recorded_step: Step, outcome: Outcome) -> Step:
 
 
 def check_replay(env: Environment, pair: PathPair, first_observation: str, outcomes: Sequence[Outcome]) -> None:
-    """Raise `ReplayDiverged` if the kept steps of a bad path no longer give the recorded
-    observations, compared as strictly as the environment promises to repeat itself.
+    """Raise `ReplayDiverged` if a replay of the kept steps of a bad path gave other observations
+    than recorded, compared as strictly as `env.repeatability` promises.
     """
     promise = Repeatability(env.repeatability)
     bad = pair.bad.trajectory
     observations = [first_observation, *(outcome.step.observation for outcome in outcomes)]
     recorded_observations = [bad.first_observation, *(step.observation for step in bad.steps)]
     for number, (now, then) in enumerate(zip(observations, recorded_observations, strict=False)):
-        # A world that promises nothing may begin with another text; a sample keeps the text that
-        # its steps followed.
+        # An environment that promises no repetition may begin with another text. The sample keeps
+        # the first observation that its steps were recorded after.
         free = number == 0 and promise is Repeatability.NEVER
         if not (free or repeats(now, then, promise)):
             raise diverged(
@@ -160,8 +160,8 @@ def check_replay(env: Environment, pair: PathPair, first_observation: str, outco
 
 
 def divergence(recorded_steps: Sequence[Step], outcomes: Sequence[Outcome], start: int) -> str:
-    """Return a message that says where the live observations went wrong: at the first invalid
-    action, or else at the first difference.
+    """Return a message about where the live observations, from step `start` on, first differ from
+    the recorded ones; a difference at an invalid action comes before all others.
     """
     differences = [
         (position, outcome)
@@ -176,7 +176,7 @@ def divergence(recorded_steps: Sequence[Step], outcomes: Sequence[Outcome], star
 
 
 def at(position: int, step: Step) -> str:
-    """Return the name of a step for error messages."""
+    """Return the position and the quoted action of a step, for messages."""
     return f"step {position} ({quoted(step.action, _QUOTED)})"
 
 
@@ -184,16 +184,20 @@ def at(position: int, step: Step) -> str:
 
 STAGE = "splice"
 UNPLAYABLE = (IllTypedAnswer, ReplayDrifted)
-"""Errors of a replay that cost a path its sample, and nothing else."""
+"""Replay errors that only reject the pair or path; all others stop the stage."""
 
 
 def cut_of(pair: PathPair, critique: Critique | None, config: SpliceConfig) -> int | Rejection:
-    """Return how many steps of the bad path are kept, including the first error unless the mode is
-    `rollback`, or why the pair cannot be spliced.
+    """Return how many steps of the bad path are kept, or the rejection of the pair.
 
-    Good paths with nothing left after the first error are rejected. So are first errors that both
-    paths share, unless `config.shared_cut` is `keep`, and kept parts that end the episode, unless
-    `config.impossible` is.
+    The first error is the last step kept; mode `rollback` leaves it out. Without an error, the
+    whole bad path is kept or the pair rejected, by `config.no_error`; mode `rollback` rejects it,
+    mode `direct` always keeps the whole path. A pair is also rejected if the bad path is empty or
+    no good step is left to append; if both paths share the first error (by `config.shared_cut`);
+    and, except in `rollback`, if the kept steps end the episode or fill the context (by
+    `config.impossible`).
+
+    Raises `ValueError` if a mode other than `direct` is given no critique.
     """
     steps = pair.bad.trajectory.steps
     if config.mode == "direct":
@@ -217,7 +221,7 @@ def cut_of(pair: PathPair, critique: Critique | None, config: SpliceConfig) -> i
         return cut - 1
     if config.impossible == "keep":
         return cut
-    # From such an end an agent cannot turn back.
+    # An agent cannot act after such an end, so it cannot revise anything either.
     last = steps[cut - 1]
     if last.disaster:
         return reject(pair, "kept-part-ends-in-disaster", at(cut - 1, last))
@@ -229,8 +233,8 @@ def cut_of(pair: PathPair, critique: Critique | None, config: SpliceConfig) -> i
 
 
 def good_rest(pair: PathPair, cut: int) -> tuple[Step, ...]:
-    """Return the steps of the good path from where its replies first differ from the first `cut`
-    steps of the bad path; if they do not differ, those from the cut on.
+    """Return the steps of the good path from the first one whose reply differs from that of the bad
+    path's first `cut` steps; if none differs, the steps after the first `cut` ones.
     """
     prefix, steps = pair.bad.trajectory.steps[:cut], pair.good.trajectory.steps
     same = takewhile(lambda both: both[0].reply == both[1].reply, zip(prefix, steps, strict=False))
@@ -238,19 +242,19 @@ def good_rest(pair: PathPair, cut: int) -> tuple[Step, ...]:
 
 
 def reject(pair: PathPair, reason: str, detail: str) -> Rejection:
-    """Return the rejection of a pair."""
+    """Return the rejection of a pair by the stage `splice`."""
     return Rejection(stage=STAGE, subject=pair_id(pair), reason=reason, detail=detail)
 
 
 def unplayable(subject: str, error: EnvironmentFault) -> Rejection:
-    """Return the rejection of a path whose replay raised one of the errors in `UNPLAYABLE`."""
+    """Return the rejection of a pair or path whose replay raised one of `UNPLAYABLE`."""
     reason = "ill-typed-answer" if isinstance(error, IllTypedAnswer) else "replay-drifted"
     return Rejection(stage=STAGE, subject=subject, reason=reason, detail=str(error))
 
 
 def pair_stream(pair: PathPair) -> str:
-    """Return the name of a pair's random stream, from which its seeds are derived: a pair of the
-    same instance and leaves has the same one in every run.
+    """Return the name from which a pair's seeds are derived. It depends on the instance and the two
+    leaves only, so it is the same in every run.
     """
     return f"{pair.bad.trajectory.instance.key}:{pair.good.leaf}:{pair.bad.leaf}"
 
@@ -265,16 +269,15 @@ def splice(
     rule: AlphaRule = "at_least",
     seed: int,
 ) -> Sample | Rejection:
-    """Return the revision sample of a pair in mode blind, direct or verified, or why there is none.
+    """Return the revision sample of a pair in mode blind, direct or verified, or its rejection.
 
-    The mode `verified` plays the splice in `env`, which may block; the other two only read its
-    texts.
+    Mode `verified` plays the splice in `env`, which may block, and raises as `check_replay`.
 
     Args:
         critique: of the pair's bad path; ignored in mode `direct`, required in the others
             (`ValueError`).
         alpha: the lowest live reward of a verified splice, compared by `rule`.
-        seed: of the run; the reflection is drawn from a stream of the pair.
+        seed: decides, together with the pair, which reflection is drawn.
     """
     cut = cut_of(pair, critique, config)
     if isinstance(cut, Rejection):
@@ -293,10 +296,9 @@ def splice(
 def turned_back(
     pair: PathPair, critique: Critique | None, env: Environment, config: SpliceConfig, *, seed: int
 ) -> tuple[Step, ...] | Rejection:
-    """Return the kept steps of the bad path and, unless the mode is `rollback`, the revision turn,
-    as played, from which a try goes on, or the rejection of a pair that has none.
-
-    They are played in `env`, which may block.
+    """Play, in `env`, which may block, the kept steps of the bad path and, unless the mode is
+    `rollback`, the revision turn. Return them as played, or a rejection if the pair cannot be cut
+    or the episode ends on the way. Raises as `check_replay`.
     """
     cut = cut_of(pair, critique, config)
     if isinstance(cut, Rejection):
@@ -313,8 +315,8 @@ def turned_back(
 
 
 def diagnosis(pair: PathPair, critique: Critique) -> str:
-    """Return what a model is told that goes on from before the first error of a bad path: the wrong
-    action, what came of it, and the judge's reason.
+    """Return the message to a model that goes on from before the first error of a bad path: the
+    wrong action, its observation, and the judge's reason. Raises `ValueError` without an error.
     """
     error = critique.first_error
     if error is None:
@@ -344,12 +346,13 @@ def continued(
     rule: AlphaRule = "at_least",
     seed: int,
 ) -> dict[str, Sample] | Rejection:
-    """Return the samples of the tries that clear alpha and gain reward after `prefix`, shortest
-    first, by the keys of the tries, or why there are none.
+    """Return a sample for each try that clears alpha and ends with more reward than `prefix`, keyed
+    as in `tries`, shortest first, at most `config.continuation.per_pair` of them; or a rejection if
+    there is none.
 
     Args:
         prefix: the steps that `turned_back` returned for the pair.
-        tries: episodes that begin with `prefix`, in the order of their numbers, which settles ties.
+        tries: episodes that begin with `prefix`; of the same length, earlier ones come first.
     """
     is_rollback, start = config.mode == "rollback", len(prefix)
     candidates = [
@@ -393,8 +396,8 @@ def continued(
 def good_sample(path: Path, env: Environment, *, prune: bool = False) -> Sample:
     """Return a whole path as a sample with all its replies trained.
 
-    With `prune`, only the steps that its reward needs are kept, replayed in `env`, which may block.
-    A path that no longer plays as recorded stays whole, as it was sampled.
+    With `prune`, the path is replayed in `env`, which may block, to keep only the steps that its
+    reward depends on; it stays whole if the replay begins differently or ends with less reward.
     """
     trajectory = path.trajectory
     steps = trajectory.steps
@@ -432,9 +435,10 @@ def _verified(
     rule: AlphaRule,
     seed: int,
 ) -> Sample | Rejection:
-    """Return the sample of the kept steps, revision turn and good steps as played, or why it fails.
+    """Play the kept steps, the revision turn and the good steps; return their sample, or reject the
+    pair if the episode ends before the good steps, its reward is too low, or they gain nothing.
 
-    The dummy action is played as well, since an agent will really send it.
+    The revision turn's action is played too, since a trained agent will send it.
     """
     pause = _pause(pair, env, config, seed)
     planned_steps = (*pair.bad.trajectory.steps[:cut], pause, *good_rest(pair, cut))
@@ -455,7 +459,7 @@ def _verified(
         detail = f"live reward {last.step.reward:g}, alpha {alpha:g}; {end}; {difference}"
         return reject(pair, "verify-ended-early" if early else "verify-reward-below-alpha", detail)
     before = outcomes[cut].step.reward
-    # The sample would teach steps that achieve nothing.
+    # Otherwise the sample would teach steps that achieve nothing.
     if last.step.reward <= before:
         return reject(pair, "verify-no-gain", f"{before:g} at the revision turn, too")
     steps = tuple(live(step, outcome) for step, outcome in zip(planned_steps, outcomes, strict=False))
@@ -532,8 +536,8 @@ CONTINUE = "continue"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairContinuation:
-    """The continuation of a judged pair: the steps that it goes on from, or why there are none, and
-    its tries, by trajectory id.
+    """The continuations of a judged pair: the steps that all tries begin with, or the pair's
+    rejection, and the tries that were played, by trajectory id.
     """
 
     begun: tuple[Step, ...] | Rejection
@@ -543,15 +547,16 @@ class PairContinuation:
 async def continuations(
     place: Workplace, iteration: int, pairs: Sequence[PathPair], critiques: Mapping[str, Critique], *, seed: int
 ) -> dict[str, PairContinuation]:
-    """Play the missing tries of judged pairs; return all judged pairs, by id.
+    """Play the tries of judged pairs that are not stored yet; return the continuations of every
+    judged pair, by pair id.
 
     Args:
-        critiques: by the id of their pair.
-        seed: of the revision turns.
+        critiques: by pair id; pairs without one are not continued.
+        seed: decides the reflections of the revision turns.
 
     Raises:
-        ErrorBudgetSpent: more tries failed than the recipe allows; what was played is kept.
-        WorkerLost: workers were lost again and again; what came back is kept.
+        ErrorBudgetSpent: more tries failed than the recipe allows; finished tries are kept.
+        WorkerLost: the cluster lost one worker after another; finished tries are kept.
     """
     config = place.recipe.splice.continuation
     judged_pairs = {pair_id(pair): pair for pair in pairs if pair_id(pair) in critiques}
@@ -564,7 +569,7 @@ async def continuations(
     plans: dict[str, tuple[str, EpisodePlan]] = {}
     of_tree: defaultdict[str, count[int]] = defaultdict(count)
     for pair in pairs:
-        # Numbered by tree, so that a tree that is grown later does not change them.
+        # Numbered within the tree, so that a tree that is grown later changes no other number.
         key, index = pair_id(pair), next(of_tree[pair.bad.tree_id])
         prefix = prefixes.get(key)
         if prefix is None or isinstance(prefix, Rejection):
@@ -572,8 +577,7 @@ async def continuations(
         for number in range(config.samples):
             plan = EpisodePlan(
                 instance=pair.bad.trajectory.instance,
-                # Pairs of an instance may be cut at the same length: numbers tell their episodes
-                # apart.
+                # Only numbers tell pairs of one instance apart that are cut at the same length.
                 number=index * config.samples + number,
                 seed=derive_seed(place.recipe.seed, CONTINUE, iteration, pair_stream(pair), number),
                 prefix=prefix,
@@ -599,7 +603,7 @@ async def continuations(
 def _prefixes(
     place: Workplace, pairs: Mapping[str, PathPair], critiques: Mapping[str, Critique], seed: int
 ) -> dict[str, tuple[Step, ...] | Rejection]:
-    """Return, for each pair, the played steps that its tries go on from, or why there are none."""
+    """Return the steps that the tries of each pair begin with, or its rejection, by pair id."""
     prefixes: dict[str, tuple[Step, ...] | Rejection] = {}
     with place.worlds() as worlds:
         for key, pair in pairs.items():
@@ -613,12 +617,13 @@ def _prefixes(
 
 
 _SampleRows = tuple[list[Rows], list[Rejection]]
-"""The rows of samples, and the rejections."""
+"""The rows of samples, one unit for each sample, and the rejections."""
 
 
 def check_models(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
-    """Raise `ConfigError` if splices are played to see their reward, and models that are not asked
-    then decide about it, or about observations.
+    """Raise `ConfigError` if the splice mode cannot work in an environment: `rollback` where an
+    agent outside sends the conversations, or `verified` where steps or the grader ask a model,
+    since no model is asked when splices are played.
     """
     if recipe.splice.mode == "rollback" and env.has(Environment.relay):
         raise ConfigError(
@@ -640,20 +645,18 @@ def check_models(recipe: Recipe, env: Environment, instances: Sequence[Instance]
 
 
 async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Make the samples of an iteration from its pairs, critiques and good paths; return how many of
-    each there are.
+    """Make and store the samples of an iteration from its pairs, critiques and good paths; return
+    the numbers of `revision` and `good` samples and of `rejected` pairs and paths.
 
-    In the splice modes `continued` and `rollback` a model first plays on. Raises as
-    `continuations`.
+    In the splice modes `continued` and `rollback`, a model plays the suffixes first, which raises
+    as `continuations`.
     """
     trees = finished_trees(place, iteration)
     return await _make_samples(place, iteration, trees, pairs_of(place, iteration, trees))
 
 
 async def keep_good_paths(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Make samples of an iteration's good paths only, without judging anything; return how many
-    there are.
-    """
+    """Make and store samples of an iteration's good paths only; return counts as `splice_pairs`."""
     return await _make_samples(place, iteration, finished_trees(place, iteration), [])
 
 
@@ -666,7 +669,7 @@ async def _make_samples(
     pair_continuations: dict[str, PairContinuation] = {}
     if recipe.splice.goes_on:
         pair_continuations = await continuations(place, iteration, pairs, critiques, seed=seed)
-    # Whether a prompt leaves the policy room for a reply.
+    # Tells whether a prompt leaves the policy room for a reply.
     fits: Fits | None = None
     if recipe.context != "stop":
         policy = place.policy(iteration).path
@@ -702,7 +705,7 @@ def _spliced(
     fits: Fits | None,
     seed: int,
 ) -> _SampleRows:
-    """Return the rows of revision samples of pairs, and the rejections."""
+    """Return the rows of the revision samples of pairs, and the rejections."""
     rows: list[Rows] = []
     rejections: list[Rejection] = []
     iteration_id, config = place.iteration_id(iteration), place.recipe.splice
@@ -729,7 +732,7 @@ def _spliced(
         if isinstance(result, Rejection):
             rejections.append(result)
             continue
-        # Each with the id of its own trajectory, if it has one.
+        # Each sample with the id of the continuation that it was made from, None without one.
         samples: Iterable[tuple[str | None, Sample]] = (
             [(None, result)] if isinstance(result, Sample) else result.items()
         )
@@ -748,7 +751,7 @@ def _spliced(
 def _good(
     place: Workplace, worlds: Worlds, trees: Mapping[str, Tree], iteration: int, fits: Fits | None
 ) -> _SampleRows:
-    """Return the rows of good paths' samples, and the rejections."""
+    """Return the rows of the samples of good paths, and the rejections."""
     alpha, rule = place.recipe.alpha(iteration), place.recipe.pairs.alpha_rule
     iteration_id = place.iteration_id(iteration)
     rows: list[Rows] = []
@@ -764,7 +767,7 @@ def _good(
             if place.recipe.splice.prune:
                 parts = _as_read(place, sample, fits, subject)
             else:
-                # Windowed as when its replies were drawn.
+                # Split at the same window positions as when its replies were sampled.
                 drop_counts = [step.dropped for step in path.trajectory.steps]
                 parts = split(sample, drop_counts, place.recipe.data.windowed, stage=STAGE, subject=subject)
             if isinstance(parts, Rejection):
@@ -789,8 +792,8 @@ def _good(
 
 
 def _as_read(place: Workplace, sample: Sample, fits: Fits | None, subject: str) -> tuple[Sample, ...] | Rejection:
-    """Return a splice as a policy with a window would read it: its turns were not sampled in
-    sequence, so what the window leaves out is computed here.
+    """Return a sample as the parts that a policy with a context window would read, or a rejection.
+    The turns of a splice were not sampled in sequence, so what the window drops is computed here.
     """
     if fits is None:
         return (sample,)

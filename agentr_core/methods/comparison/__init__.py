@@ -1,4 +1,4 @@
-"""Comparison: its arms, a recipe for each arm and seed, and what the pool must hold for them.
+"""Comparisons: their arms, a recipe for each arm and seed, and the pool that arms train on.
 
 The arms of method `compare` take their samples from one pool: the comparison's own run, in which
 they were made once. So the arms differ only in what they are trained on and how. The run of the
@@ -6,7 +6,7 @@ comparison makes the pool and trains nothing; the run of an arm makes nothing an
 pool. An arm that judges, pairs or splices in another way takes its samples from a pool of its own,
 which has the same trees.
 
-Those of method `compare-runs` collect for themselves, each in a run with a method of its own.
+The arms of method `compare-runs` collect for themselves, each in a run with its own method.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ from agentr_core.texts import fault_list
 from agentr_core.types import Sample, SampleKind
 
 OPEN = ("data.", "training.", "eto.dpo.")
-"""The beginnings of the fields that an arm may change: none decides what the pool holds or how the
-arm is evaluated.
+"""Prefixes of the fields that an arm may change, except for those in `OF_POOL` and `BUDGET`. They
+decide neither what is in the pool nor how the arm is evaluated.
 """
 OF_SAMPLES = ("critique.", "pairs.", "splice.")
-"""The beginnings of the fields that make samples of trees. An arm that changes one has samples of
-its own, made of the trees of the pool.
+"""Prefixes of the fields that decide how samples are made from trees. An arm that changes one has
+samples of its own, made from the trees of the pool.
 """
 OF_POOL = ("data.windowed", "data.scoring")
-# Tokens fix the steps in advance, the same on any machine; how many fit into seconds depends on its
-# load.
+# A budget in tokens fixes the number of steps in advance, on any machine. How many steps fit into a
+# budget in seconds depends on the machine and its load.
 BUDGET = ("training.max_tokens", "training.max_seconds", "eto.dpo.max_tokens")
 RUNS = "compare-runs"
 SAME = ("name", "workspace", "seed", "environment", "model", "instances.test", "evaluation", "compare", "scale")
-"""Fields, or beginnings of them, that no arm of `compare-runs` may change."""
+"""Fields, or prefixes of fields, that no arm of `compare-runs` may change."""
 TAKEN: Mapping[str, frozenset[str]] = {
     "revision": frozenset({"revision"}),
     "good": frozenset({"good"}),
@@ -80,15 +80,15 @@ TAKEN: Mapping[str, frozenset[str]] = {
     "rft": frozenset({"expert", "successes"}),
     "preferences": frozenset(),
 }
-"""The kinds of a pool's samples that an arm with each `data.use` is trained on; preferences are
-pairs."""
+"""The kinds of samples in a pool that an arm trains on, by its `data.use`; with `preferences`, it
+trains on pairs, not samples."""
 OF_TREES = frozenset({"revision", "good"})
-"""The kinds of samples that are made of trees."""
+"""The kinds of samples that are made from trees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One training of a comparison: the recipe of its run.
+    """One arm with one seed: the recipe of its run.
 
     `whole` is true for a run that collects for itself, false for one that trains on the pool.
     """
@@ -98,8 +98,8 @@ class Arm:
     recipe: Recipe
     whole: bool = False
     samples: Recipe | None = None
-    """The recipe of the run that makes its samples of the trees of the pool; None: they are in the
-    pool.
+    """The recipe of the run that makes the arm's samples from the trees of the pool; None if its
+    samples are in the pool.
     """
 
 
@@ -107,9 +107,9 @@ def arms_of(recipe: Recipe, pool: str = "") -> tuple[Arm, ...]:
     """Return each arm with each seed, in the order of the recipe, seed by seed within an arm.
 
     Args:
-        pool: the id of the comparison's run.
+        pool: the id of the comparison's run, to be named in the recipes of its arms.
 
-    Raises `ConfigError`, which lists every fault of the comparison.
+    Raises a single `ConfigError` that lists all faults of the comparison.
     """
     return _whole_arms(recipe) if recipe.method == RUNS else _pool_arms(recipe, pool)
 
@@ -163,8 +163,8 @@ def _pool_arms(recipe: Recipe, pool: str) -> tuple[Arm, ...]:
 
 
 def makers_of_samples(recipe: Recipe) -> tuple[Recipe, ...]:
-    """Return the recipes of the runs that make samples for some arms of a comparison, each once.
-    Raises `ConfigError` as `arms_of`.
+    """Return the recipes of the runs that make samples for arms that do not take theirs from the
+    pool, each recipe once. Raises `ConfigError` as `arms_of`.
     """
     makers: list[Recipe] = []
     for arm in arms_of(recipe):
@@ -174,9 +174,7 @@ def makers_of_samples(recipe: Recipe) -> tuple[Recipe, ...]:
 
 
 def with_arms(recipe: Recipe, names: Sequence[str]) -> Recipe:
-    """Return the recipe with only some of its arms. Raises `ConfigError` for an arm that it does
-    not have.
-    """
+    """Return the recipe with only the named arms. Raises `ConfigError` if it lacks one of them."""
     unknown = [name for name in names if name not in recipe.compare.arms]
     if unknown:
         available = ", ".join(recipe.compare.arms) or "none"
@@ -186,7 +184,9 @@ def with_arms(recipe: Recipe, names: Sequence[str]) -> Recipe:
 
 
 def _of_each_seed(recipe: Recipe, name: str, pool: str) -> list[Arm]:
-    """Return an arm with each seed. Raises `ConfigError`."""
+    """Return the named arm with each seed. Raises `ConfigError` if its changes are not valid or its
+    training does not read one of them.
+    """
     samples, run = _spliced(recipe, name, pool), ""
     if samples is not None:
         run = run_id_of(samples, method_of(samples)) if pool else "unknown"
@@ -214,8 +214,8 @@ def _of_each_seed(recipe: Recipe, name: str, pool: str) -> list[Arm]:
 
 def _spliced(recipe: Recipe, name: str, pool: str) -> Recipe | None:
     """Return the recipe of the run that makes an arm's samples from the trees of a pool; None if
-    they are in the pool. Raises `ConfigError` if the arm changes how samples are made from trees
-    and trains on none.
+    its samples are in the pool. Raises `ConfigError` if the arm changes how samples are made from
+    trees but does not train on such samples.
     """
     changes = recipe.compare.arms[name]
     sample_changes = [change for change in changes if change.startswith(OF_SAMPLES)]
@@ -232,13 +232,13 @@ def _spliced(recipe: Recipe, name: str, pool: str) -> Recipe | None:
         )
     if _alike(maker, recipe):
         return None
-    # Where only good trajectories are taken, nobody needs to be judged.
+    # An arm that trains only on good paths needs no judge.
     return replace(maker, data=dataclasses.replace(maker.data, use="good")) if use == "good" else maker
 
 
 def _alike(first: Recipe, second: Recipe) -> bool:
-    """Return whether two recipes make the same samples from the same trees, for each kind of sample
-    that both make.
+    """Return whether two recipes have the same settings for making samples from trees. Which kinds
+    of samples they make (`data.use`) may differ.
     """
     return (first.critique, first.pairs, first.splice) == (second.critique, second.pairs, second.splice)
 
@@ -266,8 +266,9 @@ def _whole_arms(recipe: Recipe) -> tuple[Arm, ...]:
 
 
 def _whole(recipe: Recipe, name: str, seed: int) -> Recipe:
-    """Return the recipe of an arm's run: the comparison's recipe with the arm's changes, without
-    the sections that the arm's method does not read. Raises `ConfigError`.
+    """Return the recipe of an arm's run: the comparison's recipe with the arm's changes, and with
+    the defaults in sections that the arm's method does not read. Raises `ConfigError` if the arm
+    does not name one method, or its recipe is not valid.
     """
     changes = recipe.compare.arms[name]
     methods = [change.removeprefix("method=").strip() for change in changes if change.startswith("method=")]
@@ -284,7 +285,9 @@ def _whole(recipe: Recipe, name: str, seed: int) -> Recipe:
 
 
 def _faults_of_seeds(recipe: Recipe) -> list[str]:
-    """Return what is wrong with names and seeds, in a comparison of either kind."""
+    """Return what is wrong with the section `compare`, in a comparison of either kind: with the
+    names of its arms, its seeds, and fields that are not for users.
+    """
     compare, faults = recipe.compare, []
     faults += [
         f"compare.{field}: comparisons set it for their arms; leave it out"
@@ -321,17 +324,18 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
 
 
 def pool_stages(recipe: Recipe) -> tuple[Stage, ...]:
-    """Return the stages that make the pool on which a comparison trains its arms, in order."""
+    """Return the stages that make a comparison's pool, in order."""
     arms = arms_of(recipe)
     uses = {arm.recipe.data.use for arm in arms if arm.samples is None}
     return stages_for(recipe, uses, lends_trees=any(arm.samples for arm in arms))
 
 
 def stages_for(recipe: Recipe, uses: Collection[str], *, lends_trees: bool) -> tuple[Stage, ...]:
-    """Return the stages that make what the arms of some uses train on, in order.
+    """Return the stages that make what arms train on, in order.
 
     Args:
-        lends_trees: whether other runs make samples of its trees.
+        uses: the values of `data.use` of these arms.
+        lends_trees: whether other runs make samples from the trees of this one.
     """
     kinds = frozenset[str]().union(*(TAKEN[use] for use in uses))
     preferences = recipe.eto.preferences
@@ -351,11 +355,11 @@ def stages_for(recipe: Recipe, uses: Collection[str], *, lends_trees: bool) -> t
 
 
 def taking(use: Use) -> Callable[[Sample], bool]:
-    """Return a test for the samples of a pool that an arm trains on; for preferences, which are
-    pairs, no sample passes.
+    """Return a function that tells whether an arm with this `data.use` trains on a sample of the
+    pool. With `preferences`, it is false for every sample, since such an arm trains on pairs.
 
-    A good path of a tree and a success of an explored episode have the same kind, but only the
-    former has a tree.
+    A good path of a tree and a successful explored episode have the same kind, but only the former
+    has a tree id.
     """
 
     def takes(sample: Sample) -> bool:
@@ -366,7 +370,9 @@ def taking(use: Use) -> Callable[[Sample], bool]:
 
 
 def _identify(recipe: Recipe, plain: dict[str, Any]) -> None:
-    """Remove what the arms may change, which does not affect the pool."""
+    """Remove the fields that arms may change from the data that a comparison's run id is made from,
+    since they do not affect the pool. The data of an arm are left as they are.
+    """
     if not recipe.compare.pool:
         del plain["training"], plain["eto"]["dpo"]
         # Fields at their defaults are left out, so that existing ids stay the same.
@@ -375,7 +381,7 @@ def _identify(recipe: Recipe, plain: dict[str, Any]) -> None:
 
 
 def _faults(recipe: Recipe) -> list[str]:
-    # A comparison grows trees itself, and need not be told which run has them.
+    # A comparison can make pairs from its own trees, so it need not name a run that has some.
     faults = eto_faults(recipe.eto, own_trees=True) + summary_faults(recipe)
     if recipe.data.suffixes == "exchanged" and "revision" not in TAKEN[recipe.data.use]:
         faults.append(f"data.suffixes: exchanges those of revisions, and data.use {recipe.data.use} has none")

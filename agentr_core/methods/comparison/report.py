@@ -1,4 +1,4 @@
-"""The report of a comparison, filled from the store alone: every arm and seed of its recipe that
+"""The report of a comparison, made from the store alone, with every arm and seed of its recipe that
 was evaluated.
 """
 
@@ -43,26 +43,28 @@ from agentr_core.store.queries.runs import (
 # Differences between the arms of a comparison, paired by held-out episode over all seeds.
 
 EpisodesBySet = Mapping[str, Sequence[Episode]]
-"""The held-out episodes of a model, by set."""
+"""The held-out episodes of a model, by the name of the set."""
 
 
 def episodes_by_set(place: Workplace, iteration: int) -> EpisodesBySet:
-    """Return the held-out episodes of an iteration's model, by set; of finished evaluations
-    alone.
+    """Return the held-out episodes of an iteration's model, by set. Sets whose evaluation is not
+    finished are left out.
     """
     names = (TEST, *place.recipe.evaluation.sets, REVISION)
     by_set = {name: ended_episodes(place, evaluation_id(place, iteration, name)) for name in names}
     return {name: episodes for name, episodes in by_set.items() if episodes}
 
 
-# Student's interval over three seeds is wide, and ignores that all arms played the same instances:
-# it says how much another seed may change, this one how sure a difference is on these instances.
+# This interval complements Student's interval over the seeds. That one tells how much another seed
+# may change; over three seeds it is wide, and it ignores that all arms played the same instances.
+# This one tells how certain a difference is on these instances.
 def differences(models: Mapping[str, Mapping[int, EpisodesBySet]]) -> tuple[Difference, ...]:
-    """Return the difference in success between every two models on each set.
+    """Return the mean difference in success between every two models on each set, of the later
+    model in `models` minus the earlier one, with a 95% interval.
 
     Args:
         models: the episodes that each model played, by name and seed. Only seeds and episodes that
-            two models share count.
+            both models have are compared.
     """
     names = list(models)
     results: list[Difference] = []
@@ -75,8 +77,8 @@ def differences(models: Mapping[str, Mapping[int, EpisodesBySet]]) -> tuple[Diff
                 pairs = [
                     pair for seed in seeds for pair in gains(now[seed].get(title, ()), before[seed].get(title, ()))
                 ]
-                # An instance that several seeds played is one cluster: its episodes are not
-                # independent evidence.
+                # The episodes of one instance under several seeds form one cluster, since they are
+                # not independent.
                 estimate = finite(mean_gain(pairs))
                 if estimate is not None:
                     sets[title] = estimate
@@ -91,8 +93,8 @@ TRAINED = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ArmResult:
-    """An arm with its run: how many iterations that has trained, and the iteration whose model it
-    ends with (0: the first model).
+    """An arm with its run. `trained` is the last iteration that the run has trained, `last` the
+    iteration whose model the run ends with so far (0: the model that it began with).
     """
 
     arm: Arm
@@ -103,7 +105,9 @@ class _ArmResult:
 
 
 def build_comparison(place: Workplace) -> ComparisonReport:
-    """Return the report of the comparison that a workplace belongs to; arms may still lack runs."""
+    """Return the report of the workplace's comparison; arms without an evaluated run have no
+    results in it.
+    """
     recipe = place.recipe
     arms = arms_of(recipe, place.run_id)
     entries = list(_entries(place, arms))
@@ -111,12 +115,12 @@ def build_comparison(place: Workplace) -> ComparisonReport:
     by_name = {name: [run for entry, run in results if entry.arm.name == name] for name in recipe.compare.arms}
     uses: dict[str, str] = {}
     for arm in arms:
-        # What an arm trains on is named with what makes its samples unlike those of the pool.
+        # Name what the arm trains on, and the changes that make its samples differ from the pool's.
         sample_changes = [
             change for change in recipe.compare.arms[arm.name] if arm.samples and change.startswith(OF_SAMPLES)
         ]
         uses[arm.name] = arm.recipe.method if arm.whole else ", ".join([arm.recipe.data.use, *sample_changes])
-    # With whole runs, the model that all arms begin with was evaluated by one of these.
+    # In a comparison of whole runs, the arms' runs evaluate the model that they all begin with.
     boards = [entry.board for entry in entries] if recipe.method == RUNS else [Scoreboard(place)]
     board = next((board for board in boards if board.score(0) is not None), None)
     first = {run.seed: run.score.success.value for run in next(iter(by_name.values()))}
@@ -150,8 +154,9 @@ def build_comparison(place: Workplace) -> ComparisonReport:
 def _entries(place: Workplace, arms: Sequence[Arm]) -> Iterator[_ArmResult]:
     whole_runs = place.recipe.method == RUNS
     configs = configs_of_all(place.store) if whole_runs else configs_on_pool(place.store, place.run_id)
-    # Ids are not recomputed: a recipe of an earlier version has fewer fields, and so another id. Of
-    # several runs that ask for the same, the last one counts.
+    # Runs are found by what their recipes ask for, not by a recomputed id: a recipe stored by an
+    # earlier version has fewer fields, and so another id. Of runs that ask for the same, the latest
+    # counts.
     recipes = {
         run_id: restored(json.loads(config), source=f"recipe of run {run_id}") for run_id, config in configs.items()
     }
@@ -166,8 +171,8 @@ def _entries(place: Workplace, arms: Sequence[Arm]) -> Iterator[_ArmResult]:
 
 
 def ends_with(place: Workplace) -> tuple[int, int]:
-    """Return the last iteration that a run has trained, 0 if none, and the one whose model it ends
-    with so far: that one or, with `promote: best`, the best.
+    """Return the last iteration that a run has trained (0 if none), and the iteration whose model
+    the run ends with so far: the same one or, with `promote: best`, the promoted one.
     """
     trained_iteration = max(trained_iterations(place.store, place.run_id), default=0)
     best = promoted(place, trained_iteration)
@@ -175,7 +180,13 @@ def ends_with(place: Workplace) -> tuple[int, int]:
 
 
 def _arm(name: str, trains_on: str, runs: list[ArmRun], first: dict[int, float], *, least: float) -> ArmReport:
-    """Return the report of an arm. `least` is the lowest reward that an episode may have."""
+    """Return the report of an arm.
+
+    Args:
+        trains_on: what the arm trains on, in words.
+        first: the success of the arm that all arms are compared with, by seed.
+        least: the lowest reward that an episode may have.
+    """
     scores = [run.score for run in runs]
     metric_names = dict.fromkeys(name for run in runs for name in run.metrics)
     return ArmReport(
@@ -197,7 +208,9 @@ def _arm(name: str, trains_on: str, runs: list[ArmRun], first: dict[int, float],
 
 
 def _run(entry: _ArmResult, metrics: Sequence[str]) -> ArmRun | None:
-    """Return the results of an arm's run; None until its last model is evaluated."""
+    """Return the results of an arm's run; None until it is trained to the end and its last model is
+    evaluated.
+    """
     arm, place, board, last = entry.arm, entry.place, entry.board, entry.last
     score = board.score(last) if entry.trained and board.score(entry.trained) else None
     if score is None or (arm.whole and entry.trained < arm.recipe.iterations):
@@ -237,8 +250,8 @@ def _run(entry: _ArmResult, metrics: Sequence[str]) -> ArmRun | None:
 
 
 def _metric_values(board: Scoreboard, iteration: int, metrics: Sequence[str]) -> dict[str, float]:
-    """Return the mean of each metric that an iteration's model has, by name; `set:name` is a metric
-    of a set other than the test set.
+    """Return the mean of each of `metrics` that an iteration's model has, keyed as in `metrics`:
+    `name` is a metric of the test set, `set:name` of another set.
     """
     values: dict[str, float] = {}
     for metric in metrics:
@@ -250,8 +263,8 @@ def _metric_values(board: Scoreboard, iteration: int, metrics: Sequence[str]) ->
 
 
 def drawn_on(place: Workplace) -> tuple[Stage, ...]:
-    """Return the stages of a pool whose results an arm has trained on. What they lost stays lost,
-    or later arms would be trained on another pool.
+    """Return the stages of a pool whose results an arm has already trained on; () for the run of an
+    arm. Units that these stages lost are not tried again: later arms must have the same pool.
     """
     if place.recipe.compare.pool:
         return ()

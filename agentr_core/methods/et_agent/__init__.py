@@ -1,11 +1,11 @@
 """ET-Agent: tool-integrated reasoning with calibrated behaviour.
 
-Source: Chen, Dong and Dou (arXiv 2601.06860). In an iteration `rft`, a flywheel varies the policy's
-trajectories (`evolve`), and those that qualify are used for fine-tuning (`selection`). An iteration
-`rl` is one stage of a curriculum of reinforcement learning: the policy answers every question
-several times; questions whose answers differ most are chosen (`selection`); on these it is trained
-in groups, with the efficiency reward (`reward`) and the engine of method grpo. `evaluate` measures
-behaviour.
+Source: Chen, Dong and Dou (arXiv 2601.06860). In an iteration `rft`, a flywheel makes variants of
+the policy's trajectories (`evolve`), and those that qualify are used for fine-tuning (`selection`).
+An iteration `rl` is one stage of a curriculum of reinforcement learning: the policy answers every
+question several times; the questions whose answers differ most are chosen (`selection`); on these
+it is trained in groups, with the efficiency reward (`reward`) and the training loop of method grpo.
+`evaluate` measures how efficiently the policy uses tools.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def stage_of(recipe: Recipe, iteration: int) -> int:
 
 
 def plan(recipe: Recipe, iteration: int) -> Plan:
-    """Return the plan of an iteration, which depends on its phase; an iteration `rl` has no
+    """Return the plan of an iteration, which depends on its phase; an iteration `rl` makes no
     dataset.
     """
     if phase_of(recipe.et_agent, iteration) == "rft":
@@ -184,14 +184,17 @@ def most_members(recipe: Recipe) -> int:
 
 
 _EDITED = {"C1": 1, "C2": 1, "I1": 2, "I2": 2}
-"""The most questions to the editor by an operator: a flaw that its thought quotes is looked for
-twice."""
+"""The most questions that an operator asks the editor: I1 and I2 ask for the flawed step again if
+the editor's own thought stopped the first reply.
+"""
 _REFLECTED = {"I1": 2, "I4": 1}
-"""The questions to the reflector by an operator."""
+"""The number of questions that an operator asks the reflector."""
 
 
 def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Demand]:
-    """Return the most that an iteration asks of models, by purpose."""
+    """Return the most that an iteration asks of models, by purpose, without purposes that ask
+    nothing.
+    """
     flywheel, phases = recipe.et_agent.flywheel, recipe.over_iterations(recipe.et_agent.phases)
     requests: dict[str, Demand] = {}
     if "rl" in phases:
@@ -202,7 +205,7 @@ def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Demand]:
         number = train * most_members(recipe)
         steps, most = flywheel.max_steps, flywheel.max_new_tokens
         requests["flywheel"] = Demand.episodes(number, steps=steps, most=most, limits=flywheel.limits)
-        # How often the trajectories are varied at most, by all of their operators.
+        # The most trajectories that are varied, each by all of its operators.
         variations = train * flywheel.rounds * (flywheel.most_members if flywheel.policy == "expand-all" else 1)
         operators = flywheel.correct, flywheel.incorrect
         edits, reflections = (
@@ -247,12 +250,12 @@ def _faults(recipe: Recipe) -> list[str]:
 
 
 def _faults_of_curriculum(recipe: Recipe) -> list[str]:
-    """Return what is wrong with the settings for iterations `rl`, one sentence each; in a recipe
-    without such iterations, the sections that have no use.
+    """Return what is wrong with the settings for iterations `rl`, one sentence each. In a recipe
+    without such iterations, any setting of sections that only these use is wrong.
     """
     if "rl" not in recipe.et_agent.phases:
         sections = {"grpo": recipe.grpo, "et_agent.curriculum": recipe.et_agent.curriculum}
-        # Evaluations count what an episode costs, whatever trains.
+        # Evaluations use these two, whatever the training is.
         counts, refused_calls = recipe.et_agent.curriculum.counts, recipe.et_agent.curriculum.refused_calls
         plain_curriculum = CurriculumConfig(counts=counts, refused_calls=refused_calls)
         plain = {"grpo": GrpoConfig(), "et_agent.curriculum": plain_curriculum}

@@ -56,11 +56,11 @@ from agentr_core.types import Answer, Instance, Message, Question, Sampling, Too
 
 # How a policy behaves when it reasons with tools: not only whether it is right, but at what cost.
 #
-# Every metric has a 95% interval, clustered by question where one was answered several times, or in
-# several variants. Source: ET-Agent (arXiv 2601.06860), evaluation. Where our metric differs from
-# the published one, its description says so.
+# Every metric has a 95% interval, clustered by question, since a question may be answered several
+# times or in several variants. Source: ET-Agent (arXiv 2601.06860), evaluation. Where our metric
+# differs from the published one, its description says so.
 
-# What an episode cost, and whether it keeps the format: in worlds with tools and in others.
+# The cost of an episode, and whether it keeps the format: in worlds with tools and in others.
 
 
 def tool_calls(trajectory: Trajectory) -> list[ToolCall]:
@@ -69,8 +69,8 @@ def tool_calls(trajectory: Trajectory) -> list[ToolCall]:
 
 
 def cost(trajectory: Trajectory, counts: Counts, *, refused: bool = False) -> int:
-    """Return the number of tool calls that an episode made, with `refused` including those that the
-    world refused; where `counts` is `steps`, the number of its steps.
+    """Return the number of tool calls that an episode made, including, with `refused`, those that
+    the world refused; if `counts` is `steps`, the number of its steps instead.
     """
     return len(_called(trajectory, refused)) if counts == "calls" else len(trajectory.steps)
 
@@ -78,8 +78,8 @@ def cost(trajectory: Trajectory, counts: Counts, *, refused: bool = False) -> in
 def weighed_cost(
     trajectory: Trajectory, counts: Counts, weights: Mapping[str, float], *, refused: bool = False
 ) -> float:
-    """Return the cost as `cost` does, but with each call weighed by its tool; a tool without a
-    weight counts 1.
+    """Return the cost as `cost` does, but with each call weighted by its tool; a tool without a
+    weight counts 1, and steps are not weighted.
     """
     if counts == "steps" or not weights:
         return cost(trajectory, counts, refused=refused)
@@ -87,11 +87,13 @@ def weighed_cost(
 
 
 def _called(trajectory: Trajectory, refused: bool) -> list[str]:
-    """Return the tool of each call."""
+    """Return the tool of each call that was made, and with `refused` then those of calls that the
+    world refused.
+    """
     tools = [call.tool for call in tool_calls(trajectory)]
     for step in trajectory.steps if refused else ():
         if step.valid is False:
-            # Of several calls some may have been made.
+            # Of several calls in one step, some may have been made.
             call_counts = Counter(call.name for call in map(call_in, actions_in(step.action)) if call is not None)
             unmade_calls = call_counts - Counter(call.tool for call in step.tool_calls)
             tools += [name for name in unmade_calls.elements() if name in CALLS]
@@ -108,19 +110,19 @@ def well_formed(trajectory: Trajectory, counts: Counts) -> bool:
 
 
 _SOFT = 0.1
-"""The number of calls that halves the weight of a score in tool productivity."""
+"""The constant of tool productivity: with a mean of so many calls it is half the score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """An attempt at a question, with what the metrics of behaviour need.
+    """An attempt at a question, with the data that the metrics of behaviour need.
 
-    `question` identifies the question, and `origin` the one that it is a variant of, if there is
-    one. `score` is the attempt's correctness in [0, 1]. `failed` counts calls whose status is not
-    ok, `redundant` those that repeat an earlier one.
-    `reasoning_tokens` excludes results; None where the number is unknown. `concise` is the outcome
-    of the votes, None without any. `nudged_right` is whether a wrong answer became right when the
-    policy was told to think on; None for right answers, and where the policy was not told to.
+    `question` is the key of the question's instance, and `origin` that of the one that it is a
+    variant of, empty if there is none. `score` is the attempt's correctness in [0, 1]. `failed`
+    counts calls whose status is not ok, `redundant` those that repeat an earlier one.
+    `reasoning_tokens` excludes results; None if the number is unknown. `concise` is the outcome of
+    the votes, None without any. `nudged_right` says whether a wrong answer became right when the
+    policy was given a hint to go on; None for right answers, and if no hint was given.
     """
 
     question: str
@@ -136,7 +138,7 @@ class Attempt:
 
     @property
     def cluster(self) -> str:
-        """What tells independent attempts apart."""
+        """The name of the attempt's cluster: attempts of different clusters are independent."""
         return self.origin or self.question
 
 
@@ -144,12 +146,12 @@ class Attempt:
 class Behaviour:
     """The metrics of a policy on some questions; an estimate is NaN where no attempt has a value.
 
-    `performance` is the mean score, called P. `efficiency` is score per call. `tool_productivity`
-    is P * t / (t + 0.1) * 100 for a mean of t calls. `conciseness` is the share of concise
-    attempts. `successful_execution` is score / (1 + failed calls); as published it is score /
-    max(failed calls, 1), so that the first failure costs nothing. `reasoning_length` is score per
-    1,000 tokens of reasoning. `redundant_calls` is the redundant share of all calls. `nudged_right`
-    is the share of wrong answers that one nudge made right.
+    `performance` is the mean score, called P. `efficiency` is score / max(calls, 1).
+    `tool_productivity` is P * t / (t + 0.1) * 100 for a mean of t calls. `conciseness` is the share
+    of concise attempts. `successful_execution` is score / (1 + failed calls); as published it is
+    score / max(failed calls, 1), so that the first failure costs nothing. `reasoning_length` is
+    score per 1,000 tokens of reasoning. `redundant_calls` is the redundant share of all calls.
+    `nudged_right` is the share of wrong answers that one nudge made right.
     """
 
     performance: Estimate
@@ -165,7 +167,7 @@ class Behaviour:
 
 def attempt_of(trajectory: Trajectory, *, source: str, counts: Counts = "calls", refused: bool = False) -> Attempt:
     """Return an episode as an attempt, without the results of votes and nudges. With `refused`,
-    calls that the world refused count too.
+    `calls` includes those that the world refused.
 
     Where steps are counted in place of calls, a step that the environment refused counts as failed,
     and one that recurs with the same observation as redundant.
@@ -189,8 +191,8 @@ def attempt_of(trajectory: Trajectory, *, source: str, counts: Counts = "calls",
 
 
 def redundant_calls(calls: Sequence[ToolCall]) -> int:
-    """Return how many calls repeat an earlier one of the episode, compared by tool, provider and
-    normalised query.
+    """Return how many calls repeat an earlier one, compared by tool, provider and normalised
+    query.
     """
     return len(calls) - len({(call.tool, call.provider, call.key) for call in calls})
 
@@ -214,8 +216,8 @@ def behaviour(attempts: Collection[Attempt]) -> Behaviour:
 
 
 def gains(attempts: Collection[Attempt], before: Collection[Attempt]) -> dict[str, Estimate]:
-    """Return the gains in performance and efficiency over `before`, by name: the mean difference
-    over the questions that both answered, paired by question.
+    """Return the gains in performance and efficiency over `before`, by name of the measure: the
+    mean difference over the questions of both, paired by question.
     """
     return {
         "performance_gain_over_base": _gain(attempts, before, lambda attempt: attempt.score),
@@ -265,7 +267,7 @@ def _tool_productivity(attempts: Collection[Attempt]) -> Estimate:
     weight, slope = calls / (calls + _SOFT), _SOFT / (calls + _SOFT) ** 2
 
     def part(attempt: Attempt) -> float:
-        # The delta method: the metric plus its first-order change due to this attempt.
+        # Delta method: the metric at the means plus its first-order change for this attempt.
         return 100 * (score * weight + weight * (attempt.score - score) + score * slope * (attempt.calls - calls))
 
     return _mean(attempts, part, 100)
@@ -282,12 +284,12 @@ def _redundant_share(attempts: Collection[Attempt]) -> Estimate:
     return clustered_share(parts, [attempt.cluster for attempt in with_calls])
 
 
-# Whether an episode avoided redundant and idle calls, by the votes of a model.
+# Votes of a model on whether an episode avoided redundant and idle calls.
 #
 # Source of the vote: ET-Agent (arXiv 2601.06860), evaluation; the wording is ours.
 
 VOTE_TOKENS = 128
-"""The most tokens of a vote."""
+"""The token limit of the reply with a vote."""
 _SAMPLING = Sampling(temperature=0.6, top_p=0.95, max_new_tokens=VOTE_TOKENS)
 _VOTE = re.compile(r"<answer>\W*(yes|no)\b", re.IGNORECASE)
 _QUESTION = """\
@@ -305,7 +307,7 @@ not matter. Is there a redundant or an idle call? Say <answer>yes</answer> or <a
 
 
 def vote(trajectory: Trajectory, golds: Sequence[str]) -> Question:
-    """Return the question to the judge, which each vote asks with a seed of its own."""
+    """Return the question to the judge about an episode; each vote asks it with its own seed."""
     text = _QUESTION.format(
         question=trajectory.first_observation, golds=" or ".join(golds), text=text_of(trajectory).strip()
     )
@@ -313,43 +315,42 @@ def vote(trajectory: Trajectory, golds: Sequence[str]) -> Question:
 
 
 def read_vote(reply: str) -> bool | None:
-    """Return whether a reply finds a redundant or idle call; None if it says neither yes nor no
-    after its thoughts. The last answer counts.
+    """Return whether a judge's reply finds a redundant or idle call (`<answer>yes</answer>`); None
+    if it says neither yes nor no after its thoughts. The last answer counts.
     """
     answers = _VOTE.findall(after_thoughts(reply) or "")
     return answers[-1].lower() == "yes" if answers else None
 
 
 def is_concise(votes: Sequence[bool | None]) -> bool | None:
-    """Return whether at least as many votes found no redundant or idle call as found one.
+    """Return whether at least half of the readable votes found no redundant or idle call.
 
-    Unreadable votes do not count. None if there are no others; the authors' code then takes the
-    episode for concise.
+    None if no vote is readable; the authors' code then takes the episode for concise.
     """
     valid = [vote for vote in votes if vote is not None]
     return 2 * sum(valid) <= len(valid) if valid else None
 
 
 # ET-Agent's measures of an evaluation, by name: rows of table metric in addition to those of
-# `stages.measures`.
+# `stages.evaluate`.
 #
 # performance, efficiency, tool_productivity, successful_execution,
 # successful_execution_as_published, reasoning_length, redundant_calls
-#                             see `behaviour.Behaviour`
+#                             see `Behaviour`
 # performance_gain_over_base, efficiency_gain_over_base
 #                             their gains over the base model, paired by question
 # f1                          word F1 on knowledge questions, by rule
-# judged                      the reward on mathematics questions: by rule, then by the judge
+# judged                      the reward on mathematics questions: by rule, or else by the judge
 # exact_match                 the share of answers that are a gold one, word for word or in value
 # conciseness, nudged_right   on the test set, if the recipe asks for them
 # source-s/...                any of these, for one source of questions
 
 NUDGED = "nudged"
-"""The name of the evaluation whose episodes go on after wrong answers."""
+"""The name of the evaluation whose episodes go on after wrong answers, with a hint."""
 CONCISENESS = "conciseness"
 """The purpose of votes, as in table `answer`."""
 OF_SOURCE = "source-"
-"""Begins the names of metrics of one source of questions."""
+"""The prefix of the names of metrics for one source of questions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,7 +364,9 @@ class QuestionEpisode:
 
 
 def measures(place: Workplace, iteration: int, name: str, episodes: Sequence[Episode]) -> dict[str, Estimate]:
-    """Return the measures of the episodes of an evaluation, and of those of each source."""
+    """Return the measures of the episodes of an evaluation, over all of them and for each source of
+    questions, by name.
+    """
     side_answers = (
         SideAnswers.of(place, iteration, [episode.trajectory_id for episode in episodes])
         if name == TEST
@@ -395,8 +398,8 @@ def measures(place: Workplace, iteration: int, name: str, episodes: Sequence[Epi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideAnswers:
-    """Answers to the side questions of an evaluation: votes by trajectory, and whether a nudge made
-    an answer right, by instance and repeat.
+    """Answers to the side questions of an evaluation: votes by id of the trajectory and number of
+    the vote, and whether a nudge made an answer right, by key of the instance and repeat.
     """
 
     votes: Mapping[str, Mapping[int, Answer]] = field(default_factory=dict)
@@ -412,14 +415,14 @@ class SideAnswers:
         )
 
     def concise(self, trajectory_id: str) -> bool | None:
-        """Return whether the votes find an episode concise; None without votes that can be read."""
+        """Return whether the votes find an episode concise; None if none of them can be read."""
         votes = self.votes.get(trajectory_id)
         return is_concise([read_vote(readable(vote) or "") for vote in votes.values()]) if votes else None
 
 
 def answers_of(place: Workplace, trajectories: Sequence[Trajectory]) -> list[QuestionEpisode]:
-    """Return episodes with the questions that they answer; an episode without a question has its
-    world as source.
+    """Return each trajectory with the question that it answers, in the order given. The source of
+    one without a question is its world.
     """
     curriculum = place.recipe.et_agent.curriculum
     responses = []
@@ -437,7 +440,7 @@ def answers_of(place: Workplace, trajectories: Sequence[Trajectory]) -> list[Que
 def _estimates(responses: Sequence[QuestionEpisode]) -> dict[str, Estimate]:
     of_behaviour = behaviour([response.attempt for response in responses])
     estimates = {metric.name: getattr(of_behaviour, metric.name) for metric in fields(of_behaviour)}
-    # Scores of answers that disregard cost.
+    # Scores of the answers alone, whatever they cost.
     questions = [
         (response.trajectory, response.problem, response.answers)
         for response in responses
@@ -479,13 +482,13 @@ class Vote(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The key that distinguishes this vote from others."""
+        """The key of this vote, unique in its evaluation."""
         return f"{self.trajectory_id}#{self.number}"
 
 
 async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Evaluate as every method does, then ask the recipe's side questions about the test set;
-    return the success of each evaluation. Stored answers are not requested again.
+    """Evaluate as every method does, then ask the recipe's side questions about the test set, and
+    store the measures; return the success of each evaluation. Nothing stored is asked again.
 
     Raises as `stages.evaluate.evaluate`.
     """
@@ -502,7 +505,9 @@ async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 def check_asking(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
-    """Raise `ConfigError` where a recipe asks about episodes that answer no question."""
+    """Raise `ConfigError` if the recipe has votes or nudges and the world has no questions, or if
+    it has nudges and the world's episodes are not one growing turn.
+    """
     config = recipe.et_agent.behaviour
     if (config.votes or config.nudge) and not isinstance(env, ReasoningWorld):
         raise ConfigError(f"et_agent.behaviour: world {env.name} has no questions to ask about; leave it out")
@@ -514,7 +519,9 @@ def check_asking(recipe: Recipe, env: Environment, instances: Sequence[Instance]
 
 
 async def _nudge(place: Workplace, iteration: int) -> None:
-    """Let the policy go on after each wrong answer with one hint."""
+    """Have the policy go on after each wrong answer of the test set with one hint, and store the
+    episodes as evaluation `NUDGED` with its success and reward.
+    """
     evaluation = place.recipe.evaluation
     plans: list[EpisodePlan] = []
     with place.worlds() as worlds:
@@ -547,7 +554,7 @@ async def _nudge(place: Workplace, iteration: int) -> None:
 
 
 async def _vote(place: Workplace, iteration: int) -> None:
-    """Have the judge vote on each episode of the test set."""
+    """Have the judge give the missing votes on the episodes of the test set, and store them."""
     episodes = load_episodes(place.store, evaluation_id(place, iteration, TEST))
     responses = zip(episodes, answers_of(place, [episode.trajectory for episode in episodes]), strict=True)
     votes = [
@@ -570,7 +577,7 @@ async def _vote(place: Workplace, iteration: int) -> None:
             try:
                 return await answer(sampler, question, seed=seed, session=ballot.trajectory_id)
             except PromptTooLong as error:
-                # Such an episode has no vote, however often it is tried.
+                # A further try would not help: the episode stays without this vote.
                 on_error(describe(ballot.key, error, final=True))
                 return None
 

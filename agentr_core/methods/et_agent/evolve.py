@@ -1,5 +1,5 @@
-"""The flywheel of an iteration: the policy answers the training questions, and what it wrote is
-varied.
+"""The flywheel of an iteration: the policy answers the training questions, and operators make
+variants of its trajectories.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ from agentr_core.runtime.place import Workplace, helpers
 from agentr_core.store.codec.ledger import rejection_rows
 from agentr_core.store.codec.samples import (
     FLYWHEEL,
+    copy_families,
     derivation_rows,
     edit_rows,
     family_rows,
@@ -69,26 +70,21 @@ from agentr_core.store.codec.samples import (
     load_members,
     tokens_written,
 )
-from agentr_core.store.codec.trajectories import (
-    copy_families,
-    load_draws,
-    load_trajectories,
-    runs_alike,
-    trajectory_rows,
-)
+from agentr_core.store.codec.trajectories import load_draws, load_trajectories, runs_alike, trajectory_rows
 from agentr_core.store.tables import Draw, Rows, merge
 from agentr_core.types import Answer, Derivation, Grading, Instance, Question, Rejection, Trajectory
 
-# The family of a question: its members, which of them a round varies, and how. Pure functions.
+# The family of a question: its members, and which of them a round varies by which operators. Pure
+# functions.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """A trajectory of a family.
 
-    `name` tells how it was made, and is the same in every run: `0`, `1` and so on before the first
-    round, then the parent's name, the round and the operator, such as `0.1C1`. `cost` counts its
-    tool calls or steps, and `tokens` the tokens that the policy wrote.
+    `name` says how it was made, and is the same in every run: `0`, `1` and so on before the first
+    round, then the parent's name, the round and the operator, such as `0.1C1`. `cost` is the number
+    of its tool calls or steps, `tokens` that of the tokens that were sampled for it.
     """
 
     name: str
@@ -100,7 +96,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedChild:
-    """A child that an operator may make; before the first round it has no parent."""
+    """A child that an operator may make in a round; one planned before the first round has no
+    parent.
+    """
 
     name: str
     round: int = 0
@@ -117,26 +115,26 @@ def subject_of(plan: PlannedChild, operator: str) -> str:
 
 
 def round_of(subject: str) -> int:
-    """Return the round of a request, read from the name that `subject_of` gave it."""
+    """Return the round of a request to a model, read from its name by `subject_of`."""
     return int("".join(takewhile(str.isdigit, subject.rpartition(".")[2])))
 
 
 def first_children(config: FlywheelConfig) -> tuple[PlannedChild, ...]:
-    """Return the fresh trajectories, which come before the first round."""
+    """Return the plans of the fresh trajectories, which are made before the first round."""
     return tuple(PlannedChild(name=str(number)) for number in range(config.fresh))
 
 
 def operators_for(member: Member, config: FlywheelConfig) -> Sequence[str]:
-    """Return the operators that vary a member, by whether it is right."""
+    """Return the operators that vary a member: those for right or those for wrong ones."""
     return config.correct if member.trajectory.success else config.incorrect
 
 
 def parents(members: Sequence[Member], used_names: Collection[str], config: FlywheelConfig) -> list[Member]:
-    """Return the members that a round varies, best first: by high reward, then low cost, then age.
-    Those that no operator is for are left out.
+    """Return the members that a round varies, best first: by highest reward, then lowest cost, then
+    order in `members`. Members for which the recipe has no operator are left out.
 
-    With `best-one`, it is the best one whose name is not in `used_names`, or the best of all if all
-    are used.
+    With `best-one`, return only the best one whose name is not in `used_names`, or the best of all
+    if all of them are.
     """
     candidates = [member for member in members if operators_for(member, config)]
     ranking = sorted(candidates, key=lambda member: (-member.trajectory.reward, member.cost))
@@ -148,7 +146,7 @@ def parents(members: Sequence[Member], used_names: Collection[str], config: Flyw
 def planned_children(
     round_parents: Sequence[Member], round_: int, config: FlywheelConfig, *, room: int
 ) -> tuple[PlannedChild, ...]:
-    """Return the children that a round may make, in order, at most as many as there is room for."""
+    """Return the children that a round may make, by parent and then by operator, at most `room`."""
     children = [
         PlannedChild(name=f"{parent.name}.{round_}{operator}", round=round_, operator=operator, parent=parent)
         for parent in round_parents
@@ -157,19 +155,20 @@ def planned_children(
     return tuple(children[: max(room, 0)])
 
 
-# Carries out a draft: the world gets the written reply, then the policy goes on to the end.
+# Carries out a draft: its reply, if it has one, is sent to the world; then the policy goes on to
+# the end of the episode.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnTrajectory:
-    """A trajectory, and the draws of the replies that were drawn for it, by position."""
+    """A trajectory, and the draw of each reply that was sampled for it, by position of the step."""
 
     trajectory: Trajectory
     draws: dict[int, Draw] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that were drawn for the trajectory."""
+        """The number of tokens that were sampled for the trajectory."""
         return sum(draw.generation.completion_tokens for draw in self.draws.values())
 
 
@@ -186,7 +185,9 @@ async def carry_out(
     helper: Helper,
     tokens_of: TokensOf,
 ) -> DrawnTrajectory:
-    """Return the trajectory that a draft becomes, not graded yet. Raises as `rollout.episode`."""
+    """Play a draft to the end of its episode and return the trajectory, not graded yet. Raises as
+    `rollout.episode`.
+    """
     prefix = draft.prefix
     if draft.reply:
         with phase("restore"):
@@ -220,15 +221,17 @@ async def carry_out(
 
 # The flywheel of one question, from its fresh trajectories through its rounds.
 #
-# The result depends on the children alone, so an interrupted family grows on from those already
+# The result depends on the children alone, so an interrupted family continues with those already
 # made.
 
 Make = Callable[[PlannedChild], Awaitable[Member | None]]
-"""Returns the planned child, made now or earlier; None where its operator makes none."""
+"""A function that returns a planned child, made now or earlier; None if its operator makes none."""
 
 
 class FinishedFamily(NamedTuple):
-    """A finished family: its members in order, the number of its rounds, and what ended it."""
+    """A finished family: its members in the order in which they were planned, the number of rounds
+    that began, and what ended it: `tokens`, `members`, `no-child` or `rounds`.
+    """
 
     members: tuple[Member, ...]
     rounds: int
@@ -236,12 +239,13 @@ class FinishedFamily(NamedTuple):
 
 
 async def grow(config: FlywheelConfig, make: Make, answer_tokens: Callable[[int], int]) -> FinishedFamily:
-    """Return the family of a question after its rounds.
+    """Make the fresh trajectories and all rounds of a question; return its family.
 
     Args:
-        answer_tokens: the number of tokens that models wrote for the family before a round. Answers
-            for later rounds, from an earlier try, do not count, so that the family ends where it
-            would have without the interruption.
+        make: makes a child, or returns the one made earlier.
+        answer_tokens: returns the number of tokens of models' answers for the family before a
+            round. Answers for later rounds, from an earlier try, must not count, so that the family
+            ends where it would have without the interruption.
 
     Raises what `make` raises, once the other children of the round are made.
     """
@@ -265,7 +269,7 @@ async def grow(config: FlywheelConfig, make: Make, answer_tokens: Callable[[int]
 
 async def _make_all(plans: Sequence[PlannedChild], make: Make) -> list[Member]:
     """Return the children that could be made, in the order of their plans. An error does not stop
-    the other children; the first one is raised once all have ended.
+    the making of the others; the first error is raised once all have ended.
     """
     results = await asyncio.gather(*map(make, plans), return_exceptions=True)
     for result in results:
@@ -274,14 +278,14 @@ async def _make_all(plans: Sequence[PlannedChild], make: Make) -> list[Member]:
     return [result for result in results if isinstance(result, Member)]
 
 
-# The making of a shard's families: their children are made, or taken from what is known.
+# The families of a shard: their children are made, or taken from what is stored.
 
 STAGE = "evolve"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredMember:
-    """A stored trajectory, and how many tokens were drawn for it."""
+    """A stored trajectory, and how many tokens were sampled for it."""
 
     trajectory: Trajectory
     tokens: int
@@ -296,8 +300,8 @@ class Edit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyWork:
-    """A question whose flywheel is not finished, with its stored members, model answers and
-    trajectories that wait for their grade, each by id.
+    """A question whose flywheel is not finished, with what is stored of it, each by id: its
+    members, models' answers (`said`), and trajectories that have no grade yet.
     """
 
     family_id: str
@@ -308,7 +312,7 @@ class FamilyWork:
 
 
 class FamilyState:
-    """The parts that a family has so far while it grows; a further try goes on from them."""
+    """The parts of a family that exist so far; they grow with it, and a retry goes on from them."""
 
     def __init__(self, work: FamilyWork) -> None:
         self.work = work
@@ -318,13 +322,13 @@ class FamilyState:
         self.asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def answered(self, before: int) -> int:
-        """Return how many tokens models wrote in answers before a round."""
+        """Return the number of tokens of all answers from rounds before `before`."""
         return sum(edit.answer.completion_tokens for edit in self.said.values() if edit.round < before)
 
 
 @dataclass(frozen=True, slots=True)
 class FamilyMaker:
-    """The maker of a shard's families, which stores every part as soon as it is made."""
+    """The maker of a shard's families, which gives every part to `sink` as soon as it is made."""
 
     iteration: int
     checkpoint: Checkpoint
@@ -335,8 +339,9 @@ class FamilyMaker:
     helper: Helper
     timer: EpisodeTimer
     playing: asyncio.Semaphore
-    """Bounds the episodes at once: the prompts of all fresh ones of all families would not fit into
-    the cache, and each would be read anew for each reply."""
+    """Limits how many episodes are played at once. With the fresh ones of all families together,
+    the prompts would not fit into the cache, and each would be computed again for each reply.
+    """
 
     @property
     def config(self) -> FlywheelConfig:
@@ -347,7 +352,7 @@ class FamilyMaker:
         return self.equipment.iteration_id(self.iteration)
 
     async def grow(self, family: FamilyState) -> None:
-        """Grow a family to its end, from its known parts."""
+        """Grow a family to its end, from the parts that it has, and store that it is finished."""
         work = family.work
 
         async def child(plan: PlannedChild) -> Member | None:
@@ -379,7 +384,7 @@ class FamilyMaker:
         )
 
     async def _make(self, family: FamilyState, plan: PlannedChild, child_id: str, manner: Manner) -> bool:
-        """Make a child and store it; return whether there is one."""
+        """Make a child and store it. Return whether there is one; if not, store a rejection."""
         seed = self._seed(family, plan.name)
         draft = await self._draft(family, plan, manner, seed)
         if isinstance(draft, Unmade):
@@ -412,8 +417,8 @@ class FamilyMaker:
     async def _played(
         self, family: FamilyState, draft: Draft, child_id: str, env: Environment, seed: int
     ) -> tuple[DrawnTrajectory, Grading | None]:
-        """Return the trajectory that a draft becomes, and its grade. A trajectory that cannot be
-        graded is stored to be graded later.
+        """Return the trajectory that a draft becomes, and its grade. If grading fails, store the
+        trajectory to be graded later, and raise the error.
         """
         waiting_id = ungraded_id(child_id)
         drawn_trajectory = family.ungraded.get(waiting_id)
@@ -439,14 +444,14 @@ class FamilyMaker:
         return replace(drawn_trajectory, trajectory=trajectory), grading
 
     async def _draft(self, family: FamilyState, plan: PlannedChild, manner: Manner, seed: int) -> Draft | Unmade:
-        """Return the beginning of a child. A prompt that no longer fits a model's context makes no
-        child.
+        """Return the draft of a child, or why there is none; a prompt that does not fit a model's
+        context is one such reason.
         """
         if plan.parent is None:
             return Draft()
 
         async def consult(operator: str, name: PromptName, question: Question) -> Answer:
-            # A model's stored answer to the same question counts, or else a new one.
+            # A stored answer of a model to the same question is used again.
             subject = subject_of(plan, operator)
             words = [(message.role, message.text) for message in question.messages]
             edit_id = fingerprint("edit", family.work.family_id, subject, name, words, question.sampling)
@@ -499,13 +504,12 @@ class FamilyMaker:
         )
 
 
-# Questions of a flywheel as a shard: each starts with its first trajectory, or where an earlier
-# try stopped.
+# Questions of a flywheel as a shard: each starts at the beginning, or where an earlier try stopped.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyShard:
-    """Questions of one iteration. See `equipment.Shard`."""
+    """Unfinished families of questions of one iteration. See `equipment.Shard`."""
 
     iteration: int
     checkpoint: Checkpoint
@@ -525,8 +529,8 @@ class FamilyShard:
         )
 
     async def work(self, equipment: Equipment, sink: Sink) -> Effort:
-        """Grow the families; `sink` is given the rows of each child and each model answer. Raises
-        as `equipment.Shard.work`.
+        """Grow the families and return the effort; the rows of each child and of each model's
+        answer are given to `sink`. Raises as `equipment.Shard.work`.
         """
         recipe, path, timer = equipment.recipe, self.checkpoint.path, EpisodeTimer()
         with closing(SharedEnvironments(equipment.make_environment)) as environments:
@@ -568,13 +572,13 @@ VERSION = 1
 
 
 def family_id(iteration_id: str, collector: Checkpoint, instance: Instance) -> str:
-    """Return the id of the family of a question."""
+    """Return the id of the family that a collector makes of a question in an iteration."""
     return fingerprint("family", VERSION, iteration_id, collector.id, instance.key)
 
 
 async def evolve(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Grow the unfinished families of an iteration; return how many questions and trajectories
-    there are.
+    """Grow the unfinished families of an iteration; return the numbers of its `questions`, of those
+    worked on now (`new`), of its `trajectories`, and of the `right` ones.
 
     Finished families of other runs with the same inputs are copied; `copied` is their number, if
     any.
@@ -582,7 +586,7 @@ async def evolve(place: Workplace, iteration: int) -> dict[str, Any]:
     Raises:
         ErrorBudgetSpent: more questions failed than the recipe allows; what was made is kept.
         DataFault: training and test instances overlap, or the policy is missing.
-        WorkerLost: workers were lost again and again; what came back is kept.
+        WorkerLost: one worker after another was lost; what they returned is kept.
     """
     instances = await separate_instances(place, iteration)
     collector, iteration_id = place.collector(iteration), place.iteration_id(iteration)
@@ -598,7 +602,7 @@ async def evolve(place: Workplace, iteration: int) -> dict[str, Any]:
     unfinished_ids = place.store.missing("family", list(family_instances))
     missing, remaining = unfinished_ids[: place.limit], len(unfinished_ids)
     if missing:
-        # Families go on with what is stored of them.
+        # What is stored of the families, to continue with.
         members = load_members(place.store, iteration_id)
         tokens = tokens_written(place.store, list(members))
         members_by_instance: dict[str, dict[str, StoredMember]] = {}
@@ -645,7 +649,9 @@ async def evolve(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 def check_operators(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
-    """Raise `ConfigError` for an operator that the world of the instances has no use for."""
+    """Raise `ConfigError` if the recipe has operator C2, which rewrites thoughts, and steps of the
+    world have no thoughts apart from the action.
+    """
     if not instances or "C2" not in recipe.et_agent.flywheel.correct:
         return
     if not isinstance(manner_of(env, instances[0]), TaggedForm):

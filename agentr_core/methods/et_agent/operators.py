@@ -1,18 +1,20 @@
-"""The operators of the flywheel, which varies a policy's trajectories round by round: how a child
-begins, given its parent, or why there is none.
+"""The operators of the flywheel, which makes variants of a policy's trajectories round by round.
+Given a parent, an operator returns how its child begins, or why there is none.
 
     question -> fresh trajectories -> [parent -> children by operators] * rounds
 
 Source: ET-Agent (arXiv 2601.06860), self-evolving data flywheel. Operators of a right parent:
 
     C0  a fresh trajectory
-    C1  the editor rewrites the first redundant step; it is carried out, and the policy goes on
+    C1  the editor rewrites the first redundant step; the new one is carried out, and the policy
+        goes on
     C2  the editor rewrites all thoughts; calls, results and answer stay the same to the byte
 
 and of a wrong one:
 
     I0  the editor names the first flawed step, for I1 and I2; it makes no child
-    I1  the reflector reviews that step and rewrites it; it is carried out, and the policy goes on
+    I1  the reflector reviews that step and rewrites it; the new one is carried out, and the policy
+        goes on
     I2  the policy goes on after that step, with a hint
     I3  the policy goes on after the whole trajectory, with a hint
     I4  as I3, with the reflector's review in place of the hint
@@ -113,29 +115,29 @@ HINTS: Mapping[Domain, Sequence[str]] = {
 
 
 def version(name: PromptName) -> str:
-    """Return the name of a prompt with a hash of its words, as it is stored."""
+    """Return the name of a prompt followed by a hash of its text, as the store has it."""
     return f"{name}@{fingerprint(PROMPTS[name])[:8]}"
 
 
 def prompt_of(name: PromptName, *, task: str, steps: str, opening: str = "", **blanks: object) -> tuple[Message, ...]:
-    """Return the conversation that asks for something about a trajectory.
+    """Return the conversation that puts the prompt `name` about a trajectory to a model.
 
     Args:
         task: the first observation of its episode.
-        steps: what was done, as text.
+        steps: its steps as text.
         opening: how the reply begins; the model goes on from there.
-        blanks: values for the blanks of the prompt.
+        blanks: values for the placeholders of the prompt.
     """
     text = f"{PROMPTS[name].format(**blanks) if blanks else PROMPTS[name]}\n\nTask:\n{task}\n\n{steps}"
     prefill = (grown_turn([Span(text=opening)]),) if opening else ()
     return (Message(role="user", text=text), *prefill)
 
 
-# What an operator makes of a parent, before world and policy complete it.
+# What an operator returns: a draft, which world and policy complete, or a reason.
 
 
 class Unmade(NamedTuple):
-    """The reason why an operator makes no child: a slug, and details."""
+    """The reason why an operator makes no child, as a short slug, and details."""
 
     reason: str
     detail: str = ""
@@ -145,11 +147,11 @@ class Unmade(NamedTuple):
 class Draft:
     """The beginning of a child.
 
-    `prefix` holds recorded steps. `reply` is a reply, written by a model, that the world gets after
-    them; it is empty if the policy goes on at once. `position` is the step at which the child
-    leaves its parent, or None if it differs as a whole. `whole` is a finished child, which needs
-    neither world nor policy. `prompt_hash` is the hash of the prompt that a model was given for it,
-    or of the policy's hint.
+    `prefix` holds recorded steps. `reply` is a reply of the editor or reflector that is sent to the
+    world after them; if it is empty, the policy goes on at once. `position` is the step at which
+    the child departs from its parent, or None if it differs as a whole. `whole` is a finished
+    child, which needs neither world nor policy. `prompt_hash` is the hash of the prompt that a
+    model was given for it, or of the hint to the policy.
     """
 
     prefix: tuple[Step, ...] = ()
@@ -167,7 +169,7 @@ class Draft:
 
 
 def numbered(manner: Manner, steps: Sequence[Step], upto: int | None = None) -> str:
-    """Return steps as a numbered list, all of them or the first few."""
+    """Return recorded steps as text, a list of numbered steps: all of them or the first `upto`."""
     ends = manner.ends(steps)[:upto]
     starts = [0, *ends]
     return "\n\n".join(
@@ -177,8 +179,8 @@ def numbered(manner: Manner, steps: Sequence[Step], upto: int | None = None) -> 
 
 
 def at_step(manner: Manner, steps: Sequence[Step], number: int) -> tuple[int, int] | Unmade:
-    """Return where a numbered step begins and ends among recorded ones, or `Unmade` if the number
-    is out of range.
+    """Return the range of recorded steps, start and end position, that numbered step `number` has,
+    or `Unmade` if the number is out of range.
     """
     ends = manner.ends(steps)
     if not 1 <= number <= len(ends):
@@ -187,17 +189,17 @@ def at_step(manner: Manner, steps: Sequence[Step], number: int) -> tuple[int, in
 
 
 def rewrite(step: Step, reply: str) -> Step:
-    """Return a recorded step with another reply, which the policy did not sample."""
+    """Return a recorded step with another reply, marked as not sampled by the policy."""
     return replace(step, reply=reply, token_ids=(), logprobs=None, finish_reason=None, tokenizer=None)
 
 
 # Steps in worlds where one turn grows: thoughts, calls, results and an answer, in tags.
 #
-# A thought that the policy is to go on from is a step that the world was never given: it has no
-# action, and nothing says whether it is valid.
+# A thought that the policy is to go on from is a step that was never sent to the world: it has no
+# action, and its `valid` is None.
 
 _ACTS = (*CALLS, "answer", "result")
-"""Tags with which a step acts. A model that opens a result itself also gets an answer."""
+"""Tags with which a step acts. The world also answers a model that opens a result itself."""
 _THINK = re.compile(r"</?think>")
 _ANSWER = re.compile(r"</?answer>")
 
@@ -209,20 +211,22 @@ class TaggedForm:
     domain: Domain
     """The kind of hints that suit the world."""
     form: str = IN_TAGS
-    """How a step is written, as a phrase for prompts."""
+    """The form of a step, as a phrase for prompts."""
 
     def ends(self, steps: Sequence[Step]) -> list[int]:
-        """Return where numbered steps end: at each result, and at the end."""
+        """Return where numbered steps end, as counts of recorded steps: after each result, and at
+        the end.
+        """
         last = len(steps)
         return [position for position, step in enumerate(steps, start=1) if step.observation or position == last]
 
     def text(self, steps: Sequence[Step]) -> str:
-        """Return replies with their results as they stand in the turn."""
+        """Return replies and results as they follow each other in the turn."""
         return "".join(step.reply + step.observation for step in steps)
 
     def edited(self, before: Sequence[Step], text: str) -> Draft | Unmade:
-        """Return a draft that goes on with a rewritten step: a call or an answer is carried out;
-        from anything else the policy goes on inside the thought.
+        """Return a draft that goes on with the rewritten step `text`: if it has a call or an
+        answer, that is carried out; if not, the policy goes on inside its thought.
         """
         reply = repaired(text)
         if isinstance(reply, Unmade):
@@ -232,7 +236,9 @@ class TaggedForm:
         return Draft(prefix=tuple(before), reply=reply, position=len(before))
 
     def hinted(self, steps: Sequence[Step], hint: str) -> Draft:
-        """Return a draft that goes on inside a thought that begins or ends with a hint."""
+        """Return a draft that goes on inside a thought with a hint: a new thought after a result,
+        or else the last step, reopened, with the hint at its end.
+        """
         ends = self.ends(steps)
         if not steps or steps[-1].observation:
             return Draft(prefix=(*steps, opened(f"<think>{hint}")), position=len(steps))
@@ -241,18 +247,18 @@ class TaggedForm:
         return Draft(prefix=(*steps[:start], opened(f"{thought}\n{hint}")), position=start)
 
     def cost(self, trajectory: Trajectory) -> int:
-        """Return how many tool calls were made."""
+        """Return the number of tool calls that were made."""
         return sum(len(step.tool_calls) for step in trajectory.steps)
 
 
 def opened(text: str) -> Step:
-    """Return a text that the policy is to go on from, as a step that the world was not given."""
+    """Return a text that the policy is to go on from, as a step that is not sent to the world."""
     return Step(reply=text, action="", observation="", reward=0.0)
 
 
 def repaired(text: str) -> str | Unmade:
-    """Return a rewritten step in its tags: a thought, then an action up to its first closing tag;
-    without an action, an open thought.
+    """Return a rewritten step with proper tags: a thought, then an action up to its first closing
+    tag; without an action, an open thought. `Unmade` if it is empty or its call is not closed.
     """
     ends = [text.find(stop) + len(stop) for stop in STOPS if stop != RESULT_OPENS and stop in text]
     body = text[: min(ends, default=len(text))].partition(RESULT_OPENS)[0].strip()
@@ -267,7 +273,9 @@ def repaired(text: str) -> str | Unmade:
 
 
 def reopened(text: str) -> str:
-    """Return a step as an open thought: the tags of the answer are removed, its text stays."""
+    """Return the text of a step as an open thought: tags of an answer are removed, its text
+    stays.
+    """
     bare = _ANSWER.sub("", text)
     head, end_tag, tail = bare.rpartition("</think>")
     bare = head + tail if end_tag else bare
@@ -288,10 +296,11 @@ def thoughts_of(manner: TaggedForm, steps: Sequence[Step]) -> list[tuple[str, st
 
 
 def rethought(manner: TaggedForm, parent: Trajectory, thoughts: Sequence[str]) -> Trajectory | Unmade:
-    """Return a trajectory with new thoughts, one for each numbered step.
+    """Return a trajectory with new thoughts, one for each numbered step; `Unmade` if an action
+    would change.
 
-    What was done stays the same to the byte, so no tool is called again and the reward stays the
-    same.
+    Actions and results stay the same to the byte, so no tool is called again, and the reward stays
+    the same.
     """
     steps, child = parent.steps, []
     ends = manner.ends(steps)
@@ -311,7 +320,7 @@ def rethought(manner: TaggedForm, parent: Trajectory, thoughts: Sequence[str]) -
 class Turns:
     """The form of steps in worlds with alternating turns. See `Manner`.
 
-    A hint is a reply like any other: the world answers that there is no action in it.
+    A hint is a reply like any other, so the world answers it: there is no action in it.
     """
 
     domain: Domain = "steps"
@@ -322,7 +331,7 @@ class Turns:
         return list(range(1, len(steps) + 1))
 
     def text(self, steps: Sequence[Step]) -> str:
-        """Return reply and observation as one text."""
+        """Return replies and observations as one text."""
         return "\n".join(f"{step.reply}\nObservation: {step.observation}" for step in steps)
 
     def edited(self, before: Sequence[Step], text: str) -> Draft | Unmade:
@@ -345,9 +354,9 @@ Manner = TaggedForm | Turns
 """The form of steps in a kind of world: what counts as a step, and how a text becomes one. A
 numbered step may consist of several recorded ones, such as a hint and the reply that follows it.
 
-`ends` says for each numbered step how many recorded steps there are up to its end; `text` gives one
-as text; `edited` and `hinted` go on from recorded steps with a rewritten step, or with a hint,
-where an answer, or any other end of the episode, is undone.
+`ends` returns for each numbered step how many recorded steps there are up to its end; `text`
+returns recorded steps as text; `edited` goes on from recorded steps with a rewritten step, `hinted`
+with a hint, for which an answer, or any other end of the episode, is undone.
 """
 
 
@@ -357,30 +366,32 @@ def manner_of(env: Environment, instance: Instance) -> Manner:
         return Turns()
     if not isinstance(env, ReasoningWorld):
         return TaggedForm("knowledge")
-    # Without the tool that the hints of its kind speak of, a question gets the general ones.
+    # If the world lacks the tool that the hints for its kind of question mention, general hints are
+    # used.
     domain = env.problem(instance).domain
     return TaggedForm(domain if {"math": PYTHON, "knowledge": SEARCH}[domain] in env.tools else "steps")
 
 
-# Reads the replies of editor and reflector: labels in any case; None for what cannot be read.
+# Parsers of the replies of editor and reflector: labels may have any case; the result is None if a
+# reply cannot be read.
 
 STEP_FOUND = "Analysis:"
-"""The text that ends a reply to a request for a step without its analysis."""
+"""The stop string of a request that needs only the number of the step, not its analysis."""
 _STEP = re.compile(r"(?<!corrected )\bstep\W*:\W*(\d{1,9}|no\b)", re.IGNORECASE)
 _CORRECTED = re.compile(r"\bcorrected\s+step\W*:\**", re.IGNORECASE)
 _THOUGHT = re.compile(r"^\W*thought\s+(\d{1,9})\W*:\**", re.IGNORECASE | re.MULTILINE)
 
 
 class Redundant(NamedTuple):
-    """The number of a redundant step, counted from 1, and the step as it should be."""
+    """The number of a redundant step, counted from 1, and its corrected text."""
 
     number: int
     step: str
 
 
 def step_number(reply: str) -> int | None:
-    """Return the number after the first label "Step:" that follows the reply's thought, counted
-    from 1; 0 for "no".
+    """Return the number after the first label "Step:" that follows the reply's thought: from 1, or
+    0 for "no"; None if there is no such label.
     """
     match = _STEP.search(after_thoughts(reply, tags=True) or "")
     if match is None:
@@ -389,8 +400,8 @@ def step_number(reply: str) -> int | None:
 
 
 def redundant_step(reply: str) -> Redundant | None:
-    """Return the redundant step that a reply names, with its correction; the number is 0 if the
-    reply says that there is none.
+    """Return the redundant step that a reply names, with its correction; with number 0 if the reply
+    says that there is none, None if a number or a correction is missing.
     """
     answer = after_thoughts(reply, tags=True) or ""
     number, label = step_number(answer), _CORRECTED.search(answer)
@@ -419,16 +430,16 @@ _PARAGRAPH = re.compile(r"\n\s*\n")
 
 
 class Consult(Protocol):
-    """A callable that asks a model of another role for an operator; it reuses stored answers."""
+    """A function that puts an operator's question to a model; stored answers are used again."""
 
     def __call__(self, operator: str, name: PromptName, question: Question) -> Awaitable[Answer]:
-        """Return the answer. Raises as `episodes.asking.Helper`."""
+        """Return the answer. Raises as `rollout.Helper`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A parent, with what an operator needs to vary it; `seed` is the child's."""
+    """A parent, with all that an operator needs to vary it; `seed` is that of the child."""
 
     parent: Trajectory
     manner: Manner
@@ -485,8 +496,8 @@ async def rethink(case: Case) -> Draft | Unmade:
 
 
 async def located(case: Case) -> tuple[int, int, int] | Unmade:
-    """I0: return the number of the first flawed step, as the editor sees it, and where it begins
-    and ends.
+    """I0: return the number of the first flawed step, according to the editor, and the start and
+    end of its recorded steps.
     """
     steps = case.parent.steps
     messages = prompt_of("flawed-step", task=case.task, steps=numbered(case.manner, steps))
@@ -496,7 +507,8 @@ async def located(case: Case) -> tuple[int, int, int] | Unmade:
     answer = await case.consult(LOCATE, "flawed-step", replace(question, sampling=sampling))
     ends_thinking = readable(answer, tags=True) is None or (answer.thinks and "</think>" not in answer.text)
     if answer.finish_reason == "stop" and ends_thinking:
-        # The thought quotes the form that it is asked for, so that it was stopped there.
+        # The editor's thought quotes the form of the reply, so that the stop string ended it there;
+        # ask again without that stop string.
         answer = await case.consult(LOCATE, "flawed-step", question)
     if is_unreadable(answer):
         return _unreadable(answer)
@@ -524,8 +536,8 @@ async def corrected(case: Case) -> Draft | Unmade:
     answer = await case.consult("I1", "corrected-step", _question("reflector", case.config.reflector, messages))
     if answer.finish_reason == "length":
         return Unmade("cut-reply", answer.text[:200])
-    # In tags, a single thought is that of the step, unless the reflector itself thinks: it does so
-    # before its analysis, too.
+    # With tags, a single thought is that of the step, unless the reflector itself thinks: then its
+    # analysis begins with a thought, too.
     tagged, thinks = isinstance(case.manner, TaggedForm), analysis.text.lstrip().startswith("<think>")
     single = answer.text.count("<think>") == 1 and answer.text.count("</think>") < 2
     step = answer.text if tagged and single and not thinks else readable(answer, tags=tagged) or ""
@@ -582,8 +594,8 @@ def _question(role: str, drawing: DrawingConfig, messages: tuple[Message, ...]) 
 
 
 def _reply_text(answer: Answer) -> str:
-    """Return the text of an answer after its thought, empty if it is unreadable; the text may quote
-    the tags of the steps that it is about.
+    """Return the text of an answer after its thought, empty if it is unreadable. The text itself
+    may contain thoughts in tags, since it is about such steps.
     """
     return readable(answer, tags=True) or ""
 

@@ -1,5 +1,5 @@
-"""ET-Agent's part of a report: what the flywheel made, by operator, and how much of that was fit
-for training.
+"""ET-Agent's part of a report: the trajectories of the flywheel by operator, the selected
+questions, calls of tools, and behaviour.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
 
 
 def family_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
-    """Return the section on what each operator made; none without a flywheel."""
+    """Return the section on the trajectories of each operator; none without a flywheel."""
     unit = place.recipe.et_agent.curriculum.counts
     counts = operator_counts(place.store, place.iteration_id(iteration), unit)
     if not counts:
@@ -91,7 +91,7 @@ def family_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     return (Section("families", TITLE, (Table(columns, tuple(rows)),), note),)
 
 
-# The report's section on calls of tools: who answered, and how the calls ended.
+# The report's section on calls of tools: the provider that answered, and the status of the calls.
 
 
 def tool_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
@@ -118,16 +118,16 @@ def tool_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     return (Section("tools", "Calls of tools", (table,), note),)
 
 
-# What a report says about the questions that a stage of the curriculum chose.
+# The report's section on the questions that a stage of the curriculum chose.
 
 _FRONTS = 6
 """Number of fronts that have a row of their own."""
 
 
 def selection_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
-    """Return how many questions were answered, could be trained on and were chosen, followed by the
-    funnel of the groups sampled for the chosen ones; only that funnel where no question was chosen
-    and training ran outside.
+    """Return how many questions were answered, passed the filter and were chosen, followed by the
+    funnel of the groups sampled for the chosen ones; only that funnel if no selection is stored
+    and another program did the training.
     """
     questions = load_selection(place.store, place.iteration_id(iteration))
     if not questions and trained_outside(place.store, place.run_id):
@@ -199,7 +199,7 @@ def _reasons(questions: Sequence[SelectionOutcome], *, fitting: bool) -> dict[st
     return dict(sorted(counts.items()))
 
 
-# The report's section on behaviour: what right answers cost, by model and by source.
+# The report's section on behaviour: how many right answers at what cost, by model and by source.
 
 _ROWS: Mapping[str, tuple[str, float, int]] = {
     "performance": ("P, %", 100, 1),
@@ -216,7 +216,7 @@ _ROWS: Mapping[str, tuple[str, float, int]] = {
     "conciseness": ("Concise, %", 100, 1),
     "nudged_right": ("Corrected by a nudge, %", 100, 1),
 }
-"""The title, factor and digits of each metric."""
+"""The title, the factor that values are multiplied by, and the digits of each metric."""
 _AXES: Mapping[str, str] = {
     "performance": "performance",
     "efficiency": "efficiency",

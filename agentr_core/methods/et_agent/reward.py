@@ -1,11 +1,11 @@
-"""The reward of an episode relative to its group: its correctness, weighed by how few calls it
-made and how briefly it reasoned.
+"""The reward of an episode relative to its group: its correctness times factors that are higher the
+fewer calls it made and the more briefly it reasoned.
 
     reward = correctness * cost(calls) * cost(z(length)) - penalty where the format is invalid
     cost(x) = A / (1 + exp(sigma * (x - mean over the group)))
 
-z is the number of standard deviations from the mean of the group. Source: ET-Agent (arXiv
-2601.06860), efficiency reward.
+z is the number of (population) standard deviations from the mean of the group. Source: ET-Agent
+(arXiv 2601.06860), efficiency reward.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from agentr_core.recipes.et_agent import Counts
 from agentr_core.types import Trajectory
 
 AMPLITUDE = 2.0
-"""A in the cost: a right answer of mean cost is worth 1 with an A of 2, and a quarter with 1, as
-published.
+"""A in the cost: a right answer of mean cost is worth 1 with A = 2, as in the published code, and a
+quarter with A = 1, as in the paper.
 """
 FORMAT_PENALTY = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EfficiencyReward:
-    """The efficiency reward of a curriculum stage, in the form that an objective takes
-    (`objectives.GroupReward`).
+    """The efficiency reward of a curriculum stage, a `job.GroupReward` for group RL.
 
     With `decay`, both sigmas fall linearly to 0 at the last step of the stage, as in the published
-    code; otherwise they stay, as in the paper. `counts` says what costs: tool calls, or steps.
+    code; otherwise they stay the same, as in the paper. `counts` says what costs: tool calls, or
+    steps.
     """
 
     sigma_calls: float
@@ -55,9 +55,11 @@ class EfficiencyReward:
     def rewards(
         self, group: Sequence[Trajectory], *, step: int, steps: int, env: Environment | None = None
     ) -> list[float]:
-        """Return the reward of each episode of a group in a step, counted from 1, of a stage; its
-        present reward is its correctness. Where calls are counted, an episode that does not end
-        with an answer tag is wrong. With `boxed_only`, `env` knows the right answers.
+        """Return the reward of each episode of a group in step `step`, from 1 to `steps`, of a
+        stage. The episode's own reward is its correctness, with two exceptions where calls are
+        counted: an episode that does not end with an answer tag is wrong; with `boxed_only`, an
+        answer without a box is wrong unless `env` finds the last box in a mathematics episode
+        right.
 
         Raises `DataFault` for an episode without token ids, whose length is not known, and
         `ValueError` for a step outside the stage.
@@ -89,8 +91,8 @@ class EfficiencyReward:
     def _correctness(self, episode: Trajectory, env: Environment | None) -> float:
         if self.counts == "steps":
             return episode.reward
-        # An evaluation takes a box among the thoughts for an answer; trained on that, a policy
-        # would learn to guess there and never to answer.
+        # An evaluation takes a box in the thoughts as an answer; if training did so, a policy would
+        # learn to guess in its thoughts and never to answer.
         if not is_answered(episode):
             return 0.0
         if not self.boxed_only or last_box(episode.steps[-1].action) is not None:
@@ -111,17 +113,17 @@ def efficiency_rewards(
     amplitude: float = AMPLITUDE,
     format_penalty: float = FORMAT_PENALTY,
 ) -> list[float]:
-    """Return the reward of each episode of a group, at least `-format_penalty`; a right answer can
-    get more than 1, a wrong one nothing.
+    """Return the reward of each episode of a group, at least `-format_penalty`; with a valid format
+    a right answer can get more than 1, a wrong one gets 0.
 
     Args:
         correctness: in [0, 1].
         calls: how many tool calls were made, or what they cost.
         lengths: tokens of reasoning, without tool results.
         valid: whether the format is valid, that is, `grammar.format_fault` finds nothing.
-        sigma_calls, sigma_length: how much cost counts; 0 ignores it.
+        sigma_calls, sigma_length: how strongly calls and length count; 0 ignores them.
         amplitude: A of both costs.
-        format_penalty: what an invalid format costs.
+        format_penalty: what an invalid format subtracts.
 
     Raises `ValueError` if the lengths of the sequences differ.
     """

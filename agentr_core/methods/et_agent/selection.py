@@ -1,5 +1,5 @@
-"""Which questions a stage of reinforcement learning trains on: those whose rollouts differ most, in
-correctness and in the number of tool calls.
+"""Choose the questions that a stage of reinforcement learning trains on, those whose rollouts
+differ most in correctness and in the number of tool calls; and the trajectories to fine-tune on.
 
 The rollouts of a question are a group of K. Its two objectives, both to be maximised, are the
 dispersion of correctness and that of the number of calls over the group. Questions are taken by
@@ -58,12 +58,10 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 RIGHT_FROM = 0.75
-"""The lowest correctness of a right answer in the filter of mixed groups; where it can only be 0 or
-1, that is 1.
-"""
+"""The lowest correctness at which the filter of mixed groups takes an answer for right."""
 _DIGITS = 12
-"""Digits that dispersions are rounded to: those that are mathematically equal must be equal
-numbers, or one would dominate the other.
+"""Decimal places that dispersions are rounded to: those that are mathematically equal must be equal
+as numbers, or one would dominate the other.
 """
 
 
@@ -84,16 +82,17 @@ class Selection:
 
 
 def select(ids: Sequence[str], correctness: Floats, calls: Floats, n: int, *, mixed_only: bool = True) -> Selection:
-    """Return which `n` questions are trained on; all of them if there are fewer.
+    """Select the `n` questions to train on by Pareto front and crowding distance; all that pass the
+    filter if there are fewer.
 
-    The filter is applied before the choice, so it does not reduce the number chosen. Questions with
-    equal crowding distance are taken by id, so that the order in which they are given does not
-    matter.
+    The filter is applied before the choice, so it does not reduce the number chosen unless too few
+    are left. Questions with equal crowding distance are taken in the order of their ids, so that
+    the order in which they are given does not matter.
 
     Args:
         ids: one for each question, all different.
-        correctness: of each rollout, in [0, 1]; a row for each question.
-        calls: how many tool calls each rollout made; of the same shape.
+        correctness: of each rollout, in [0, 1]; shape (questions, rollouts).
+        calls: how many tool calls each rollout made, or another cost; of the same shape.
         mixed_only: leave out questions whose rollouts are all right or all wrong.
 
     Raises `DataFault` if shapes or ids are wrong.
@@ -108,7 +107,7 @@ def select(ids: Sequence[str], correctness: Floats, calls: Floats, n: int, *, mi
     spread = np.column_stack([dispersion(correctness), dispersion(calls)])
     rank = np.full(len(ids), -1, dtype=np.int64)
     distance = np.full(len(ids), np.nan)
-    # From here on questions stand in the order of their ids, which settles every tie.
+    # From here on questions are in the order of their ids, which settles every tie.
     order = np.argsort(np.asarray(ids, dtype=np.str_), kind="stable")
     if mixed_only:
         order = order[mixed(correctness[order])]
@@ -129,13 +128,13 @@ def select(ids: Sequence[str], correctness: Floats, calls: Floats, n: int, *, mi
 def draw(
     ids: Sequence[str], correctness: Floats, calls: Floats, n: int, *, mixed_only: bool = True, seed: int
 ) -> Selection:
-    """Return `n` questions drawn at random, independent of the order in which they are given: the
+    """Select `n` questions at random, independent of the order in which they are given: the
     baseline for `select`.
 
-    All questions that pass the filter are in front 0, and crowding is not known. Arguments and
-    errors are those of `select`.
+    All questions that pass the filter are in front 0, and crowding is NaN. Arguments and errors are
+    those of `select`.
     """
-    # Selecting all questions gives the dispersions, and shows which the filter leaves.
+    # Selecting all questions gives the dispersions, and shows which ones pass the filter.
     selection = select(ids, correctness, calls, len(ids), mixed_only=mixed_only)
     fit = sorted(np.flatnonzero(selection.selected).tolist(), key=lambda position: ids[position])
     draws = np.random.default_rng(seed).permutation(len(fit))[:n]
@@ -147,8 +146,9 @@ def draw(
 
 
 def reasons(selection: Selection, *, drawn: bool = False) -> list[str]:
-    """Return why each question was chosen or not, as a word: `chosen`; `alike`, which the filter
-    left out; `crowded`, in the front that was cut; `dominated`, in one after it; or `not-drawn`.
+    """Return why each question was chosen or not, as a word: `chosen`; `alike` if the filter left
+    it out; `crowded` if it is in the last front that was used; `dominated` if it is in a later one;
+    with `drawn`, for a selection by `draw`, `not-drawn` in place of these two.
     """
     last = int(selection.rank[selection.selected].max(initial=0))
     words = []
@@ -159,13 +159,13 @@ def reasons(selection: Selection, *, drawn: bool = False) -> list[str]:
 
 
 def dispersion(values: Floats) -> Floats:
-    """Return the population standard deviation of each row; it is the same for permuted rows.
+    """Return the population standard deviation of each row, exactly the same for any order in it.
 
     The published code takes the variance, which gives the same fronts but other crowding distances.
     """
     if not values.size:
         return np.zeros(len(values))
-    # Sorted and measured from the least: whole numbers stay whole, and equal values give 0.
+    # Sorted, minus the least: whole numbers stay whole, and equal values give exactly 0.
     apart = np.sort(values, axis=1)
     apart = apart - apart[:, :1]
     size = values.shape[1]
@@ -175,7 +175,9 @@ def dispersion(values: Floats) -> Floats:
 
 
 def mixed(correctness: Floats) -> NDArray[np.bool_]:
-    """Return which rows have both right answers (at least `RIGHT_FROM`) and wrong ones."""
+    """Return for each row whether it has both right answers (at least `RIGHT_FROM`) and wrong
+    ones.
+    """
     right = correctness >= RIGHT_FROM
     is_mixed: NDArray[np.bool_] = np.logical_xor(right.any(axis=1), right.all(axis=1))
     return is_mixed
@@ -193,9 +195,9 @@ def fronts(points: Floats) -> Ints:
     # Equal points share a front, and `unique` sorts: by the first coordinate, then by the second.
     different, place = np.unique(points, axis=0, return_inverse=True)
     ranks = np.empty(len(different), dtype=np.int64)
-    # In a sweep from the best first coordinate down, a front dominates a point if and only if one
-    # of its points is at least as high. The highest points of the fronts so far decrease from front
-    # to front.
+    # In a sweep from the best first coordinate down, a point is dominated by a front if and only if
+    # a point of that front has at least the same second coordinate. The largest second coordinates
+    # of the fronts so far decrease from front to front.
     lows: list[float] = []
     for position in range(len(different) - 1, -1, -1):
         low = -float(different[position, 1])
@@ -209,8 +211,8 @@ def fronts(points: Floats) -> Ints:
 
 
 def crowding(points: Floats) -> Floats:
-    """Return the crowding distance of each point of a front: the sum over coordinates of the
-    distance between its neighbours, in units of the range.
+    """Return the crowding distance of each point of a front (Deb et al. 2002): the sum over
+    coordinates of the distance between its two neighbours, in units of the coordinate's range.
 
     The distance at the ends of a coordinate is infinite. A coordinate in which all points are equal
     adds nothing. Of equal values the earlier point comes first.
@@ -225,7 +227,7 @@ def crowding(points: Floats) -> Floats:
     return distance
 
 
-# Which episodes a policy is fine-tuned on before reinforcement learning: right answers in the
+# The episodes that a policy is fine-tuned on before reinforcement learning: right answers in the
 # strict format, without a failed call.
 #
 # Source: ET-Agent (arXiv 2601.06860), action-space exploration. Dropping repeated texts and capping
@@ -239,17 +241,18 @@ Episode = tuple[str, Trajectory]
 def fit_for_tuning(
     episodes: Iterable[Episode], *, per_question: int, seed: int, in_tags: Collection[str] | None = None
 ) -> FilterResult[Episode]:
-    """Return the episodes to train on, in order, and a rejection with its reason for each of the
-    others. Of episodes with one text, the first is kept.
+    """Return the episodes to train on, in the order given, and a rejection with its reason for each
+    of the others. Of episodes with the same text, the first is kept.
 
     Reasons are `wrong-answer`, `format`, `failed-call`, `refused-call` (of a tool that does not
     exist or is used up), `duplicate` and `question-cap`.
 
     Args:
-        per_question: the most episodes of an instance, drawn by `seed`; 0 keeps all. A draw keeps
-            long and short ones alike, since fine-tuning should widen behaviour.
-        in_tags: the ids of episodes that must keep the format and have no refused call; None: all.
-            The others are from worlds in turns, where a refused action is a step like any other.
+        per_question: the most episodes of an instance, drawn by `seed`; 0 keeps all. They are drawn
+            whatever their length, since fine-tuning should widen behaviour.
+        in_tags: the ids of episodes that must keep the tag format and have no refused call; None:
+            all. The others are from worlds whose episodes alternate replies and observations, where
+            a refused action is a step like any other.
     """
     sound: list[Episode] = []
     rejected: list[Rejection] = []
@@ -282,7 +285,9 @@ def fit_for_tuning(
 
 
 def _fault(trajectory: Trajectory, tagged: bool) -> tuple[str, str]:
-    """Return why an episode is not trained on, with details; empty texts where it is."""
+    """Return the reason why an episode is not trained on, and details; two empty strings if it
+    is.
+    """
     if not trajectory.success:
         return "wrong-answer", f"reward {trajectory.reward:g}, stopped by {trajectory.stop}"
     if tagged and (fault := strict_fault(text_of(trajectory))):
@@ -300,13 +305,13 @@ def _reject(subject: str, reason: str, detail: str) -> Rejection:
     return Rejection(stage=RFT, subject=subject, reason=reason, detail=detail)
 
 
-# Selection for fine-tuning: trajectories of an iteration's flywheel that are fit become samples;
-# all others are stored as rejections.
+# Selection for fine-tuning: suitable trajectories of an iteration's flywheel become samples; all
+# others are stored as rejections.
 
 
 async def select_rft(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Make the samples of an iteration from its flywheel; return how many there are, and how many
-    trajectories are not trained on.
+    """Make and store the samples of an iteration from its flywheel; return the numbers of `samples`
+    and of `rejected` trajectories.
 
     Families that an error stopped contribute the members that they have.
     """
@@ -321,8 +326,8 @@ async def select_rft(place: Workplace, iteration: int) -> dict[str, Any]:
                 if isinstance(manner_of(worlds.of(member.instance), member.instance), TaggedForm)
             }
         result = fit_for_tuning(
-            # Of equal texts the first is kept and its tokens are trained on, so ids, which contain
-            # the run, must not order them.
+            # Of equal texts the first is kept and its tokens are trained on. Ordered by ids, which
+            # contain the run, this would depend on the run.
             sorted(members.items(), key=lambda member: [step.token_ids for step in member[1].steps]),
             per_question=place.recipe.et_agent.rft.per_question,
             seed=derive_seed(place.recipe.seed, RFT, iteration),
@@ -345,13 +350,13 @@ ROLLOUT = "rollout"
 
 
 async def rollout(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Play the missing rollouts of an iteration; those of another run with the same inputs are
-    copied.
+    """Play the missing rollouts of an iteration; copy those that another run with the same inputs
+    has. Return the number of `rollouts`, and of those attempted now (`new`).
 
     Raises:
         ErrorBudgetSpent: more episodes failed than the recipe allows; what was played is kept.
         DataFault: training and test instances overlap, or the policy is missing.
-        WorkerLost: workers were lost again and again; what came back is kept.
+        WorkerLost: one worker after another was lost; what they returned is kept.
     """
     instances = await separate_instances(place, iteration)
     recipe, iteration_id, policy = place.recipe, place.iteration_id(iteration), place.policy(iteration)
@@ -384,7 +389,7 @@ async def rollout(place: Workplace, iteration: int) -> dict[str, Any]:
 def check_counts(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
     """Raise `ConfigError` if the curriculum does not suit the world: it has a cost for a tool that
     the world lacks, wants boxed answers where there are no questions, or counts calls in a world
-    whose episodes are turns.
+    whose episodes are not one growing turn.
     """
     tools, costs = env.tools if isinstance(env, ReasoningWorld) else None, recipe.et_agent.curriculum.call_costs
     if tools is not None and (unknown_tools := sorted(costs.keys() - set(tools))):
@@ -403,7 +408,7 @@ def check_counts(recipe: Recipe, env: Environment, instances: Sequence[Instance]
         )
 
 
-# The selection in a curriculum stage: chooses the questions to train on by their rollouts.
+# The selection in a curriculum stage: the questions to train on are chosen by their rollouts.
 
 SELECT = "select"
 _LEFT_OUT: Mapping[str, Any] = MappingProxyType(
@@ -412,8 +417,8 @@ _LEFT_OUT: Mapping[str, Any] = MappingProxyType(
 
 
 async def select_questions(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Choose the questions of an iteration by its rollouts, and store the outcome for each. A
-    stored selection is not changed.
+    """Choose the questions of an iteration by its rollouts, and store the outcome for each, unless
+    a selection is stored already. Return the numbers of `questions` and of those `selected`.
 
     Raises `DataFault` when no question can be trained on.
     """
@@ -438,10 +443,10 @@ async def select_questions(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 def chosen_of(outcomes: Sequence[RolloutOutcome], config: CurriculumConfig, *, seed: int) -> list[SelectionOutcome]:
-    """Return the outcome for each question, in the order of the rollouts.
+    """Return the outcome of the selection for each question, in the order of their first rollouts.
 
-    A question with a rollout that failed for good is left out, because dispersions over different
-    numbers of rollouts cannot be compared.
+    A question with a rollout that failed for good is not chosen (reason `incomplete`), because
+    dispersions over different numbers of rollouts cannot be compared.
     """
     groups: defaultdict[str, list[RolloutOutcome]] = defaultdict(list)
     for outcome in outcomes:

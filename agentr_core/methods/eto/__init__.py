@@ -1,5 +1,5 @@
-"""ETO: the expert's episodes, exploration, pairs of failure and success, preference training; and
-its baselines.
+"""ETO: clone the expert, let the policy explore, pair its failures with successes, and train on
+these preferences; also the paper's baselines.
 
 Source: arXiv 2403.02502.
 """
@@ -39,22 +39,22 @@ from agentr_core.runtime.place import Acting, Demand, Funnel, Method, Plan, Stag
 
 # A forecast of what an exploration of a recipe's size would yield with a given policy.
 #
-# A pair needs two episodes of one instance with different rewards, which are assumed to be 0 and 1.
+# A pair needs two episodes of one instance with different rewards, which are assumed to be 0 or 1.
 
 
 def acting(recipe: Recipe) -> Acting:
-    """Return how the policy acts in an exploration."""
+    """Return how the policy acts in an exploration: sampling, step limit and `repeats`."""
     explore = recipe.eto.explore
     sampling = sampling_of(explore)
     return Acting(sampling=sampling, max_steps=explore.max_steps, repeats=explore.repeats)
 
 
 def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
-    """Return what the first exploration would yield, and whether ETO can learn from it.
+    """Forecast what the first exploration would yield, and whether ETO can learn from it.
 
-    The expert is assumed to win wherever the environment has one. Without one, pairs are the
-    policy's own. Pairs by steps, from trees or from a file are not forecast: they are counted as
-    whole episodes of the exploration.
+    If the environment has an expert, it is assumed to win every instance; without one, or with
+    `eto.preferences.against: own`, what counts is the policy's own pairs. Whatever level and source
+    the recipe names, pairs are counted as pairs of whole episodes of the exploration.
     """
     eto, rates = recipe.eto, headroom.rates
     episodes = eto.explore.greedy + eto.explore.samples
@@ -102,10 +102,10 @@ _FUNNELS: dict[Phase, Funnel] = {
 }
 
 
-# The baselines (SFT, RFT) and the variant without an expert are other orders of the same
-# iterations, so that resume, evaluation and report know nothing of them.
+# The baselines (SFT, RFT) and the variant without an expert are other sequences of the same phases,
+# so that resuming, evaluation and reports need no special cases.
 def phase_of(eto: EtoConfig, iteration: int) -> Phase:
-    """Return the phase of an iteration, counted from 1: what it trains on."""
+    """Return the phase of an iteration, counted from 1, which says what it trains on."""
     return in_iteration(eto.phases, iteration)
 
 
@@ -151,7 +151,7 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
             + (" from every step of the expert" if recipe.eto.preferences.level != "trajectory" else "")
         )
     data, training = recipe.data, recipe.training
-    # What supervised iterations may have and iterations `dpo` do without.
+    # Settings that supervised iterations read and iterations of phase `dpo` do not.
     settings = {
         "data.general": data.general.share > 0,
         "data.replay": data.replay,
@@ -165,8 +165,8 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
 
 
 def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Demand]:
-    """Return the most that an iteration asks of models, by purpose, as if an expert's episode had
-    no more steps than an exploration may have.
+    """Return upper bounds on what an iteration asks of models, by purpose (`think`, `explore`). An
+    expert's episode is assumed to have at most `eto.explore.max_steps` steps.
     """
     eto, explore = recipe.eto, recipe.eto.explore
     requests = {}

@@ -1,12 +1,12 @@
-"""Which trajectories are compared with each other, and which part of each is trained on. Source:
-ETO section 3.2.
+"""Explore with the policy, and compare trajectories to make preference pairs. Source: ETO section
+3.2. The part of each trajectory that is trained on:
 
     instruction, acknowledgement, observation, shared steps | later replies | later observations
     in both sides, never trained                            | trained       | never trained
 
-Both sides end with a reply. A losing side is cut a few steps after the length of the better one,
-because the log-probability of a trajectory is a sum over its tokens: a failure that goes on and on
-would outweigh everything else.
+Both sides end with a reply. A losing side, unless it is the expert's, is cut to at most
+`eto.preferences.extra_rounds` steps more than the better one has: the log-probability of a
+trajectory is a sum over its tokens, so a very long failure would outweigh everything else.
 """
 
 from __future__ import annotations
@@ -62,21 +62,21 @@ EXPLORE = "explore"
 
 
 def check_state(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
-    """Raise `ConfigError` when episodes should end where they repeat themselves and the world does
-    not tell its state.
+    """Raise `ConfigError` if `eto.explore.repeats` is set and the environment does not report its
+    state, which tells whether an episode repeats itself.
     """
     if recipe.eto.explore.repeats:
         require_state(env, "eto.explore.repeats")
 
 
 def exploration(place: Workplace, iteration: int, instances: Sequence[Instance]) -> dict[str, EpisodePlan]:
-    """Return the episodes of an iteration's exploration by trajectory id.
+    """Return the plans of an iteration's exploration, by trajectory id.
 
-    Number 0 of an instance is greedy, the others are sampled. Where replies are compared step by
-    step, each episode is played from every step of the expert's, or from
-    `eto.preferences.forced_steps` of these, spread evenly.
+    Episode 0 of an instance is greedy, the others are sampled. Unless `eto.preferences.level` is
+    `trajectory`, they are repeated from every position in the expert's best episode of the
+    instance, if there is one, or from `eto.preferences.forced_steps` positions spread evenly.
 
-    Raises `DataFault` without a policy.
+    Raises `DataFault` if there is no policy.
     """
     iteration_id = place.iteration_id(iteration)
     collector = place.collector(iteration)
@@ -111,27 +111,26 @@ def exploration(place: Workplace, iteration: int, instances: Sequence[Instance])
 
 async def explore(place: Workplace, iteration: int) -> dict[str, Any]:
     """Play the missing episodes of an iteration's exploration; those of another run with the same
-    inputs are copied.
+    inputs are copied. Return the numbers of planned `episodes`, of `new` ones, and of `successes`.
 
     Raises:
+        ConfigError: `data.scoring` names no existing scoring, or one that lacks an episode.
         ErrorBudgetSpent: more episodes failed than the recipe allows; what was played is kept.
         DataFault: training and test instances overlap, or the policy is missing.
-        WorkerLost: workers were lost again and again; what came back is kept.
+        WorkerLost: the cluster lost one worker after another; finished episodes are kept.
     """
     return (await _explore(place, iteration))[0]
 
 
 async def explore_and_keep(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Play the missing episodes of an iteration's exploration, and keep its successes as samples.
-    Raises as `explore`.
-    """
+    """Do the same as `explore`, and store its successes as samples. Raises as `explore`."""
     summary, successes = await _explore(place, iteration)
     place.store.write(whole_rows(place, iteration, successes, stage=EXPLORE))
     return summary
 
 
 async def _explore(place: Workplace, iteration: int) -> tuple[dict[str, Any], dict[str, Trajectory]]:
-    """Return the summary of an exploration, and its successes by id."""
+    """Play an exploration; return its counts, and its successful episodes by trajectory id."""
     check_scoring(place)
     plans = exploration(place, iteration, await separate_instances(place, iteration))
     plan_rollouts(place, iteration, plans, stage=EXPLORE)
@@ -154,12 +153,12 @@ async def _explore(place: Workplace, iteration: int) -> tuple[dict[str, Any], di
 STAGE = "preferences"
 
 Made = tuple[tuple[Preference, ...], tuple[Rejection, ...]]
-"""Preferences, and a rejection for each trajectory or pair that made none."""
+"""Preferences, and rejections of the trajectories and pairs that became none."""
 
 
 class StoredTrajectory(NamedTuple):
-    """A stored trajectory with its id. Its first `forced` steps are the expert's; then the policy
-    took over.
+    """A stored trajectory with its id. Its first `forced` steps are the expert's, the others the
+    policy's.
     """
 
     id: str
@@ -168,7 +167,9 @@ class StoredTrajectory(NamedTuple):
 
 
 class _Side(NamedTuple):
-    """The trained part of a trajectory: its steps from `shared` up to, not including, `end`."""
+    """One side of a pair: the first `end` steps of a trajectory, of which those from `shared` on
+    are trained.
+    """
 
     played: StoredTrajectory
     shared: int
@@ -184,12 +185,11 @@ def preference_id(preference: Preference) -> str:
 def against_expert(
     expert: StoredTrajectory | None, rollouts: Sequence[StoredTrajectory], env: Environment, config: PreferencesConfig
 ) -> Made:
-    """Return the preferences that result from comparing each episode of an instance with the
-    expert's.
+    """Compare each episode of an instance with the expert's; return the preferences and rejections.
 
-    The episode with the higher reward is chosen: the expert's when the policy lost, the policy's
-    when it won; a tie makes no preference. With `config.level` `step` only the two replies at the
-    fork are compared; `mixture` makes both kinds.
+    The side with the higher reward is chosen; a gap of at most `config.margin` makes no preference.
+    With `config.level` `step`, only the replies with which the policy and the expert continue after
+    the forced steps are compared; `mixture` makes preferences of both kinds.
     """
     if expert is None:
         detail = "there is no expert trajectory of its instance"
@@ -236,10 +236,10 @@ def against_expert(
 
 
 def among_own(rollouts: Sequence[StoredTrajectory], env: Environment, config: PreferencesConfig) -> Made:
-    """Return the one preference of an instance's episodes: the best, shortest first, against the
-    worst.
+    """Return at most one preference from the episodes of an instance: the best against the worst,
+    the shortest of each where rewards are equal; and the rejections.
 
-    Source: ETO table 5, which does without an expert.
+    Source: ETO table 5, the variant without an expert.
     """
     candidates = [rollout for rollout in rollouts if rollout.trajectory.steps]
     silent = tuple(_reject(p.id, "no-agent-turn") for p in rollouts if not p.trajectory.steps)
@@ -258,11 +258,12 @@ def among_own(rollouts: Sequence[StoredTrajectory], env: Environment, config: Pr
 
 
 def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig, tree_id: str) -> Made:
-    """Return a preference for each fork of a search tree whose branches differ in their mean
-    reward.
+    """Return a preference for each fork of a search tree whose branches differ in mean reward, and
+    the rejections.
 
-    The best path through the best branch is chosen, the worst through the worst branch rejected;
-    what comes before the fork belongs to the prompt. A branch without an ended path does not count.
+    Chosen is the best path through the branch with the highest mean reward, rejected the worst path
+    through the one with the lowest; their rewards must differ by more than `config.margin`. The
+    steps before the fork belong to the prompt. Branches without an ended path are ignored.
 
     Args:
         paths: all leaf paths of one tree, whose id is `tree_id`.
@@ -316,8 +317,8 @@ def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig, 
 
 
 def distinct(preferences: Iterable[Preference]) -> Made:
-    """Return the first of any preferences that read the same, and a rejection for each of the
-    others.
+    """Return the first of all preferences with the same two conversations, and a rejection for each
+    other one; repeats with the same id are dropped without a rejection.
     """
     first: dict[tuple[str, str], Preference] = {}
     rejections = []
@@ -331,8 +332,10 @@ def distinct(preferences: Iterable[Preference]) -> Made:
 
 
 def capped(preferences: Sequence[Preference], per_instance: int) -> Made:
-    """Return at most `per_instance` preferences of each instance, the widest margin first; 0 keeps
-    all.
+    """Keep the `per_instance` preferences of each instance that have the widest reward margins, in
+    the given order, and return them and the rejections of the others.
+
+    With 0, all are kept; preferences without an instance are kept in any case.
     """
     if not per_instance:
         return tuple(preferences), ()
@@ -367,7 +370,9 @@ def _unequal(reference: StoredTrajectory, episode: StoredTrajectory, margin: flo
 
 
 def _side(episode: StoredTrajectory, better: int | None = None, config: PreferencesConfig | None = None) -> _Side:
-    """Return a whole trajectory as a side, cut if it lost to one of `better` steps."""
+    """Return a trajectory, trained from its first step, as one side of a pair. If it lost, `better`
+    is the length of the better side, and it is cut to `config.extra_rounds` steps more than that.
+    """
     length = len(episode.trajectory.steps)
     end = length if better is None or config is None else min(length, better + config.extra_rounds)
     return _Side(episode, shared=0, end=end, origin=Provenance(split=0, extra={"trajectory": episode.id}))
@@ -409,16 +414,16 @@ def _reject(subject: str, reason: str, detail: str = "") -> Rejection:
     return Rejection(stage=STAGE, subject=subject, reason=reason, detail=detail)
 
 
-# Preferences: the trajectories of an iteration, compared with each other and stored as pairs of
-# samples.
+# Preferences: compare the trajectories of an iteration, and store pairs of samples.
 
 
 async def prefer(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Make the preferences of an iteration; return how many there are of each kind, and how many
-    were rejected.
+    """Make and store the preferences of an iteration; return how many there are of each case, and
+    how many trajectories and pairs were `rejected`.
 
     Raises:
-        ConfigError: the run whose trees are wanted is missing, or has none.
+        ConfigError: `eto.preferences.trees` matches no run, several runs, or one without finished
+            trees of the recipe's environments; or `data.scoring` is unusable.
         DataFileError: the file of pairs is malformed.
         DataFault: training and test instances overlap.
     """
@@ -444,7 +449,7 @@ async def prefer(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 def check_pairs(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
-    """Raise `DataFileError` when the file of pairs that a recipe names is malformed."""
+    """Raise `DataFileError` if the recipe takes its pairs from a file and this is malformed."""
     if recipe.eto.preferences.source == "file":
         _of_file(recipe, env)
 
@@ -464,7 +469,7 @@ def _make(place: Workplace, iteration: int) -> Made:
     iteration_id = place.iteration_id(iteration)
 
     def stamp(sample: Sample) -> Sample:
-        # A file or tree may serve several iterations.
+        # Several iterations may use the same file or tree; their samples need different ids.
         origin = replace(sample.provenance, extra={**sample.provenance.extra, "iteration": iteration_id})
         return replace(sample, provenance=origin)
 
@@ -500,8 +505,8 @@ def _of_episodes(place: Workplace, iteration: int, worlds: Worlds) -> Made:
     if config.against == "own":
         parts += [among_own(episodes, worlds.of(owners[key]), config) for key, episodes in by_instance.items()]
         return _join(parts)
-    # The expert's rewards are those of the world, whatever scores the policy: each run plays it
-    # anew, so that no scoring of another run could name its episodes.
+    # `data.scoring` does not apply to the expert: each run plays the expert itself, so a scoring of
+    # another run's episodes cannot contain these.
     experts = {
         expert.instance.key: StoredTrajectory(key, expert)
         for key, expert in best_expert_episodes(place, iteration).values()

@@ -1,4 +1,4 @@
-"""ETO's part of a report, read from the store."""
+"""ETO's sections of a report, made from the store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agentr_core.types import PreferenceCase
 
 TITLE = "Preference pairs"
 _END = 5
-"""Optimizer steps that count as the end of a training."""
+"""The number of last optimizer steps whose mean stands for the end of a training."""
 _CASES: Final[Mapping[str, str]] = {
     PreferenceCase.LOSE: "the policy got less than the expert",
     PreferenceCase.WIN: "the policy got more than the expert",
@@ -31,15 +31,16 @@ _CASES: Final[Mapping[str, str]] = {
     PreferenceCase.TREE: "two branches of a tree",
     PreferenceCase.FILE: "a ready pair",
 }
-"""What the names of cases mean."""
+"""What each case of a preference pair means, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferenceRecord:
     """The preference pairs of an iteration, and how training on them went.
 
-    `margins` counts pairs by reward margin, in bins of a tenth named by their lower ends; `cut`
-    counts those whose rejected side was cut.
+    `kinds` counts pairs by case, `rejected` counts rejections by reason. `margins` counts pairs by
+    reward margin, in bins of width 0.1 keyed by their lower bounds; `cut` is the number of pairs
+    whose rejected side was cut. `steps` are the optimizer steps, in order.
     """
 
     kinds: Counts
@@ -50,7 +51,7 @@ class PreferenceRecord:
 
 
 def preferences(record: PreferenceRecord) -> Section:
-    """Return the section of an iteration that made preference pairs."""
+    """Return the section on an iteration's preference pairs and the training on them."""
     note = "Rewards are the environment's; an implicit reward is beta times the log-ratio of policy and reference."
     cases = {": ".join(filter(None, (kind, _CASES.get(kind)))): count for kind, count in record.kinds.items()}
     blocks: list[Block] = [iteration.counts("What made the difference", "Pairs", cases)]
@@ -75,7 +76,7 @@ def preferences(record: PreferenceRecord) -> Section:
         caption = f"{name} of the chosen (solid) and the rejected sides (dashed) by optimizer step."
         blocks.append(Figure(plots.curves({"chosen": chosen, "rejected": rejected}, caption), caption))
     if record.steps:
-        # The first and last steps and some in between; batches differ, so single numbers scatter.
+        # The first step, the last one, and three in between.
         places = sorted({round(part * (len(record.steps) - 1) / 4) for part in range(5)})
         rows = (
             Row(
@@ -107,7 +108,7 @@ def preferences(record: PreferenceRecord) -> Section:
 
 
 def preferences_of_run(records: Mapping[int, PreferenceRecord]) -> Section:
-    """Return the section of a run whose iterations made preference pairs."""
+    """Return the section on the preference pairs of a run, given its records by iteration."""
     rows = []
     for number, record in records.items():
         end = record.steps[-_END:]
@@ -148,7 +149,7 @@ def preferences_of_run(records: Mapping[int, PreferenceRecord]) -> Section:
 
 
 def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
-    """Return the counts of each stage that an iteration has, from episodes to trained rows."""
+    """Return the funnel from episodes to trained rows: a count for each stage of the iteration."""
     source, names = place.source_id(iteration), {stage.name for stage in place.plan(iteration).stages}
     stages: list[FunnelStage] = []
     if DEMONSTRATE.name in names:
@@ -184,14 +185,14 @@ def preference_record(place: Workplace, iteration: int) -> PreferenceRecord | No
 
 
 def pair_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
-    """Return the section on the pairs of an iteration; none if it makes no pairs."""
+    """Return the section on the pairs of an iteration; () if it does not train on pairs."""
     record = preference_record(place, iteration)
     return () if record is None else (preferences(record),)
 
 
 def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
-    """Return the section on pairs and their training over all iterations up to one; none without a
-    pair.
+    """Return the section on pairs and the training on them over iterations 1 to `iteration`; () if
+    none of them trains on pairs.
     """
     by_iteration = {number: preference_record(place, number) for number in range(1, iteration + 1)}
     records = {number: record for number, record in by_iteration.items() if record is not None}

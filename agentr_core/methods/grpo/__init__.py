@@ -26,14 +26,14 @@ from agentr_core.recipes.grpo import grpo_faults
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.place import Method, Plan, imported
 
-# A forecast of what groups of a recipe's size would yield with a given policy.
+# A forecast of how many groups of a recipe's size would have contrast with a given policy.
 
 
 def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
-    """Return what the groups of an iteration would yield, were all instances drawn equally often,
-    and whether GRPO can learn from it. A curriculum finds more.
+    """Return how many of an iteration's groups would have contrast if all instances were drawn
+    equally often, and whether GRPO can learn from that. A curriculum finds more.
 
-    Groups that are all won or all lost have no advantage.
+    Groups that are all won or all lost have advantages of 0.
     """
     size = recipe.grpo.num_generations
     groups = recipe.grpo.steps * recipe.grpo.groups

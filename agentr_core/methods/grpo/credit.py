@@ -1,5 +1,5 @@
-"""Which advantage each step of a group has (`grpo.credit`), and how far that agrees with where the
-steps led.
+"""Assign an advantage to each step of a group's episodes (`grpo.credit`), and measure how far that
+agrees with where the steps led.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from agentr_core.training.group.advantages import (
 
 
 def with_credit(groups: Sequence[Group], grpo: GrpoConfig, store: Store, iteration_id: str, step: int) -> list[Group]:
-    """Return the groups of a step with the advantage of each step of their episodes; as they are if
-    that is the episode's.
+    """Return the groups of a training step with `Group.credit` set: the advantage of each step of
+    each episode. With `grpo.credit: episode` they are returned unchanged.
 
     Raises:
-        DataFault: steps were stored without the states that are to be compared.
+        DataFault: with `states` or `graph`, steps were stored without their state keys.
         TrainingFault: with `graph`, keys do not tell states apart.
     """
     if grpo.credit == "episode":
@@ -59,8 +59,8 @@ def with_credit(groups: Sequence[Group], grpo: GrpoConfig, store: Store, iterati
 
 
 def step_advantages(group: Group, grpo: GrpoConfig) -> Sequence[Sequence[float]]:
-    """Return the advantage of each step of each episode of a group that has its credit, without
-    what a scorer adds to that of its tokens.
+    """Return the advantage of each step of each episode of a group from `with_credit`. What a
+    scorer adds to the advantages of single tokens is not included.
     """
     if group.credit is not None:
         return group.credit
@@ -71,24 +71,30 @@ def step_advantages(group: Group, grpo: GrpoConfig) -> Sequence[Sequence[float]]
 
 
 def episode_advantages(group: Group, grpo: GrpoConfig) -> list[float]:
-    """Return the advantage of each episode of a group: 0 where a scorer alone teaches."""
+    """Return the advantage of each episode of a group; 0 for all if only a scorer's term is trained
+    on (`grpo.distil.advantage: none`).
+    """
     if grpo.distil is not None and grpo.distil.advantage == "none":
         return [0.0] * len(group.episodes)
     return advantages(group.compared, scale=grpo.scale_rewards)
 
 
 def teaches(group: Group, grpo: GrpoConfig) -> bool:
-    """Return whether any step of a group that has its credit has an advantage, or a scorer gives
-    one to its tokens.
+    """Return whether a group from `with_credit` is trained on: some step has an advantage other
+    than 0, or there is a scorer.
     """
     return grpo.distil is not None or any(map(any, step_advantages(group, grpo)))
 
 
 def credit_measures(groups: Sequence[Group], grpo: GrpoConfig) -> dict[str, float | None]:
-    """Return how far the credit of a step's groups agrees with where their steps led, as columns of
-    table rl_step; each None where it does not apply, and all if states are not known.
+    """Return how far the credit of a training step's groups agrees with where their steps led, by
+    column of table rl_step; None where a measure does not apply, and for all if a state is unknown.
 
-    A step helps if it is the first of a shortest way to a reward that its group found.
+    `compared_share` is the share of sampled steps whose state another sampled step of the group
+    shares. `praised_unhelpful` is the share of steps with a positive advantage that do not help,
+    `punished_helpful` that of steps with a negative one that do; a step helps if it begins a
+    shortest way to a reward that its group found. `state_conflicts` is the share of actions, taken
+    again in a state, that led to another state than before.
     """
     episodes = (episode for group in groups for episode in group.episodes.values())
     if grpo.states.key == "world" and any(step.state_key is None for episode in episodes for step in episode.steps):
@@ -128,8 +134,12 @@ def credit_measures(groups: Sequence[Group], grpo: GrpoConfig) -> dict[str, floa
 def _state_credit(
     group: Group, of_episodes: Sequence[Sequence[Edge]], earlier: Sequence[Edge], grpo: GrpoConfig
 ) -> list[list[float]]:
-    """Return the advantages of `states` or `graph`. Steps that were given are edges of the graph,
-    and are not compared.
+    """Return the advantage of each step of each episode with `grpo.credit: states` or `graph`.
+    Steps that were given, not sampled, are edges of the graph but are not compared.
+
+    Args:
+        of_episodes: the edges of the steps of each episode.
+        earlier: edges of earlier steps of the run, for the graph.
     """
     discount = grpo.states.discount
     worths: list[list[float | None]]
@@ -163,8 +173,8 @@ def _agreement(of_episodes: Sequence[Sequence[Edge]]) -> Agreement:
 
 
 def check_keys(agreements: Iterable[Agreement], step: int) -> None:
-    """Raise `TrainingFault` if more actions, repeated in a state, led elsewhere than a world's
-    state may leave out: then distances between states mean nothing.
+    """Raise `TrainingFault` if, of the actions taken again in a state, a larger share than
+    `MOST_ELSEWHERE` led to another state than before: then distances between states mean nothing.
     """
     agreement = Agreement(0, 0)
     for of_group in agreements:
@@ -180,8 +190,8 @@ def check_keys(agreements: Iterable[Agreement], step: int) -> None:
 def stored_edges(
     store: Store, iteration_id: str, instances: Iterable[str], step: int, grpo: GrpoConfig
 ) -> dict[str, list[Edge]]:
-    """Return the edges of what the run stored before a step, by instance. Steps that were stored
-    without their states are left out.
+    """Return the edges of all steps that the run stored on the instances before training step
+    `step`, by instance key. Steps that were stored without their states are left out.
     """
     edges: defaultdict[str, list[Edge]] = defaultdict(list)
     for stored_step in load_steps(store, iteration_id, sorted(instances), until=step - 1):

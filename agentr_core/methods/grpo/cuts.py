@@ -1,4 +1,4 @@
-"""Where a failed episode is cut that a group goes on from (`grpo.revision_cut`)."""
+"""Choose where to cut the failed episodes that groups go on from (`grpo.revision_cut`)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from agentr_core.types import Generation, Question, Rejection, Request, Trajecto
 
 STAGE = "reinforce"
 AT_START = "error-at-the-start"
-"""Why a group begins at the start in place of going on: the first step is the one to undo."""
+"""The reason of a rejection when the first step is the one to undo, so that the group begins at the
+start.
+"""
 _MOST = 512
-"""Episodes that are judged at once."""
+"""The maximum number of episodes that are judged at once."""
 
 
 def largest_drop(group: Sequence[Trajectory], number: int) -> int | None:
-    """Return the position of the step of an episode of a group at which the mean reward of the
-    episodes with its actions and observations so far falls most; of equal ones the first, None if
-    it falls nowhere.
+    """Return the position of the step at which the value falls most in episode `number` of a group,
+    the first of several; None if it falls nowhere. The value is the mean reward of the episodes
+    that have the same actions and observations up to there (`sibling_advantages`).
     """
     rewards = [episode.reward for episode in group]
     changes = sibling_advantages(group, rewards, scale="none")[number]
@@ -37,13 +39,14 @@ def largest_drop(group: Sequence[Trajectory], number: int) -> int | None:
 async def cuts_of(
     place: Workplace, iteration: int, failures: Mapping[str, Trajectory], helper: Helper, writer: Writer, *, seed: int
 ) -> dict[str, int]:
-    """Return after how many steps failed episodes are cut, by the id of the trajectory; those to be
-    cut at random are left out.
+    """Return how many first steps of each failed episode to keep, by the id of its trajectory;
+    episodes to be cut at random are left out.
 
-    What is not cut before an error of its own is stored as a rejection, and so are the judge's
-    replies: no question is asked twice in an iteration.
+    Episodes for which no cut is found, or whose first step is the one to undo, are stored as
+    rejections. The judge's replies are stored too, so that no question is asked twice in an
+    iteration.
 
-    Raises as `run_all` and `Helper`.
+    Raises `ErrorBudgetSpent` and `UserError` as `run_all` does, if the judge is asked.
     """
     by = place.recipe.grpo.revision_cut
     if by == "random":
@@ -88,8 +91,9 @@ async def cuts_of(
 async def first_errors(
     place: Workplace, iteration: int, failures: Mapping[str, Trajectory], helper: Helper, writer: Writer, *, seed: int
 ) -> dict[str, int | None]:
-    """Return the position of the first error that the judge names in each episode, None where it
-    names none; episodes that could not be judged are left out. Raises as `cuts_of`.
+    """Return the position of the first error that the judge names in each episode, by the id of its
+    trajectory, None where it names none; episodes that could not be judged are left out. Raises as
+    `cuts_of`.
     """
     iteration_id, config = place.iteration_id(iteration), place.recipe.critique
     answers = {edit.edit_id: edit.answer for edit in load_edits(place.store, iteration_id)}

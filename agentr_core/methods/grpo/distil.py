@@ -1,4 +1,4 @@
-"""The scores of the tokens that the policy sampled (`grpo.distil`), stored before they train it."""
+"""Score the tokens that the policy sampled, and store the scores (`grpo.distil`)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ from agentr_core.training.job import OnlineJob
 from agentr_core.types import Rejection, Step, Trajectory
 
 Scores = Mapping[str, Mapping[int, tuple[float, ...]]]
-"""A scorer's log-probabilities of the tokens of replies, by trajectory and position of the step."""
+"""A scorer's log-probabilities of the tokens of each reply, by id of the trajectory, then by
+position of the step.
+"""
 _log = logging.getLogger(__name__)
 
 
 def row_of(reading: Reading, steps: Sequence[Step], renderer: Renderer) -> PolicyRow:
-    """Return what a scorer reads as tokens. The advantages of those that are scored are the
-    positions of their steps in the episode, whose steps are given. Raises as `policy_row`.
+    """Return a reading as a token row. In place of an advantage, each token to be scored has the
+    position of its step in the episode; `steps` are all steps of that episode. Raises as
+    `policy_row`.
     """
     read_steps = [steps[position] for position in reading.positions]
     positions = list(map(float, reading.positions))
@@ -35,11 +38,12 @@ def row_of(reading: Reading, steps: Sequence[Step], renderer: Renderer) -> Polic
 
 
 class Scoring:
-    """The scores of a training; its scorer is loaded when it is first needed. `close` it.
+    """Computes the scores of a training, with a scorer that is loaded when it is first needed and
+    freed by `close`.
 
     Args:
         job: the training, whose settings ask for a scorer.
-        renderer: that of the model which is trained.
+        renderer: the renderer of the model that is trained.
     """
 
     def __init__(self, place: Workplace, job: OnlineJob, renderer: Renderer) -> None:
@@ -49,12 +53,13 @@ class Scoring:
         self._scorer: Scorer | None = None
         self._experts: dict[str, list[Trajectory]] = {}
 
-    # One transaction for a step: what is computed again after an interruption is computed in the
-    # same batches, which decide the last bits.
+    # All scores of a step are stored in one transaction: after an interruption they are computed
+    # again in the same batches, on which the last bits depend.
     async def scores(self, groups: Sequence[Group], step: int, worlds: Worlds) -> Scores:
-        """Return the scores of the groups of a step, stored ones or new ones, which are then
-        stored. Replies that do not fit into the scorer's context with what it is told have none,
-        nor have those of instances without an expert's episode to tell.
+        """Return the scores of the groups of a training step: those of the store if it has any,
+        else new ones, which are then stored. Left out are replies whose reading does not fit into
+        the scorer's context and, with `context: expert`, those of instances without an expert's
+        episode.
 
         Raises `ConfigError` if the scorer has another tokenizer, and `ModelDirectoryError` if it
         cannot be loaded.
@@ -85,11 +90,11 @@ class Scoring:
         return scores
 
     def rows(self, group: Group, worlds: Worlds, others: Sequence[Trajectory] = ()) -> Iterator[tuple[str, PolicyRow]]:
-        """Yield what the scorer reads of the episodes of a group as tokens (`row_of`), each with
-        the id of its trajectory. An expert that fails its own replay is stored as a rejection.
+        """Yield the readings of the episodes of a group as token rows (`row_of`), each with the id
+        of its trajectory. An expert that fails its own replay is stored as a rejection.
 
         Args:
-            others: with `context: records`, all episodes of the instance that may be told.
+            others: with `context: records`, all episodes of the instance that the scorer may read.
         """
         env, instance, experts = worlds.of(group.instance), group.instance, self._experts
         if self._distil.context == "expert":

@@ -1,10 +1,10 @@
-"""What a scorer reads of the policy's episodes (`grpo.distil`).
+"""The conversations in which a scorer reads the policy's episodes (`grpo.distil`).
 
-A scorer is given the tokens that the policy sampled, after what the policy read and records that
-it did not: its own episode to the end, the expert's, or others of the same instance that pass
-through the same states. A record says what was done, not what was thought. It stands at the end of
-the last turn before the reply, so that the policy's own turns, and with them the ids of its tokens,
-stay as they are.
+The scorer reads the tokens that the policy sampled in their conversation, with records of episodes
+that the policy had not read: its own episode to the end, the expert's, or others of the same
+instance that pass through the same states. A record has actions and observations, but no thoughts.
+It is put at the end of the last turn before the reply, so that the policy's own turns, and with
+them its token ids, stay the same.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _MARK = ">>>"
 
 
 def record(trajectory: Trajectory, *, marked: int | None = None) -> str:
-    """Return what was done in an episode and what came of it, without thoughts. The step with the
-    position `marked` has a mark.
+    """Return the actions, observations and result of an episode as text, without thoughts. The
+    step at position `marked` gets a mark.
     """
     lines = [trajectory.first_observation]
     for position, step in enumerate(trajectory.steps):
-        # A summary does nothing.
+        # A summary has no action.
         if step.summary_of is None:
             lines.append(f"{f'{_MARK} ' if position == marked else ''}Action: {step.action}")
             lines += readable_turns(step.observation)
@@ -53,8 +53,8 @@ def record(trajectory: Trajectory, *, marked: int | None = None) -> str:
 
 
 def states_of(trajectory: Trajectory, key: StateKey) -> tuple[str | None, ...]:
-    """Return what tells the state apart in which each step was taken; None of a summary, and where
-    the world did not tell its state.
+    """Return a key of the state in which each step was taken: the world's own or, with
+    `observation`, the last observation. None for a summary, and where the world reports no state.
     """
     if key == "world":
         return tuple(step.state_key for step in trajectory.steps)
@@ -63,13 +63,13 @@ def states_of(trajectory: Trajectory, key: StateKey) -> tuple[str | None, ...]:
     return tuple(None if step.summary_of is not None else observation for step, observation in states)
 
 
-# Not only the state of the step that is scored: the last one from which a win is known says where
-# the episode left the way.
+# The state of the scored step is not enough: the last state from which a win is known shows where
+# the episode went wrong.
 def records_beside(trajectory: Trajectory, position: int, others: Sequence[Trajectory], key: StateKey) -> Iterator[str]:
-    """Yield what other episodes of the instance show of the step of an episode at a position: the
-    one that wins in the fewest steps from the step's state, unless the episode itself does.
-    Where none wins from there: one that wins from the latest state before, or any that wins; and
-    one that fails and shares the latest state.
+    """Yield, as texts for the scorer, other episodes of the instance that bear on the step at
+    `position`: the one that wins in the fewest steps from the step's state, unless `trajectory`
+    wins in as few. If none wins from there and `trajectory` fails: one that wins from the latest
+    earlier state, or else the shortest that wins; and one that fails and shares the latest state.
 
     Source: arXiv 2609.37522, selection of records.
     """
@@ -77,7 +77,9 @@ def records_beside(trajectory: Trajectory, position: int, others: Sequence[Traje
     of_others = [(other, states_of(other, key)) for other in others]
 
     def nearest(at: int, *, won: bool) -> tuple[int, Trajectory, int] | None:
-        """Return the fewest steps left from the state of a step, with the episode and its place."""
+        """Return, of the other episodes that `won` or not and pass through the state of step `at`,
+        the one with the fewest steps left there: that number, the episode and its position.
+        """
         best = None
         for other, path in of_others:
             if other.success == won and states[at] is not None and states[at] in path:
@@ -105,12 +107,12 @@ def records_beside(trajectory: Trajectory, position: int, others: Sequence[Traje
 
 
 def context_of(distil: DistilConfig, trajectory: Trajectory, position: int, others: Sequence[Trajectory]) -> str | None:
-    """Return what a scorer is told before the step of an episode at a position; the empty string if
-    that is nothing, None if there is no record to tell.
+    """Return the records that a scorer reads before the step at `position`, as text; the empty
+    string with `context: none`, None if there is no expert's episode with `context: expert`.
 
     Args:
-        others: the expert's episode of the instance, where it has one; with `context: records`, all
-            other episodes of the instance that may be told.
+        others: the expert's episode of the instance, if it has one; with `context: records`, all
+            other episodes of the instance that the scorer may read.
     """
     if distil.context == "none":
         return ""
@@ -122,8 +124,8 @@ def context_of(distil: DistilConfig, trajectory: Trajectory, position: int, othe
 
 
 def until_reply(messages: Sequence[Message], number: int) -> tuple[Message, ...]:
-    """Return a conversation up to the reply with a number, counted from 0 among those that carry
-    loss or are part of a turn that grew.
+    """Return a conversation up to and including reply `number`, counted from 0 among the replies
+    that carry loss or belong to a grown turn. Raises `DataFault` if it has no such reply.
     """
     before = 0
     for place, message in enumerate(messages):
@@ -136,8 +138,8 @@ def until_reply(messages: Sequence[Message], number: int) -> tuple[Message, ...]
 
 
 def with_context(messages: Sequence[Message], context: str) -> tuple[Message, ...]:
-    """Return a conversation that ends with a reply, with a text at the end of the last turn before
-    it that is not the model's.
+    """Return a conversation with `context` added at the end of its last turn that is not the
+    assistant's; unchanged if `context` is empty.
     """
     if not context:
         return tuple(messages)
@@ -147,8 +149,8 @@ def with_context(messages: Sequence[Message], context: str) -> tuple[Message, ..
 
 
 class Reading(NamedTuple):
-    """A conversation that a scorer reads, with all that it is told: some steps of an episode, by
-    their positions, of which the first `num_given` are not scored.
+    """A conversation that a scorer reads, records included. `positions` are the steps of the
+    episode in it; the first `num_given` of them are not scored.
     """
 
     messages: tuple[Message, ...]
@@ -159,9 +161,9 @@ class Reading(NamedTuple):
 def readings(
     env: Environment, trajectory: Trajectory, distil: DistilConfig, others: Sequence[Trajectory], *, given: int
 ) -> Iterator[Reading]:
-    """Yield what a scorer reads of an episode whose first `given` steps are not trained: each step
-    with what it is told there, or each conversation at once if it is told nothing. `others` are as
-    in `context_of`.
+    """Yield the readings of an episode whose first `given` steps are not trained: one for each
+    other step, with its records, or with `context: none` one for each conversation. `others` are as
+    in `context_of`; steps for which there is no record are left out.
     """
     parts: Sequence[Part] = conversations(env, trajectory) if trajectory.steps else ()
     for part in parts:
@@ -181,8 +183,9 @@ def readings(
 def other_episodes(
     store: Store, iteration_id: str, group: Mapping[str, Mapping[str, Trajectory]], *, until: int
 ) -> dict[str, list[Trajectory]]:
-    """Return the episodes of some instances that a run stored, by instance: those of the given
-    groups, by instance and id, and as in `load_records`; of searches the paths that ended.
+    """Return the episodes of some instances, by instance key: those of `group` (episodes by
+    instance key and id), then those that the run stored before, as in `load_records`. Of search
+    trees these are the paths at whose end an episode ended.
     """
     others: dict[str, list[Trajectory]] = {key: list(episodes.values()) for key, episodes in group.items()}
     for key, ids in load_records(store, iteration_id, sorted(group), until=until).items():
@@ -194,8 +197,8 @@ def other_episodes(
 
 
 def expert_of(env: Environment, instance: Instance) -> Trajectory | Rejection | None:
-    """Return the expert's episode of an instance, or why what it claims to solve is no success;
-    None where it knows no solution. Raises `Transient` faults of the world.
+    """Return the expert's episode of an instance; a rejection if its replay fails, None if the
+    expert knows no solution. Raises errors of the world that are `Transient`.
     """
     try:
         return expert_trajectory(env, instance)

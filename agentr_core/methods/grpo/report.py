@@ -1,4 +1,4 @@
-"""GRPO's part of a report: what became of the groups, and how training went step by step."""
+"""GRPO's part of a report: how many groups were trained on, and how training went step by step."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def step_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
 
 
 def cuts_sentence(place: Workplace, iteration: int) -> str:
-    """Return how many failed episodes were cut as the recipe says, as a sentence; empty where they
-    are all cut at random.
+    """Return as a sentence how many failed episodes were cut by `grpo.revision_cut`, and how many
+    at random; empty if the recipe cuts all of them at random.
     """
     by, iteration_id = place.recipe.grpo.revision_cut, place.iteration_id(iteration)
     if by == "random":

@@ -1,4 +1,6 @@
-"""The episodes of a step: which to play, with which policy, and which are stored already."""
+"""Sample the episodes of a training step: choose instances, play what is not stored yet, and group
+the episodes.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,8 @@ from agentr_core.training.group.advantages import has_contrast
 from agentr_core.training.job import GroupReward
 from agentr_core.types import Derivation, Instance, Rejection, Step, Trajectory
 
-# Groups that begin in the middle: which of a step's instances go on from a failed episode or the
-# expert's, and after which of its steps.
+# Groups that begin in the middle: which instances of a training step go on from a failed episode or
+# from the expert's, and after which of its steps.
 #
 # Agent-R splices a revision onto the beginning of a bad path and trains on it (arXiv 2501.11425,
 # section 3.2). Here the policy itself goes on from such a beginning, as in the revision test, and
@@ -47,13 +49,13 @@ from agentr_core.types import Derivation, Instance, Rejection, Step, Trajectory
 # episode: the later that ends, the less is left to find (arXiv 2402.05808).
 
 Operator = Literal["revision", "continuation"]
-"""Of a failed episode, or of the expert's."""
+"""How a group goes on: `revision` of a failed trajectory, or `continuation` of the expert's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """The steps that the episodes of a group go on from: the first ones of trajectory `parent`, an
-    id; without any, they begin at the start. `operator` says whose trajectory it is.
+    """The steps that the episodes of a group go on from: the first ones of the trajectory with id
+    `parent`. Without any, the episodes begin at the start. `operator` says whose trajectory it is.
     """
 
     steps: tuple[Step, ...] = ()
@@ -64,8 +66,8 @@ class Beginning:
 def revisited(
     instances: Sequence[Instance], failures: Mapping[str, Sequence[str]], *, share: float, seed: int
 ) -> dict[str, str]:
-    """Return the failed episodes to go on from, by instance key: one for each of at most a `share`
-    of all `instances`, drawn by the seed.
+    """Return the ids of the failed episodes to go on from, by instance key: one for each of at most
+    a `share` of all `instances`, drawn by the seed.
 
     At least one instance is always left out, so that each step has episodes from the start.
 
@@ -84,8 +86,8 @@ def beginning(
     key: str, trajectory: Trajectory, *, seed: int, operator: Operator = "revision", cut: int | None = None
 ) -> Beginning:
     """Return a beginning of the trajectory with id `key`, which has at least two steps: its first
-    `cut` steps, fewer than all. None: where it is cut is drawn by the seed and the instance, so
-    that at least one is kept and at least one is cut off, and no beginning ends the episode.
+    `cut` steps, fewer than all. Without `cut` the number is drawn by the seed and the instance so
+    that at least one step is kept and at least one is cut off: no beginning ends the episode.
     """
     if cut is None:
         cut = random.Random(derive_seed(seed, "cut", trajectory.instance.key)).randrange(1, len(trajectory.steps))
@@ -99,19 +101,19 @@ def beginning(
 # of the first reply. Episodes that the group still lacks in the end are played from the start.
 # Source: ARPO (arXiv 2507.19849).
 #
-# Entropies are estimated from the log-probabilities of the tokens that were drawn: minus their sum
-# is, on average, the entropy of the policy's whole distribution. The published code sums p * log p
-# over the ten likeliest tokens instead.
+# Entropies are estimated from the log-probabilities of the sampled tokens: minus their sum is, on
+# average, the entropy of the policy's whole distribution. The published code sums p * log p over
+# the ten likeliest tokens instead.
 
 OPERATOR = "branch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """An episode of a group that was played, with the id of its trajectory.
+    """A played episode of a group. `key` is the id of its trajectory.
 
-    The first step of a branch is its parent's, and so is the entropy with which later ones are
-    compared.
+    A branch has the first steps of its parent, and therefore also the first entropy, with which
+    those of later steps are compared.
     """
 
     key: str
@@ -156,7 +158,8 @@ def forks(
     """Return where members branch: at most `room` places, the earliest in the episodes first.
 
     Each observation of a member's own, as opposed to its parent's, gives one chance to branch,
-    which a seed of its own decides. The first `given` steps of each were not sampled for the group.
+    which is drawn with a seed of its own. The first `given` steps of each member were not sampled
+    for the group.
     """
     candidates: list[Fork] = []
     for member in members:
@@ -176,7 +179,9 @@ def forks(
 
 @dataclass(slots=True, kw_only=True)
 class Family:
-    """The episodes of one instance in a draw. `first` is the number of its first episode."""
+    """The episodes of one instance in a draw, a group in the making. `first` is the number of its
+    first episode, `planned` how many episodes were planned so far.
+    """
 
     instance: Instance
     first: int
@@ -195,7 +200,7 @@ class Family:
     _forks: dict[str, Fork] = field(default_factory=dict)
 
     def next_wave(self, config: GrpoConfig, vocabulary: int) -> list[EpisodePlan]:
-        """Return the episodes to play next; none once the group is full.
+        """Return the episodes to play next, and count them as planned; none once the group is full.
 
         Without branching there is one wave. With it, a wave of fresh episodes is followed by waves
         of branches from the last one; if none branches, fresh ones fill the group.
@@ -221,8 +226,8 @@ class Family:
         return branches or self._fresh(room)
 
     def take(self, episodes: Mapping[str, tuple[EpisodePlan, Trajectory]]) -> list[Derivation]:
-        """Take the played episodes of a wave, by trajectory id; return the derivations of those
-        that do not begin at the start.
+        """Add the played episodes of a wave, given by trajectory id; return the derivations of
+        those that do not begin at the start.
         """
         self._newest = [
             Member(key=key, plan=plan, trajectory=trajectory) for key, (plan, trajectory) in episodes.items()
@@ -261,7 +266,7 @@ class Family:
 # latest episodes.
 
 _WON, _MISSED = 0.5, 0.1
-"""Wins and losses that every instance begins with. Most instances are hopeless or mastered, and the
+"""The prior wins and losses of every instance. Most instances are hopeless or mastered, and the
 policy improves: of groups of eight, a third were mixed where the instance had always been lost
 before, and 4% where it had always been won (`deployments/LOG.md`, "which instances have contrast").
 """
@@ -302,10 +307,10 @@ def choose(
     """Return `count` instances, starting with those whose groups of `size` episodes are likely to
     have contrast.
 
-    A rate of success is drawn for each, from the Beta distribution given by its tally and a prior,
-    and the highest chances of contrast win (Thompson sampling). So an instance of which little is
-    known gets its turn too, and so does one that was always lost so far, since the policy improves.
-    If `tallies` is None, all have the same chance.
+    A rate of success is drawn for each from the Beta distribution given by its tally and a prior,
+    and the instances with the highest chances of contrast are taken (Thompson sampling). So an
+    instance of which little is known is chosen now and then, as is one that was always lost, since
+    the policy improves. If `tallies` is None, all have the same chance.
 
     Instances to `avoid`, by key, are chosen only after all others; if there are fewer than `count`
     instances, they repeat.
@@ -328,8 +333,8 @@ def lost(instances: Iterable[Instance], tallies: Mapping[str, PastRewards]) -> l
 
 
 def past_rewards(outcomes: Iterable[tuple[str, int, float]], *, memory: float) -> dict[str, PastRewards]:
-    """Return the tally of each instance after groups, each given in order as instance, episodes and
-    mean reward.
+    """Return the tally of each instance, by key, after a sequence of groups, each given as instance
+    key, number of episodes and mean reward.
     """
     tallies: dict[str, PastRewards] = {}
     for key, episodes, reward in outcomes:
@@ -342,8 +347,8 @@ _LEAST = 2
 
 
 def check_world(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
-    """Raise `ConfigError` when groups should go on from an expert's first steps and there is no
-    expert, or what they should do needs the state of a world that does not tell it.
+    """Raise `ConfigError` if `grpo` needs an expert or the state of the world and the world lacks
+    it, or if the scorer and the policy are directories with different tokenizers.
     """
     if recipe.grpo.repeats:
         require_state(env, "grpo.repeats")
@@ -364,8 +369,8 @@ def check_world(recipe: Recipe, env: Environment, instances: Sequence[Instance])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollouts:
-    """The player of the episodes of an iteration's steps. `reward` is that of the objective;
-    `vocabulary` is the number of tokens.
+    """The player of the episodes of an iteration's training steps. `reward` replaces the episodes'
+    own rewards within a group if it is given; `vocabulary` is the number of different tokens.
     """
 
     place: Workplace
@@ -380,10 +385,10 @@ class Rollouts:
     async def play(
         self, step: int, policy: Checkpoint, tallies: dict[str, PastRewards], worlds: Worlds
     ) -> tuple[list[Group], Effort]:
-        """Return the groups of a step and the effort that they took. Every episode is stored, and
-        stored ones are not played again.
+        """Play the episodes of a training step; return its groups and the effort that they took.
+        Every episode is stored, and stored ones are not played again.
 
-        Where groups have no contrast, others are drawn, at most `grpo.resample` times.
+        In place of groups without contrast others are drawn as well, at most `grpo.resample` times.
 
         Raises `ErrorBudgetSpent` when more episodes fail for good than the recipe allows.
         """
@@ -407,7 +412,7 @@ class Rollouts:
                 seed=derive_seed(seed, "groups", self.iteration, step, draw),
                 avoid=drawn_keys | {instance.key for instance in led_instances},
             )
-            # Each with how often it was chosen before in this draw.
+            # Each instance with the number of times it was chosen before in this draw.
             choices = [(position // len(self.instances), instance) for position, instance in enumerate(instances)]
             families = await self._families(step, draw, choices, led_instances, worlds)
             more, round_effort = await self._round(step, draw, policy, families, worlds, first=len(groups))
@@ -415,11 +420,12 @@ class Rollouts:
             effort += round_effort
         return groups, effort
 
-    # No evaluation: that is of a checkpoint, one an iteration, and a policy between two steps is
-    # none. Its seeds are its own, so that a training comes out the same without it.
+    # This is not stored as an evaluation: an evaluation belongs to a checkpoint, and a policy
+    # between two steps is none. It has seeds of its own, so that training gives the same weights
+    # without it.
     async def validate(self, step: int, policy: Checkpoint) -> None:
-        """Have a policy play the development set after a step, and store its episodes as a
-        validation. Those that are stored already are not played again.
+        """Have a policy play the development set after a training step, and store its episodes as a
+        validation. Episodes that are stored already are not played again.
 
         Raises `ErrorBudgetSpent` when more episodes fail for good than the recipe allows.
         """
@@ -458,7 +464,9 @@ class Rollouts:
         led_instances: Sequence[Instance],
         worlds: Worlds,
     ) -> list[Family]:
-        """Return the groups of a draw before any of their episodes is played."""
+        """Return the families of a draw before any of their episodes is played: those of `choices`,
+        then those of `led_instances`, which go on from the expert's first steps.
+        """
         # By instance key; groups that begin at the start are left out.
         beginnings: dict[str, Beginning] = {}
         if share := self.place.recipe.grpo.revision_share:
@@ -474,7 +482,8 @@ class Rollouts:
             await in_thread(self._expert_beginnings, step, draw, led_instances, worlds) if led_instances else {}
         )
         led_keys = {instance.key for instance in led_instances}
-        # With few instances, one may be chosen again; its episodes then differ.
+        # With few instances one may be chosen again; other episode numbers then give it other
+        # seeds.
         return [
             *(
                 self._family(
@@ -529,8 +538,8 @@ class Rollouts:
         self, step: int, draw: int, led_instances: Sequence[Instance], worlds: Worlds
     ) -> dict[str, Beginning]:
         """Return beginnings of the expert's episodes, by instance key, and store these episodes.
-        Instances that the expert does not solve, or solves at once, are left out; where it fails
-        what it claims to solve, that is stored as a rejection.
+        Instances that the expert does not solve, or solves in one step, are left out; a replay of
+        the expert that fails is stored as a rejection.
         """
         seed = derive_seed(self.place.recipe.seed, "led", self.iteration, step, draw)
         iteration_id = self.place.iteration_id(self.iteration)
@@ -550,8 +559,8 @@ class Rollouts:
     async def _wave(
         self, step: int, policy: Checkpoint, wave: Sequence[tuple[Family, Sequence[EpisodePlan]]]
     ) -> Effort:
-        """Play the missing episodes of a wave and give each family its own; return the effort that
-        they took.
+        """Play the episodes of a wave that are not stored yet, and add to each family its episodes;
+        return the effort that they took.
         """
         store, iteration_id = self.place.store, self.place.iteration_id(self.iteration)
         ids = {plan.key: rollout_id(iteration_id, policy.id, plan) for _, plans in wave for plan in plans}

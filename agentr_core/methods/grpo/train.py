@@ -1,9 +1,10 @@
 """Training on groups: sampler, policy and optimizer stay loaded together for all steps of an
 iteration.
 
-Each step samples with the weights of the one before it, and everything that was sampled is stored
-before it is trained on. After an interruption the steps since the last state are trained again from
-the store, to the same weights.
+Each step samples with the weights after the previous step (or, with `grpo.staleness`, the one
+before that), and everything that was sampled is stored before it is trained on. After an
+interruption, the steps since the last saved state are trained again from the store, which gives the
+same weights.
 """
 
 from __future__ import annotations
@@ -72,16 +73,16 @@ from agentr_core.training.parent import skeleton
 from agentr_core.training.run import threads
 from agentr_core.types import Instance
 
-# Measures of a training step, as columns of table rl_step, and what is said where there is nothing
-# to train on.
+# Measures of a training step, as columns of table rl_step, and the message if there was nothing to
+# train on.
 
 
 def measures(groups: Sequence[Group], totals: Totals, grpo: GrpoConfig) -> dict[str, float | None]:
-    """Return the measures of a step's episodes and of the updates on them, each None where it does
-    not apply.
+    """Return the measures of a training step's episodes and of the updates on them, by column of
+    table rl_step; None where a measure does not apply.
 
-    Reward and success are measured over the groups that begin at the start, recovery over those
-    that go on from a failed episode.
+    `reward`, `pass_at_1` and `pass_at_n` are measured over the groups that begin at the start,
+    `recovered` over those that go on from a failed episode.
     """
     fresh = [group for group in groups if not group.prefix]
     episodes = [episode for group in fresh for episode in group.episodes.values()]
@@ -121,8 +122,8 @@ def measures(groups: Sequence[Group], totals: Totals, grpo: GrpoConfig) -> dict[
 
 
 def untrained(counts: GroupCounts) -> str:
-    """Return why the groups of an iteration trained nothing, as a sentence; the empty string if
-    some did.
+    """Return as a sentence why an iteration trained nothing; the empty string if some group could
+    be trained on.
     """
     if counts.mixed:
         return ""
@@ -149,7 +150,8 @@ def job_of(place: Workplace, iteration: int) -> OnlineJob:
     """Return the training job of an iteration; its output folder is named after the checkpoint that
     it makes.
 
-    Raises `DataFault` when the policy that it starts from is missing.
+    Raises `DataFault` when the iteration does not train on groups, or when the policy that it
+    starts from is missing.
     """
     training = place.plan(iteration).training
     if training is None or not isinstance(training.objective, GroupRelative):
@@ -181,12 +183,12 @@ def publish_policy(
     *,
     ended_by: str = "steps",
 ) -> None:
-    """Publish a policy as the checkpoint of a job.
+    """Publish a policy as the checkpoint of a job. The learner can only be closed afterwards.
 
     Args:
-        rows: the hash of what its steps sampled, by `runtime.trained_on`.
+        rows: the hash of the rows that its steps sampled, by `runtime.start.rows_of`.
         config: the section `training` of the recipe as plain data.
-        ended_by: that of the manifest.
+        ended_by: the setting that ended the training, as in `Manifest`.
     """
     learner.write_result(job, history)
     publish(job.work.staging, job.output_dir, _manifest(job, history, ended_by, rows, config))
@@ -195,8 +197,8 @@ def publish_policy(
 def publish_policy_step(
     job: OnlineJob, learner: Learner | Ranks, history: list[TrainingStep], rows: str, config: dict[str, Any]
 ) -> None:
-    """Publish a policy whose training goes on, after the last step of its history. Arguments are
-    those of `publish_policy`.
+    """Publish the policy after the last step of its history, as `publish_policy` does, while its
+    training goes on.
     """
     learner.write_result(job, history, goes_on=True)
     manifest = _manifest(job, history, "save_steps", rows, config)
@@ -250,14 +252,17 @@ _log = logging.getLogger(__name__)
 
 
 async def reinforce(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Train the policy of an iteration on episodes that it samples as it goes, or find the
-    checkpoint that an earlier try published.
+    """Train the policy of an iteration on episodes that it samples meanwhile, or find the
+    checkpoint that an earlier try published; return a summary with its name, steps, loss and
+    trained tokens.
 
     Raises:
         AlarmRaised: an alarm ended the training.
         ErrorBudgetSpent: more episodes of a step failed than the recipe allows.
-        TrainingFault: all replies of a step are empty.
+        TrainingFault: all replies of a step are empty, the keys of states do not tell them apart,
+            or the output folder exists and is no complete checkpoint.
         NonFiniteLoss: loss or gradient became NaN or infinite; the last state is kept.
+        ConfigError: the weights of the sampler cannot be replaced.
         DataFault: training and test instances overlap, or the policy is missing.
         StoreError: the store lacks rows that made the checkpoint.
     """
@@ -288,7 +293,7 @@ async def reinforce(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 async def _train(place: Workplace, iteration: int, instances: Sequence[Instance], job: OnlineJob, clock: Clock) -> None:
-    """Run a training together with the sampler, models of other roles and writer that it needs."""
+    """Start sampler, models of other roles and writer, and run the training with them."""
     async with (
         place.sampling(job.model_dir) as sampler,
         Writer(place.store) as writer,
@@ -298,7 +303,7 @@ async def _train(place: Workplace, iteration: int, instances: Sequence[Instance]
             raise ConfigError("model.backend: these weights cannot be replaced; set it to transformers or vllm")
         turns = place.recipe.model.takes_turns
         if turns:
-            # Before the first weights of the trainer come to the GPU.
+            # The sampler must free the GPU before the trainer loads its weights there.
             await _sleeping(sampler.model).sleep()
         renderer = load_renderer(job.model_dir, at=place.started_at())
         rollouts = Rollouts(
@@ -322,8 +327,8 @@ async def _train(place: Workplace, iteration: int, instances: Sequence[Instance]
 
 
 class _SampledStep(NamedTuple):
-    """The groups of a step, the effort that they took, and the seconds that their sampling took;
-    None if it was done before.
+    """The groups of a step, the effort that they took, and the seconds of their sampling, None if
+    they were loaded from the store.
     """
 
     groups: list[Group]
@@ -331,8 +336,9 @@ class _SampledStep(NamedTuple):
     seconds: float | None
 
 
-# Not TRL's GRPOTrainer, which owns its loop: it takes prompts from a data loader, samples again
-# what it has sampled before a restart, and cannot draw other groups for those without contrast.
+# This is not built on TRL's GRPOTrainer, which owns its loop: it takes prompts from a data loader,
+# after a restart it samples again what it had sampled, and it cannot draw other groups in place of
+# those without contrast.
 @dataclass(slots=True)
 class _Training:
     """A training in progress."""
@@ -341,27 +347,31 @@ class _Training:
     job: OnlineJob
     clock: Clock
     folder: Path
-    """Where the sampler finds the weights of each step."""
+    """The folder in which the sampler finds the weights of a step."""
     renderer: Renderer
     turns: bool
-    """Whether trainer and sampler leave the GPU to each other."""
+    """Whether trainer and sampler use the GPU alternately."""
     scoring: Scoring | None = None
     history: list[TrainingStep] = field(default_factory=list)
     loaded: int = -1
-    """The step whose weights the sampler has; -1: none, or the weights that it began with."""
+    """The step after which the sampler's weights were taken; -1: it sleeps, or has the weights that
+    it was started with.
+    """
     resting: bool = False
-    """Whether it is the sampler's turn."""
+    """Whether the learner has left the GPU to the sampler."""
     ahead: asyncio.Task[_SampledStep] | None = None
-    """The sampling of the next step, beside the training of this one (`grpo.staleness`)."""
+    """The sampling of the next step during the training of this one (`grpo.staleness`)."""
     behind: tuple[int, Path] | None = None
-    """The weights that the step after a saved state is sampled with, if not the state's own."""
+    """The step and file of the weights with which the step after a saved state is sampled, if these
+    are not the state's own.
+    """
 
     async def run(self) -> None:
-        """Do all steps that are left, and publish the checkpoint."""
+        """Do all remaining steps, and publish the checkpoint. Raises as `reinforce`."""
         place, job, grpo = self.rollouts.place, self.job, self.job.objective.grpo
         most = grpo.max_steps * grpo.max_new_tokens
         job.work.root.mkdir(parents=True, exist_ok=True)
-        # By this, pruning knows whose work it is.
+        # The file tells pruning to which iteration this unfinished training belongs.
         write_whole(job.work.job_file, canonical({"iteration": job.iteration}).encode())
         learner = await in_thread(
             make_learner,
@@ -383,7 +393,7 @@ class _Training:
                     step_measures = await self._step(step, learner, worlds)
                     if grpo.eval_steps and step % grpo.eval_steps == 0:
                         step_measures |= await self._validate(step, learner)
-                    # Loggers are told these as by a training on a dataset: all up to here.
+                    # Loggers get the totals up to here, as from a training on a dataset.
                     so_far = self.history[-1]
                     tell(step, {**step_measures, "trained_tokens": so_far.trained_tokens, "seconds": so_far.seconds})
                     if reason := watch_step(place, self.rollouts.iteration, STAGE, step, step_measures):
@@ -402,8 +412,8 @@ class _Training:
             await asyncio.to_thread(learner.close)
 
     async def _go_back(self, learner: Learner | Ranks) -> bool:
-        """Restore the last saved weights, if the recipe goes back and there are any; return whether
-        that was done.
+        """Restore the last saved weights if the recipe says so (`alarms.reaction: back`) and there
+        are any; return whether that was done.
         """
         snapshot = load_snapshot(self.job.work.checkpoints)
         if snapshot is None or self.rollouts.place.recipe.alarms.reaction != "back":
@@ -414,8 +424,8 @@ class _Training:
         return True
 
     async def _save(self, step: int, learner: Learner | Ranks) -> None:
-        """Save the state after a step, and publish its weights if the recipe asks for that: first,
-        since what goes on from the state does not publish them again.
+        """Publish the weights after a step if the recipe asks for that, then save the state. In
+        this order, since a training that goes on from the state does not publish them again.
         """
         job = self.job
         if job.config.save_total_limit != 0:
@@ -432,9 +442,9 @@ class _Training:
         await in_thread(publishes, job, learner, self.history, rows, config)
 
     async def _resume(self, learner: Learner | Ranks) -> int:
-        """Go on from the last saved state, and return its step; 0 if there is none, or if the store
-        has not the rows that made it: then all steps are trained again, and those that are missing
-        are sampled again.
+        """Restore the last saved state, and return its step; 0 if there is none. If the store lacks
+        the rows that a state was trained on, remove all states and return 0: all steps are then
+        trained again, and those that the store lacks are sampled again.
         """
         folder = self.job.work.checkpoints
         if (snapshot := load_snapshot(folder)) is None:
@@ -452,19 +462,19 @@ class _Training:
         return snapshot.step
 
     def _made_of(self, step: int) -> list[str]:
-        """Return hashes of what the weights after a step are made of: the weights that the training
-        starts from, and the rows of each step.
+        """Return the hashes of all that determines the weights after a step: of the weights that
+        the training starts from, and of the stored rows of each step, empty for a missing one.
         """
         rows = step_hashes(self.rollouts.place.store, self.job.iteration)
         return [self.job.parent_weights, *(rows.get(number, "") for number in range(1, step + 1))]
 
     async def _step(self, step: int, learner: Learner | Ranks, worlds: Worlds) -> dict[str, float | None]:
-        """Sample and train a step, and return its measures."""
+        """Sample a step, train on it, store its measures and return them, by name."""
         place, job, iteration_id = self.rollouts.place, self.job, self.job.experience
         start = time.perf_counter()
         groups, effort, seconds = await self._groups(step, learner, worlds)
         replies = [reply for group in groups for steps in group.sampled for reply in steps]
-        # No further step would change that.
+        # More steps would not change that.
         if replies and not any(reply.reply.strip() for reply in replies):
             raise TrainingFault(
                 f"all {len(replies)} replies of step {step} are empty, so the policy answers nothing and cannot be "
@@ -509,12 +519,12 @@ class _Training:
         return step_measures
 
     async def _validate(self, step: int, learner: Learner | Ranks) -> dict[str, float | None]:
-        """Play the development set with the weights after a step, unless that was done; return its
-        success and reward.
+        """Play the development set with the weights after a step, unless its episodes are stored;
+        return their mean success and reward by name.
         """
         start, store = time.perf_counter(), self.rollouts.place.store
         if self.ahead is not None:
-            # The sampler has the weights before the step until then.
+            # Until it is done, the sampler needs the weights before the step.
             await asyncio.wait({self.ahead})
         if validation_of(store, self.job.experience, step) is None:
             before = self.rollouts.sampler.stats().completion_tokens
@@ -525,8 +535,8 @@ class _Training:
         return {} if validation is None else {"eval_success": validation.success, "eval_reward": validation.reward}
 
     async def _load(self, step: int, learner: Learner | Ranks) -> Checkpoint:
-        """Load the learner's weights after a step into the sampler, and return them as the policy
-        that samples.
+        """Load the weights after a step into the sampler unless it has them, and return the policy
+        that then samples.
         """
         model = self.rollouts.sampler.model
         assert isinstance(model, Reloading)
@@ -535,7 +545,7 @@ class _Training:
             file = self._file(step)
             dtype = getattr(torch, self.rollouts.place.recipe.model.dtype)
             if not file.exists():
-                # Otherwise the sampler had them, and slept since.
+                # If the file exists, the sampler had these weights and has slept since.
                 file.parent.mkdir()
                 if self.behind is not None and self.behind[0] == step:
                     shutil.copyfile(self.behind[1], file)
@@ -556,7 +566,7 @@ class _Training:
         return self.folder / f"step-{step}" / "model.safetensors"
 
     async def _awake(self, learner: Learner | Ranks) -> None:
-        """Give the learner its turn on the GPU, if it is the sampler's."""
+        """Return the GPU to the learner, if the sampler has it: put the sampler to sleep first."""
         if self.resting:
             await _sleeping(self.rollouts.sampler.model).sleep()
             self.loaded, self.resting = -1, False
@@ -569,15 +579,15 @@ class _Training:
             return sampled_step
         if groups := load_groups(self.rollouts.place.store, self.job.experience, step):
             return _SampledStep(groups, Effort(), None)
-        # Only the first step after a saved state is neither of these.
+        # With `behind` set, only the first step after a saved state gets here.
         weights_step = step - 1 if self.behind is None else self.behind[0]
         return await self._sample(step, await self._load(weights_step, learner), worlds)
 
     async def _sample(self, step: int, policy: Checkpoint, worlds: Worlds) -> _SampledStep:
-        """Return the groups of a step, sampled with a policy that the sampler has."""
+        """Sample and store the groups of a step with the sampler's policy, and return them."""
         place, grpo, start = self.rollouts.place, self.job.objective.grpo, time.perf_counter()
         # The past rewards of instances, by key. Variants of one instance, such as goals under other
-        # names, share theirs.
+        # names, share them.
         outcomes = load_outcomes(place.store, self.job.experience, until=step - 1)
         past = past_rewards(((o.origin, o.episodes, o.reward) for o in outcomes), memory=grpo.memory)
         traits = instance_traits(place.store, [instance.key for instance in self.rollouts.instances])
@@ -602,8 +612,8 @@ class _Training:
         return _SampledStep(groups, effort, time.perf_counter() - start)
 
     def _rows(self, group: Group, worlds: Worlds, scores: Scores | None) -> Iterator[PolicyRow]:
-        """Yield the rows of a group's episodes that have anything to train; none if no step has an
-        advantage, nor any of its tokens a score.
+        """Yield the token rows of a group's episodes that have anything to train: a step with an
+        advantage other than 0, or tokens with a score.
         """
         grpo = self.job.objective.grpo
         if not teaches(group, grpo):
@@ -637,14 +647,14 @@ def _sleeping(model: ChatModel) -> Sleeping:
 
 
 def _update(learner: Learner | Ranks, rows: list[PolicyRow], job: OnlineJob, step: int) -> tuple[float, Totals]:
-    """Train on the rows of a step, in minibatches that a seed shuffles; return the first learning
-    rate, and the totals of the updates. Without rows for all planned updates, the schedule moves on
-    without them.
+    """Train on the rows of a step, in minibatches that a seed shuffles; return the learning rate of
+    the first update, and the totals of all updates. The learning-rate schedule also advances by the
+    planned updates for which there were no rows.
     """
     grpo, totals, rate = job.objective.grpo, Totals(), learner.learning_rate
     rows = learner.settled(rows) if rows else rows
     if grpo.distil is not None:
-        # Not before: what the sampler tells of a token differs by rounding from what is settled.
+        # Only now: `settled` replaces log-probabilities of the sampler that differ by rounding.
         rows = distilled(rows, grpo.distil)
     for number in range(grpo.num_iterations if rows else 0):
         generator = torch.Generator().manual_seed(derive_seed(job.seed, "minibatches", step, number) % 2**63)

@@ -1,1 +1,1 @@
-"""Transformers models in this process: loading, decoding, caches of keys and values."""
+"""Transformers models on this machine: loading, decoding, and caches of keys and values."""

@@ -1,4 +1,4 @@
-"""Keys and values of conversations: how they are laid out, filled and shared."""
+"""Keys and values of prompts and replies: how they are laid out, filled and shared."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from agentr_core.models.local.waves import padded_columns
 MaskInput = Tensor | dict[str, Tensor]
 """The `attention_mask` of a Transformers model: one mask, or one for each kind of layer."""
 _GRAIN = 16
-"""The number of columns by which the part in reach of a window moves on, so that few shapes
-occur.
+"""The ranges of columns that near layers read begin and end at multiples of this number, so that
+few shapes occur.
 """
 
 
@@ -48,19 +48,22 @@ class Attention:
     by_kind: bool = False
 
     def masks(self, far: Tensor, near: Tensor | None) -> MaskInput:
-        """Return the model's `attention_mask`, made of the masks of its far and its near layers."""
+        """Return the model's `attention_mask`, made from the masks of its far and its near layers;
+        `near` None: all layers use `far`.
+        """
         if self.by_kind:
             return {"full_attention": far, "sliding_attention": far if near is None else near}
         return far if near is None else near
 
     def span(self, first: int, end: int) -> tuple[int, int]:
-        """Return the columns of near layers that a step sees, from the first up to the second, for
-        one that needs those from `first` up to `end`.
+        """Return the range of columns, as its first column and its end, that near layers read in a
+        step that needs those from `first` up to `end`: it is widened to multiples of 16.
         """
         return max(0, first) // _GRAIN * _GRAIN, -(-end // _GRAIN) * _GRAIN
 
     def within(self, mask: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
-        """Return a mask [rows, 1, queries, columns] that also hides the columns before the window.
+        """Return a mask [rows, 1, queries, columns] that also hides the columns before the window
+        of each query.
 
         `keys` are the positions of the columns' tokens [rows, columns], `queries` those of the new
         tokens [rows, queries].
@@ -70,8 +73,8 @@ class Attention:
 
 
 class View:
-    """The part of one buffer that the slots of a wave see: a mask [rows, 1, width, columns], and
-    the columns' positions.
+    """The part of one buffer that the slots of a wave see: an additive mask [rows, 1, width,
+    columns], and the positions of the columns' tokens [rows, columns].
 
     Column c of the wave is column c - `shift` of the buffer.
     """
@@ -101,7 +104,7 @@ class View:
 
     def keep(self, column: int, counts: Tensor, size: int) -> None:
         """Let each slot see the first `counts` [rows, width] of the `size` columns that it wrote
-        from `column` on; the rest stays masked.
+        from `column` on; the others stay masked.
         """
         start, width = column - self._shift, counts.shape[1]
         visible_mask = torch.arange(size, device=counts.device) < counts[..., None]
@@ -110,12 +113,12 @@ class View:
         part.masked_fill_((own & visible_mask[:, :, None, :]).flatten(2), 0)
 
     def widen(self, more: int) -> None:
-        """Add `more` columns, as the buffer did."""
+        """Add `more` masked columns, as was done with the buffer."""
         self.mask = torch.nn.functional.pad(self.mask, (0, more), value=-torch.inf)
         self.positions = torch.nn.functional.pad(self.positions, (0, more))
 
     def take(self, rows: Tensor) -> None:
-        """Keep copies of the given rows, in their order."""
+        """Reduce the view to copies of the given rows, in their order."""
         self.mask, self.positions = self.mask[rows], self.positions[rows]
 
 
@@ -125,16 +128,18 @@ class View:
 # rows one length.
 
 CACHE = "cache" if "cache" in signature(create_causal_mask).parameters else "past_key_values"
-"""The name by which models take and return their cache; Transformers 5.24 changed it."""
+"""The name of the argument and the output of models that hold their cache; Transformers 5.24
+changed it.
+"""
 Block = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Keys and values of some tokens in far layers, and of the last of these in near layers: each
-[layers, heads, tokens, head size].
+"""Keys and values of some consecutive tokens in far layers, then keys and values of the last of
+these tokens in near layers: each [layers, heads, tokens, head size].
 """
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """The shape of what a model's layers store for a token, equal for all layers."""
+    """The shape of the keys and values that each layer stores for a token; equal for all layers."""
 
     layers: int
     heads: int
@@ -145,11 +150,12 @@ class KVShape:
 
 
 class KVBuffer:
-    """Keys and values of each layer [rows, heads, columns, head size] and the window that a forward
-    pass reads and writes.
+    """Keys and values of each layer [rows, heads, columns, head size], and the columns that a
+    forward pass reads and writes.
 
-    Before a forward pass, `window` or `spread` names the columns it writes and those it may attend
-    to. Columns that hold no token of a row must be masked by the caller; they hold finite numbers.
+    Before a forward pass, call `window` or `spread` to set the columns that it writes and those
+    that it may attend to. The caller must mask columns that hold no token of a row; they hold
+    finite numbers.
     """
 
     _rows: slice | Tensor
@@ -164,8 +170,8 @@ class KVBuffer:
         self.reset(0, 0)
 
     def reset(self, rows: int, columns: int) -> None:
-        """Discard all contents and change the size. Memory is kept: fresh pages cost more than a
-        decode step.
+        """Discard all contents and change the size. Memory is kept, since touching fresh memory
+        takes longer than a decode step.
         """
         self.rows, self.columns = rows, columns
         self._layers: list[tuple[Tensor, Tensor]] = []
@@ -186,8 +192,8 @@ class KVBuffer:
         """Let the next forward pass, over `rows`, write each row to its own `columns` [rows,
         tokens].
 
-        Each row sees its columns `visible` [rows, columns], where numbers below 0 stand for none;
-        or, if `visible` is one number, all columns up to that.
+        Each row sees its own columns `visible` [rows, columns], in which numbers below 0 mean no
+        column; or, if `visible` is an integer, all columns below it.
         """
         self._lines = torch.tensor(rows, device=self.shape.device)[:, None]
         # Adjacent rows are read in place; indexing would copy all that is visible.
@@ -197,10 +203,10 @@ class KVBuffer:
         self.start, self.visible = 0, visible if isinstance(visible, int) else visible.shape[1]
 
     def grow(self, columns: int) -> None:
-        """Make room for more columns, keeping what is stored."""
+        """Increase the number of columns to `columns`, keeping what is stored."""
         self.columns = columns
-        # Rows stay in one piece, so each layer moves to other memory, and the next one to what it
-        # has left: a second memory for all layers would be as large as the first.
+        # Rows stay contiguous, so each layer moves to other memory, and the next layer to the
+        # memory that it has left: a second memory for all layers would double the size.
         for number, layer in enumerate(self._layers):
             self._memory[number], self._spare = self._with_room(self._spare), self._memory[number]
             self._layers[number] = self._sized(self._memory[number])
@@ -208,8 +214,8 @@ class KVBuffer:
                 new[:, :, : old.shape[2]] = old
 
     def keep(self, rows: Sequence[int], size: int, num_columns: int) -> list[int]:
-        """Shrink to `size` rows that include the given ones; return the new index of each, in their
-        order.
+        """Shrink to `size` rows that include `rows`; return the new index of each of `rows`, in
+        their order.
 
         Rows inside the new size stay; the others move into the gaps. Only the first `num_columns`
         columns are moved.
@@ -232,7 +238,8 @@ class KVBuffer:
         """
         parts = []
         for part, size in enumerate((self.shape.key_size, self.shape.value_size)):
-            # There may be no layer: in a model whose layers are all near, or none of them.
+            # There may be no layer, in a buffer for far or near layers of a model that has none of
+            # them.
             none = torch.empty(
                 0, self.shape.heads, self.columns, size, dtype=self.shape.dtype, device=self.shape.device
             )
@@ -242,21 +249,21 @@ class KVBuffer:
         return keys, values
 
     def write(self, row: int, start: int, keys: Tensor, values: Tensor) -> None:
-        """Store what `read` returned."""
+        """Store the keys and values that `read` returned in a row, from column `start` on."""
         stop = start + keys.shape[2]
         for layer, new in zip(self._layers, zip(keys, values, strict=True), strict=True):
             for storage, numbers in zip(layer, new, strict=True):
                 storage[row, :, start:stop] = numbers
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of new tokens [rows, heads, tokens, head size]; return all that
-        are visible.
+        """Store the keys and values of new tokens [rows, heads, tokens, head size] in a layer;
+        return all its visible keys and values.
         """
         stored_keys, stored_values = self._layers[layer]
         return self._exchange(stored_keys, keys), self._exchange(stored_values, values)
 
     def _exchange(self, storage: Tensor, new: Tensor) -> Tensor:
-        """Store new tokens in a layer, and return what is visible of it."""
+        """Store new keys or values in a layer's storage; return what is visible of it."""
         if isinstance(self._written, int):
             storage[self._rows, :, self._written : self._written + new.shape[2]] = new
         else:
@@ -266,8 +273,8 @@ class KVBuffer:
         return storage[self._lines, :, self._seen].transpose(1, 2)
 
     def gather(self, columns: Tensor) -> None:
-        """Move columns to the front: column j of row i becomes the former column `columns[i, j]`;
-        `columns` is [rows, at most all columns].
+        """Move columns to the front: column j of row i becomes the former column `columns[i, j]`.
+        `columns` is [rows, n], with n at most the number of columns.
         """
         rows = torch.arange(columns.shape[0], device=columns.device)[:, None]
         for numbers in chain.from_iterable(self._layers):
@@ -275,12 +282,16 @@ class KVBuffer:
             numbers[: columns.shape[0], :, : columns.shape[1]] = selection.transpose(1, 2)
 
     def _with_room(self, memory: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return memory with room for a layer of the present size: this, or else fresh one."""
+        """Return memory with room for a layer of the current size: the given memory if it suffices,
+        otherwise new memory.
+        """
         tokens = self.rows * self.shape.heads * self.columns
         return memory if memory[0].numel() >= tokens * self.shape.key_size else self._allocate(tokens)
 
     def _sized(self, memory: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of a layer that are in this memory."""
+        """Return views of memory as the keys and values of a layer [rows, heads, columns, head
+        size].
+        """
         size = self.rows, self.shape.heads, self.columns
         keys, values = memory
         return (
@@ -289,8 +300,8 @@ class KVBuffer:
         )
 
     def _allocate(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Return memory for the keys and the values of so many tokens of a head."""
-        # Zeros, not uninitialised memory: a masked NaN would still spoil the product of weights and
+        """Return zeroed memory for the keys and for the values of `tokens` tokens of one head."""
+        # Zeros, not uninitialised memory: even masked, a NaN would spoil the product of weights and
         # values.
         sizes = (self.shape.key_size, self.shape.value_size)
         keys, values = (torch.zeros(tokens * size, dtype=self.shape.dtype, device=self.shape.device) for size in sizes)
@@ -298,12 +309,12 @@ class KVBuffer:
 
 
 class LayeredKV:
-    """The keys and values of all layers of a model: `far` for layers where a token sees all tokens
-    before it, `near` for those where it sees the last `window` tokens, itself included.
+    """The keys and values of all layers of a model: `far` for layers in which a token sees all
+    tokens before it, `near` for those in which it sees the last `window` tokens, itself included.
 
     While prompts are filled in, both have the same columns. `settle` keeps only the last tokens of
-    each prompt in `near`, which then has `shift` columns fewer than `far` before the first column
-    of a reply.
+    each prompt in `near`; from then on, column c of a reply in `far` is column c - `shift` in
+    `near`.
     """
 
     def __init__(self, shape: KVShape, near: frozenset[int], window: int | None) -> None:
@@ -335,10 +346,10 @@ class LayeredKV:
         return self.far.columns
 
     def settle(self, prompts: Sequence[int], base: int, window: int) -> Tensor:
-        """End the filling of prompts, and return the positions of the tokens that `near` keeps
-        [rows, columns]; below 0 for none.
+        """End the filling of prompts: keep only their last tokens in `near`. Return the positions
+        [rows, columns] of the tokens kept there; below 0 for none.
 
-        Row i has `prompts[i]` tokens; all end before column `base`.
+        `prompts[i]` is the number of tokens filled into row i; all end before column `base`.
         """
         width = min(window - 1, base)
         self.shift = base - width
@@ -348,21 +359,21 @@ class LayeredKV:
         return positions
 
     def grow(self, columns: int) -> None:
-        """Make room for more columns, keeping what is stored."""
+        """Increase the number of columns to `columns`, keeping what is stored."""
         self.far.grow(columns)
         self.near.grow(columns)
 
     def keep(self, rows: Sequence[int], size: int, num_columns: int) -> list[int]:
-        """Shrink to `size` rows that include the given ones, and return their new numbers; only the
-        first `num_columns` columns are in use.
+        """Shrink to `size` rows that include `rows`; return the new index of each of `rows`, in
+        their order. Only the first `num_columns` columns are in use.
         """
         self.near.keep(rows, size, num_columns - self.shift)
         return self.far.keep(rows, size, num_columns)
 
     def spread(self, rows: Sequence[int], positions: Tensor, visible: int) -> tuple[Tensor, Tensor]:
-        """Let the next forward pass, over some rows, fill in prompts at `positions` [rows, tokens],
-        consecutive in each row; return the positions that far and near layers then see [rows or 1,
-        columns], below 0 for none.
+        """Let the next forward pass, over `rows`, fill in prompts at `positions` [rows, tokens],
+        which are consecutive in each row. Return the positions [rows or 1, columns] that far
+        layers, and that near layers, then see; below 0 for none.
         """
         device = self.shape.device
         everything = torch.arange(visible, device=device)[None]
@@ -376,22 +387,25 @@ class LayeredKV:
         return everything, near_columns
 
     def read(self, row: int, start: int, stop: int) -> Block:
-        """Return a copy of the tokens of a prompt from `start` up to `stop`, before `settle`; in
-        near layers, only of those that a later token may see.
+        """Return a copy of the tokens of a prompt from `start` up to `stop`; in near layers, only
+        of those that a later token may see. Only before `settle`.
         """
         first = max(start, stop - self._before)
         return *self.far.read(row, slice(start, stop)), *self.near.read(row, slice(first, stop))
 
     def read_reply(self, row: int, columns: Sequence[int], near: Sequence[int]) -> Block:
-        """Return, as `read` does but after `settle`, a copy of the tokens in these columns of far
-        layers; `near` are their columns in near layers, before the shift.
+        """Return a copy of the tokens in these columns of far layers, in the form of `read`. Only
+        after `settle`; `near` are the tokens' columns in near layers, before the shift is
+        subtracted.
         """
         device = self.shape.device
         last = torch.tensor(near[max(0, len(near) - self._before) :], dtype=torch.long, device=device) - self.shift
         return *self.far.read(row, torch.tensor(columns, device=device)), *self.near.read(row, last)
 
     def write(self, row: int, blocks: Sequence[Block]) -> None:
-        """Store one or more blocks that `read` returned, at the beginning of a row."""
+        """Store consecutive blocks in the form that `read` returns, from the beginning of a row on.
+        Only before `settle`.
+        """
         keys, values = (torch.cat([block[part] for block in blocks], dim=2) for part in (0, 1))
         self.far.write(row, 0, keys, values)
         size = blocks[0][0].shape[2]
@@ -401,7 +415,7 @@ class LayeredKV:
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]
-    """The part of the buffer that a layer of a Transformers model sees."""
+    """The cache of one layer, as Transformers expects it, backed by a buffer."""
 
     def __init__(self, buffer: KVBuffer, number: int) -> None:
         super().__init__()
@@ -432,7 +446,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
 
 
 def block_names(tokens: Sequence[int], length: int) -> list[bytes]:
-    """Return one name for each whole block of `length` tokens; it identifies all tokens up to the
+    """Return one name for each whole block of `length` tokens: a hash of all tokens up to the
     block's end.
     """
     names = []
@@ -444,8 +458,8 @@ def block_names(tokens: Sequence[int], length: int) -> list[bytes]:
 
 
 class PrefixCache:
-    """A cache of the most recently used blocks, up to a number of bytes. Not thread-safe: one
-    worker owns it.
+    """A cache of the most recently used blocks, by name, up to a number of bytes. Not thread-safe:
+    one worker owns it.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -454,7 +468,7 @@ class PrefixCache:
         self._bytes = 0
 
     def get(self, name: bytes) -> Block | None:
-        """Return a stored block and mark it as used, or None."""
+        """Return a cached block, and mark it as used; None if it is not cached."""
         block = self._blocks.get(name)
         if block is not None:
             self._blocks.move_to_end(name)
@@ -470,7 +484,7 @@ class PrefixCache:
             self._bytes += _size(block)
 
     def trim(self) -> None:
-        """Evict the least recently used blocks until the rest fits."""
+        """Evict the least recently used blocks until the rest fits into `max_bytes`."""
         while self._bytes > self.max_bytes:
             _, block = self._blocks.popitem(last=False)
             self._bytes -= _size(block)
@@ -506,10 +520,10 @@ class PassSizes:
 
     Args:
         tokens: the most tokens of a pass.
-        lengths: the lengths to which its rows are padded, ascending, the last one being the longest
+        lengths: the lengths to which its rows are padded, ascending; the last one is the longest
             part of a prompt in a pass. No two neighbours, nor 0 and the first, may be more than 64
             apart, since padding is written behind the longest prompt.
-        few_shapes: whether the number of rows is a power of two.
+        few_shapes: whether the number of rows must be a power of two.
     """
 
     tokens: int
@@ -525,7 +539,9 @@ ON_GPU = PassSizes(tokens=16_384, lengths=(16, 32, 48, 64, 96, *range(128, 2049,
 
 @dataclass(slots=True)
 class _Filling:
-    """A row whose columns before `start` are filled. `names` are those of its whole blocks."""
+    """A row while it is filled: its columns before `start` are done. `head` is the prompt without
+    its last token, `names` are those of its whole blocks.
+    """
 
     row: int
     head: Sequence[int]
@@ -538,7 +554,8 @@ class _Filling:
 
 
 class Prefill:
-    """Fills buffers with one model. Not thread-safe: one worker owns it.
+    """Fills buffers with the prompts' keys and values, with one model. Not thread-safe: one worker
+    owns it.
 
     `prompt_tokens` counts the tokens of all rows filled so far; of these `cached_tokens` came from
     the cache. `before` is called before each forward pass.
@@ -570,7 +587,7 @@ class Prefill:
         waiting = [_Filling(row, head, block_names(head, BLOCK)) for row, head in enumerate(heads)]
         self.prompt_tokens += sum(map(len, heads))
         while waiting:
-            # A row waits for a block that one of the others computes.
+            # A row waits if another row is about to compute a block that it needs.
             now: list[_Filling] = []
             later: list[_Filling] = []
             pending_names: set[bytes] = set()
@@ -605,7 +622,7 @@ class Prefill:
                     self._prefixes.put(filling.names[number], block)
 
     def _pass(self, buffer: LayeredKV, chunk: Sequence[_Filling], length: int) -> None:
-        """Compute up to `length` tokens of each row of a chunk."""
+        """Compute up to `length` tokens of each row of a chunk in one forward pass."""
         self._before()
         tokens = np.zeros((len(chunk), length), dtype=np.int64)
         for line, filling in enumerate(chunk):
@@ -634,16 +651,18 @@ class Prefill:
 
 
 def causal_mask(column_positions: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a mask [rows, 1, queries, columns]: 0 where a column's position in `column_positions`
-    [rows or 1, columns] is not after the query's in `positions` [rows, queries] and not below 0,
-    else minus infinity.
+    """Return a mask [rows, 1, queries, columns] that is 0 for columns that hold a token at or
+    before the query, else minus infinity. `column_positions` [rows or 1, columns] are the positions
+    of the columns' tokens, below 0 for none; `positions` [rows, queries] are those of the queries.
     """
     mask = (column_positions[:, None, :] > positions[:, :, None]) | (column_positions[:, None, :] < 0)
     return torch.zeros(mask.shape, dtype=dtype, device=column_positions.device).masked_fill_(mask, -torch.inf)[:, None]
 
 
 def _chunks(fillings: Sequence[_Filling], sizes: PassSizes) -> list[tuple[int, list[_Filling]]]:
-    """Return groups of rows of one length, each with the length of its pass; no row is padding."""
+    """Return groups of rows to compute in one pass, each with the padded length of that pass. Every
+    row is in one group, and groups have no idle rows.
+    """
     by_length: dict[int, list[_Filling]] = {}
     for filling in fillings:
         length = next((size for size in sizes.lengths if size >= filling.left), sizes.lengths[-1])

@@ -8,8 +8,9 @@ its own stream. This loop can, and it is built for many short replies to long, s
   cache, and each is masked to the columns of the prompt and its own.
 - Keys and values are written in place; rows whose replies have ended are dropped as soon as a
   smaller shape suffices.
-- Layers with a sliding window get little more than the columns in that window.
-- A reply is drafted from what was said before, and several of its tokens are checked in one step.
+- Layers with a sliding window read little more than the columns in that window.
+- The next tokens of a reply are drafted from earlier text, and checked together in one step
+  (speculative decoding).
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ from agentr_core.models.local.waves import LEAST_SLOTS, MAX_WIDTH, Row, Wave, pa
 
 @dataclass(slots=True)
 class Reply:
-    """One reply while it is decoded. `limit` is the most tokens it may have; `ended` says that the
-    model ended it.
+    """One reply while it is decoded. `prompt` is the number of its prompt, `seed` and `number`
+    select its random stream, `limit` is the most tokens that it may have, and `ended` says that the
+    model ended it. `on_tokens` is called with all its tokens after each step.
     """
 
     prompt: int
@@ -77,12 +79,12 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyPlace:
-    """The place of a finished reply's keys and values in row `row` of the wave's buffer.
+    """Where the keys and values of a finished reply are: in row `row` of the wave's buffer.
 
     `tokens` are those of the prompt, then those of the reply without its last one, which was never
     fed. The first `filled` of them, all of the prompt but its last token, were filled in from
-    column 0 on; in near layers they end just before column `base`. Each of the others was fed into
-    the column of its place in `fed`.
+    column 0 on; in near layers (those with a sliding window) they end just before column `base`.
+    The others were fed one by one, the i-th of them into column `fed[i]`.
     """
 
     row: int
@@ -92,11 +94,13 @@ class ReplyPlace:
     fed: Sequence[int]
 
     def columns(self, start: int, stop: int) -> list[int]:
-        """Return the columns in far layers of the tokens with numbers from `start` up to `stop`."""
+        """Return the columns in far layers of the tokens with indices from `start` up to `stop`."""
         return [number if number < self.filled else self.fed[number - self.filled] for number in range(start, stop)]
 
     def near_columns(self, start: int, stop: int) -> list[int]:
-        """Return the columns of the same tokens in near layers, before the buffer's shift."""
+        """Return the columns in near layers of the tokens with indices from `start` up to `stop`,
+        before the buffer's shift is subtracted.
+        """
         before = self.base - self.filled
         return [
             before + number if number < self.filled else self.fed[number - self.filled] for number in range(start, stop)
@@ -105,11 +109,11 @@ class ReplyPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
-    """What the model reads in a step of `size` tokens for each slot: tokens, their positions
+    """What the model reads in a step with `size` tokens for each slot: tokens and their positions
     [rows, width * size], and the masks of its far and its near layers [rows, 1, width * size,
-    columns].
+    columns]; `near` is None without near layers.
 
-    The tokens of a slot lie side by side: the last one of its reply, and a draft.
+    The tokens of a slot lie side by side: the last one of its reply, then its draft.
     """
 
     tokens: Tensor
@@ -119,14 +123,17 @@ class Feed:
 
 
 class Grid:
-    """The slots of a wave while it is decoded: which reply grows where, what is fed next, what each
-    slot may see.
+    """The slots of a wave while it is decoded: which reply grows where, what is fed next, and what
+    each slot may see.
 
     A step writes the columns from `column` on, one for each token fed to a slot of a row; so
     columns mean the same in all rows, and a step's keys and values are stored with one slice.
-    Columns of tokens that a draft had wrong stay masked.
+    Columns of draft tokens that turned out wrong stay masked.
 
     Args:
+        base: the first column of the replies; prompts end before it.
+        window: that of the near layers; None without such layers.
+        vocabulary: the number of token ids that may be sampled.
         drafts: where drafts come from; None for steps of one token a slot.
     """
 
@@ -182,7 +189,7 @@ class Grid:
             for line, number in enumerate(penalised_numbers):
                 ids = torch.tensor(prompts[replies[number].prompt], device=self._device)
                 self._seen[line, ids[ids < vocabulary]] = True
-        # What a reply with a penalty may choose depends on the tokens before it: it has no draft.
+        # The penalty depends on the tokens just before, so a wave with one has no drafts.
         self._drafts = None if penalised_numbers else drafts
         drafted_numbers = numbers if self._drafts is not None else []
         self._histories = {number: History(prompts[replies[number].prompt]) for number in drafted_numbers}
@@ -195,7 +202,9 @@ class Grid:
         return sorted({place for place, _ in self._slots})
 
     def size(self) -> int:
-        """Draft the live replies; return how many tokens the next step feeds to each slot."""
+        """Choose a draft for each live reply; return how many tokens the next step feeds to each
+        slot, 1 if there are no drafts.
+        """
         self._guesses: list[Sequence[int]] = [()] * len(self.live)
         if self._drafts is None or not self._drafts.due():
             return 1
@@ -210,8 +219,8 @@ class Grid:
         return 1 + longest
 
     def feed(self, size: int, attention: Attention, columns: tuple[int, int]) -> Feed:
-        """Return what the next step reads, `size` tokens for each slot; near layers see their
-        `columns` from the first up to the second.
+        """Return what the next step reads, with `size` tokens for each slot; `columns` are the
+        first column and the end of the columns that near layers see.
         """
         tokens, positions = self._tokens, self._positions
         if size > 1:
@@ -230,8 +239,9 @@ class Grid:
         return Feed(tokens=tokens, positions=positions, far=far, near=near)
 
     def reach(self, window: int) -> int:
-        """Return the first column in which a slot may have one of the last `window` tokens before
-        the end of the next step, in near layers before the buffer's shift.
+        """Return the first column that near layers need in the next step: tokens of a reply before
+        it are outside the window of every token in that step. The buffer's shift is not yet
+        subtracted.
         """
         # A step adds at least one token to each live slot.
         before = self._starts[len(self._starts) - min(window - 1, len(self._starts)) :]
@@ -239,8 +249,9 @@ class Grid:
         return self._base - missing if missing else before[0] if before else self.column
 
     def picks(self, size: int) -> tuple[Tensor, Tensor]:
-        """Return which logits of a step of `size` tokens a slot are read: flat indices [picks] of
-        slots and tokens, those of each live reply in order, and the places [picks] of the replies.
+        """Return two tensors [picks] that say which logits of a step are read, reply by reply: the
+        flat index of slot and token, slot * `size` + token, and the index of the reply in `live`. A
+        reply has one pick for its last token and one for each token of its draft.
         """
         counts = torch.tensor([1 + len(guess) for guess in self._guesses])
         owners = torch.arange(len(self.live)).repeat_interleave(counts)
@@ -249,8 +260,9 @@ class Grid:
         return self._flat[owners] * size + steps.to(self._device), owners
 
     def draws(self, owners: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Return the arguments of `sampling.choose` after the logits: temperature, top-p, this
-        step's uniform numbers, and top-k and min-p if any live reply has one; each [picks].
+        """Return the arguments of `sampling.choose` after the logits, each [picks]: temperature,
+        top-p, this step's uniform random numbers, top-k and min-p. The last two are None if no live
+        reply has one. `owners` are the second result of `picks`.
         """
         numbers = [
             self._draws[number][len(reply.tokens) + step] if number in self._draws else 0.0
@@ -262,8 +274,9 @@ class Grid:
         return self._temperature[owners], self._top_p[owners], uniform, top_k, min_p
 
     def penalties(self) -> tuple[Tensor, Tensor] | None:
-        """Return the arguments of `sampling.penalised` after the logits: the penalties [live] and
-        which tokens each reply has seen [live, vocabulary]; None if no reply has a penalty.
+        """Return the arguments of `sampling.penalised` after the logits: the penalties [live], and
+        a mask [live, vocabulary] of the tokens that each reply has seen. None if no reply has a
+        penalty.
         """
         return None if self._seen is None else (self._penalty, self._seen[self._places])
 
@@ -274,11 +287,12 @@ class Grid:
         logprobs: Sequence[float],
         ended: Callable[[Sequence[int], tuple[str, ...], str], bool],
     ) -> tuple[int, list[ReplyPlace]]:
-        """Append to each live reply what a step of `size` tokens chose for it, up to the first
-        token that its draft had wrong; return how many tokens that is together, and the replies
-        that have ended.
+        """Append to each live reply what a step of `size` tokens chose for it, up to and including
+        the first token that differs from its draft. Return the number of tokens appended to all
+        replies, and the places of the replies that have now ended.
 
-        `tokens` and `logprobs` [picks] are in the order of `picks`; there may be no logprobs.
+        `tokens` and `logprobs` [picks] are in the order of `picks`; `logprobs` may be empty.
+        `ended` is that of `Decoder`.
         """
         counts = torch.ones(self._tokens.numel(), dtype=torch.long)
         start, total, last, flat = 0, 0, [], self._flat.tolist()
@@ -319,7 +333,9 @@ class Grid:
         return total, reply_places
 
     def _grown(self) -> list[ReplyPlace]:
-        """Return where the replies that have ended just now lie, whose texts are drafted from."""
+        """Return the places of the replies that have just ended, and give these replies to `drafts`
+        as a source of later drafts.
+        """
         reply_places = []
         for (row, _), number, reply in zip(self._slots, self._numbers, self.live, strict=True):
             if reply.finished:
@@ -333,12 +349,12 @@ class Grid:
         return reply_places
 
     def widen(self, more: int) -> None:
-        """Add `more` columns, as the buffer did."""
+        """Add `more` columns, as was done with the buffer."""
         for view in self._views:
             view.widen(more)
 
     def shrink(self, buffer: LayeredKV, size: int) -> None:
-        """Drop rows without live replies, here and in the buffer."""
+        """Reduce the grid and the buffer to `size` rows that include all live ones."""
         live = self.live_rows()
         places = buffer.keep(live, size, self.column)
         source = torch.arange(size)
@@ -358,7 +374,7 @@ class Grid:
         return [view for view in (self._far, self._near) if view is not None]
 
     def _view(self, buffer: LayeredKV, *, shift: int) -> View:
-        """Return a view in which no slot sees anything."""
+        """Return a view of the buffer in which no slot sees anything yet."""
         rows, columns, dtype = buffer.rows, buffer.columns, buffer.shape.dtype
         mask = torch.full((rows, 1, self.width, columns), -torch.inf, dtype=dtype, device=self._device)
         return View(mask, torch.zeros((rows, columns), dtype=torch.long, device=self._device), shift)
@@ -395,11 +411,17 @@ _STEPS_AHEAD = 16
 are read in every step, because rows in one piece are read several times as fast as parts of rows.
 """
 _LEAST_DRAFTED_SLOTS = 4
-"""With drafts a few slots have many tokens, and bits differ with the size of a step anyway."""
+"""The least number of slots of a wave with drafts. It may be small: a slot then has several tokens,
+and the last bits depend on the size of a step anyway.
+"""
 _FEW_SLOTS = 16
-"""Up to so many slots have drafts of full length, more of them half as long."""
+"""Up to this many live replies have drafts of full length; if there are more, drafts are half as
+long.
+"""
 _LEAST_DRAFTED = 0.25
-"""The least share of a step's draft tokens that must be guessed for it to have drafts."""
+"""The least share of a step's draft tokens for which there must be a guess; otherwise the step has
+no drafts.
+"""
 
 
 # Transformers' continuous batching (`generate_batch`) is measured beside this loop in
@@ -411,11 +433,11 @@ class Decoder:
     `model` is a Transformers causal language model in evaluation mode, `shape` what its layers
     store, `attention` how far they look back, `vocabulary` the number of token ids that may be
     sampled, and `ended(tokens, stops, until)` says whether the last token ends a reply. No prompt
-    and its reply may have more than `context_length` tokens together. Replies are drafted by up to
-    `draft` tokens.
+    and its reply may have more than `context_length` tokens together. A draft has at most `draft`
+    tokens; with 0 there are none.
 
     `passes` counts the forward passes begun so far, and `written` the tokens of all replies; once
-    another thread sets `given_up`, no pass is begun.
+    another thread sets `given_up`, no further pass is begun.
     """
 
     def __init__(
@@ -448,8 +470,8 @@ class Decoder:
 
     @torch.no_grad()
     def take_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the model's parameters with those of the same names, and drop whatever was
-        computed with the old ones.
+        """Replace the model's parameters by those of the same names, and drop whatever was computed
+        with the old ones.
 
         Raises `ModelFault` when names or shapes differ.
         """
@@ -466,11 +488,13 @@ class Decoder:
 
     @torch.inference_mode()
     def decode(self, wave: Wave, prompts: Sequence[Sequence[int]], replies: Sequence[Reply]) -> None:
-        """Complete the replies of a wave in place.
+        """Complete the replies of a wave in place. `prompts` and `replies` are all those that the
+        numbers in the wave refer to.
 
-        Raises `ModelFault` when the model's output is not a number, or the work was given up.
+        Raises `ModelFault` when a logit is NaN or infinite, or the work was given up.
         """
-        # The last prompt token is fed by the first decode step, so that step is like all others.
+        # The last prompt token is fed in the first decode step, so that this step is like all
+        # others.
         heads = [prompts[row.prompt][:-1] for row in wave.rows]
         base = padded_columns(max(len(head) for head in heads))
         # The buffer of a wave that fails is dropped: a NaN in it would reach the next wave through
@@ -525,8 +549,8 @@ class Decoder:
                 grid.shrink(buffer, rows)
 
     def _remember(self, buffer: LayeredKV, reply: ReplyPlace) -> None:
-        """Cache the blocks that a reply has completed: later prompts of its conversation begin with
-        them.
+        """Put the blocks of a finished reply into the prefix cache: later prompts of its
+        conversation begin with them.
         """
         if not self._prefixes.max_bytes:
             return
@@ -539,8 +563,8 @@ class Decoder:
 
     def _sample(self, logits: Tensor, grid: Grid, size: int) -> tuple[list[int], list[float]]:
         """Return the tokens chosen after the last token of each live reply and after each token of
-        its draft, in the order of `Grid.picks`; and their log-probabilities, if any reply wants
-        them.
+        its draft, in the order of `Grid.picks`; and their log-probabilities, an empty list if no
+        reply wants them.
         """
         picks, owners = grid.picks(size)
         rows, draws, penalties = logits.flatten(0, 1), grid.draws(owners), grid.penalties()
@@ -570,10 +594,10 @@ def _shape(weights: Mapping[str, Tensor], name: str) -> tuple[int, ...] | None:
 
 
 class PackedLinear(nn.Linear):
-    """A linear layer that also holds its weights as oneDNN reads them: for a few rows, to lay them
-    out anew takes as long as the product. Results are equal to the bit.
+    """A linear layer that also holds its weights in oneDNN's own layout: for a product with few
+    rows, converting them each time takes as long as the product. Results are bit-identical.
 
-    Its parameters are those of the layer it stands for.
+    It shares the parameters of the layer that it replaces.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -582,7 +606,7 @@ class PackedLinear(nn.Linear):
         self.pack()
 
     def pack(self) -> None:
-        """Lay out the weights as they are now."""
+        """Convert the current weights; call it after each change of them."""
         self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), _PACKED_ROWS)
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -591,11 +615,13 @@ class PackedLinear(nn.Linear):
 
 
 _PACKED_ROWS = 64
-"""About how many rows a product has; oneDNN chooses the layout by it."""
+"""About how many rows a product has; oneDNN chooses the layout for this number."""
 
 
 def pack_linears(model: nn.Module) -> None:
-    """Replace the linear layers of a model in bfloat16 on a CPU, where oneDNN reads that."""
+    """Replace the linear layers of a model in bfloat16 on a CPU by `PackedLinear`, if oneDNN
+    supports bfloat16 there.
+    """
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return
     for name, module in list(model.named_modules()):
@@ -621,7 +647,7 @@ def use_grouped_attention(model: Any) -> bool:
     """Switch a model to grouped attention where possible; return whether it was switched.
 
     A model that was loaded with an attention other than Transformers' `sdpa`, such as one with
-    capped scores, keeps it.
+    soft-capped scores, keeps it.
     """
     if model.config._attn_implementation != "sdpa":
         return False
@@ -640,12 +666,12 @@ def grouped_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Return the output of attention [rows, queries, heads, size]; called by the layers of a
-    Transformers model.
+    """Return the output of attention [rows, queries, heads, size], and None for the weights; called
+    by the layers of a Transformers model.
 
-    Masks are [rows or 1, 1, queries, columns]. Without a mask, or if the model has a position bias
-    or capped scores, Transformers' own function is called. Stored keys and values that lie in one
-    piece are read fastest.
+    Masks are [rows or 1, 1, queries, columns]. Without such a mask, or if the model has a position
+    bias or soft-capped scores, Transformers' own function is called. Contiguous keys and values are
+    read fastest.
     """
     groups = query.shape[1] // key.shape[1]
     biased = options.get("position_bias") is not None or options.get("softcap") is not None
@@ -655,10 +681,11 @@ def grouped_attention(
         )
         return result
     rows, heads, queries, size = query.shape
-    # Query heads that share keys lie side by side, so a reshape is all it takes.
+    # Query heads that share keys are adjacent, so a reshape groups them.
     grouped_query = query.reshape(rows, key.shape[1], groups * queries, size)
     mask = attention_mask.repeat(1, 1, groups, 1)
-    # A decode step; Transformers' own masks, of truth values, belong to plain forward passes.
+    # A decode step has few queries and an additive mask; boolean masks, which Transformers makes,
+    # belong to plain forward passes.
     few = queries <= MAX_WIDTH if query.dtype == torch.float32 else 1 < grouped_query.shape[2] <= MAX_WIDTH
     if few and mask.is_floating_point() and query.device.type == "cpu":
         # In bfloat16, softmax of 16-bit scores would lose what the fused kernel keeps.

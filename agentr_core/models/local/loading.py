@@ -1,4 +1,4 @@
-"""Loads a Hugging Face model directory for the decode loop, and makes sure that the loop suits its
+"""Loads a Hugging Face model directory for the decode loop, and checks that the loop suits its
 architecture.
 """
 
@@ -25,10 +25,10 @@ from agentr_core.samples.rendering import Renderer
 
 
 def torch_device(name: str, *, field: str = "model.device") -> torch.device:
-    """Return the device with a name; "auto" is CUDA if available. Raises `ConfigError` if the
-    device does not exist.
+    """Return the device that a recipe names; "auto" is CUDA if available. `field` is the name of
+    the setting in error messages.
 
-    `field` is the name of the setting in error messages.
+    Raises `ConfigError` if the device does not exist or is neither a CPU nor CUDA.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -53,20 +53,20 @@ def torch_device(name: str, *, field: str = "model.device") -> torch.device:
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _BY_LENGTH = ("dynamic", "longrope")
 _TOLERANCE = {"float32": 0.01, "bfloat16": 0.5}
-"""The largest difference in a log-probability that rounding can explain, by number format."""
+"""The largest difference in a log-probability that rounding can explain, by dtype."""
 _DRAFT = {"float32": 0, "bfloat16": 8}
-"""The most tokens of a draft. In bfloat16 a step of five tokens a slot takes 1.3 to 2 times one of
-one token. In float32 it gains little, and replies repeat to the last bit of their log-probabilities
-only if each step is of one token.
+"""The most tokens of a draft. In bfloat16 a step with five tokens for each reply takes 1.3 to 2
+times as long as one with a single token. In float32 drafts gain little, and replies are
+reproducible to the last bit of their log-probabilities only if each step has one token.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model ready for the decode loop. Sampled ids lie below `vocabulary`; one of `end_ids` ends
-    a reply. Replies are drafted by up to `draft` tokens.
+    """A model ready for the decode loop. Sampled ids are below `vocabulary`; each of `end_ids` ends
+    a reply. A draft has at most `draft` tokens.
 
-    `shares_rows` says whether several queries on one row need no copy of its keys and values.
+    `shares_rows` says whether several queries on one row need no copy of the row's keys and values.
     """
 
     model: Any
@@ -86,9 +86,10 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int, at: 
     template prints.
 
     Raises:
-        ModelDirectoryError: files do not fit together, or the architecture has layers other than
-            full or sliding attention.
-        ConfigError: an unknown dtype or device, or a context longer than the model's.
+        ModelDirectoryError: the files cannot be loaded or do not fit together, or the decode loop
+            does not suit the architecture.
+        ConfigError: an unknown dtype or device, a context longer than the model's, or
+            no context length here or in the model's configuration.
     """
     if dtype not in _DTYPES:
         raise ConfigError(f"model.dtype {dtype!r} is unknown; choose one of {', '.join(_DTYPES)}")
@@ -129,7 +130,9 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int, at: 
 
 
 def _read(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Return the tokenizer and the model of a directory; an adapter comes with its model."""
+    """Return the tokenizer and the model of a directory; an adapter is loaded onto its model.
+    Raises `ModelDirectoryError`.
+    """
     # The stages of a run show their own progress.
     transformers_logging.disable_progress_bar()
     base = adapter_base(path)
@@ -139,8 +142,7 @@ def _read(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
             base or path, dtype=dtype, local_files_only=True, output_loading_info=True
         )
         if base is not None:
-            # The adapter stays in the layers, not merged into the weights.
-            # Slow to import, and most models have none.
+            # The adapter stays in the layers; it is not merged into the weights.
             from peft import PeftModel, get_peft_model_state_dict
 
             peft_model = PeftModel.from_pretrained(model, path)
@@ -149,7 +151,7 @@ def _read(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
             if mismatches:
                 raise ValueError(f"adapter and model do not fit: {', '.join(sorted(mismatches)[:3])}")
             model = peft_model.get_base_model()
-    # What foreign files make a library raise is anyone's guess.
+    # Foreign files may make a library raise anything.
     except Exception as error:
         raise ModelDirectoryError(f"{path} cannot be loaded: {' '.join(str(error).split())}") from error
     wrong = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
@@ -166,7 +168,8 @@ def attention_of(path: Path, config: Any, context: int) -> Attention:
     Raises `ModelDirectoryError` for layers that are neither full nor sliding attention, and for
     positions that depend on what else is in a batch.
     """
-    # Transformers turns the keys by the longest row of a batch, also those stored before.
+    # With these types Transformers rotates keys by the length of the longest row of the batch, but
+    # keys that were stored before keep the rotation of theirs.
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     max_positions = getattr(config, "original_max_position_embeddings", None) or getattr(
         config, "max_position_embeddings", None
@@ -196,8 +199,8 @@ def attention_of(path: Path, config: Any, context: int) -> Attention:
 
 @torch.inference_mode()
 def _kv_shape(path: Path, model: Any, dtype: torch.dtype, device: torch.device) -> KVShape:
-    """Return the shape of what the layers store, found by a trial pass: configurations name it in
-    many ways.
+    """Return the shape of the keys and values that the layers store, found by a trial pass, since
+    configurations name it in many ways. Raises `ModelDirectoryError` if it differs between layers.
     """
     output = model(input_ids=torch.zeros((1, 2), dtype=torch.long, device=device), use_cache=True)
     layers = getattr(getattr(output, CACHE, None), "layers", [])
@@ -217,8 +220,8 @@ def _kv_shape(path: Path, model: Any, dtype: torch.dtype, device: torch.device) 
 
 @torch.inference_mode()
 def _check_decoding(path: Path, loaded_model: LoadedModel, tolerance: float) -> None:
-    """Compare the decode loop with a plain forward pass: architectures with other position or mask
-    rules would differ.
+    """Raise `ModelDirectoryError` if the decode loop gives other log-probabilities than a plain
+    forward pass, as with architectures that have other rules for positions or masks.
     """
     decoder = Decoder(
         loaded_model.model,

@@ -1,8 +1,8 @@
-"""Draws tokens: one uniform number each, from the reply's own stream, through the inverse
-distribution function.
+"""Draws tokens: one uniform number each, from the reply's own random stream, through the inverse
+cumulative distribution function.
 
-A vocabulary is read in blocks. The likeliest token, or the one on which a uniform number falls, is
-looked for among the blocks and then within one of them.
+A vocabulary is read in blocks: the likeliest token, or the one on which a uniform number falls, is
+looked for first among the blocks and then within one block.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from torch.nn.functional import pad
 _WORD = (1 << 64) - 1
 _BLOCK = 256
 _IN_CACHE = 1 << 18
-"""About as many logits as stay in a core's own cache while they are read several times."""
+"""About how many logits fit into a core's own cache while they are read several times."""
 _COLDEST = 1e-30
-"""A temperature below this one picks the likeliest token, too, but would be 0 in float32."""
+"""The least temperature used in computing: smaller ones would be 0 in float32, and choose the
+likeliest token, too.
+"""
 _LIKELY = 256
-"""So many tokens of a row are looked at first for the fewest that reach a `top_p`."""
+"""How many of a row's likeliest tokens are examined first for those that reach `top_p`."""
 _BELOW_ONE = 1 - 2**-53
 
 
 def uniforms(seed: int, reply: int, count: int) -> NDArray[np.float64]:
-    """Return the first `count` numbers, in [0, 1), of the stream for a request's seed and a reply's
-    number.
+    """Return the first `count` numbers, in [0, 1), of the random stream for a request's seed and a
+    reply's number.
 
     The generator is counter-based (Philox) and keyed by both, so streams need no state and do not
     overlap.
@@ -36,14 +38,16 @@ def uniforms(seed: int, reply: int, count: int) -> NDArray[np.float64]:
 
 
 def rows_at_once(vocabulary: int) -> int:
-    """Return how many rows of logits are best turned into tokens together on a CPU."""
+    """Return how many rows of logits should be processed together on a CPU, so that they stay in
+    its cache.
+    """
     return max(1, _IN_CACHE // vocabulary)
 
 
 def penalised(logits: Tensor, penalty: Tensor, seen_mask: Tensor) -> Tensor:
-    """Return logits [rows, vocabulary] in which those of the tokens that a row has seen, by
-    `seen_mask` [rows, vocabulary], are divided by its penalty [rows] where positive, else
-    multiplied by it.
+    """Return logits [rows, vocabulary] with the repetition penalty applied: the logits of tokens
+    that a row has seen (`seen_mask` [rows, vocabulary]) are divided by the row's `penalty` [rows]
+    where positive, else multiplied by it.
 
     Source: arXiv 1909.05858, with the sign rule of Transformers' processor.
     """
@@ -52,7 +56,8 @@ def penalised(logits: Tensor, penalty: Tensor, seen_mask: Tensor) -> Tensor:
 
 
 class Logits:
-    """Rows of logits [rows, vocabulary], as float32 in blocks; minus infinity fills the last block.
+    """Rows of logits [rows, vocabulary], as float32 in blocks; the last block is padded with minus
+    infinity. `peak` [rows] is each row's highest logit.
 
     A token's weight is its probability, divided by that of the row's likeliest token.
     """
@@ -66,21 +71,21 @@ class Logits:
         self._plain: tuple[Tensor, Tensor] | None = None
 
     def of(self, rows: Tensor) -> Logits:
-        """Return the logits of some rows, given as a mask."""
+        """Return the logits of the rows that a boolean mask [rows] selects."""
         return self if bool(rows.all()) else Logits(self.flat()[rows])
 
     def flat(self) -> Tensor:
-        """Return [rows, vocabulary], the filling included."""
+        """Return the logits [rows, vocabulary], including the padding."""
         return self._blocks.flatten(-2)
 
     def likeliest(self) -> Tensor:
-        """Return each row's first token with the highest logit."""
+        """Return each row's token with the highest logit [rows], the first of equal ones."""
         block = self._highest.argmax(dim=-1)
         return block * _BLOCK + _of_block(self._blocks, block).argmax(dim=-1)
 
     def weights(self, temperature: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the weights [rows, blocks, tokens] at a temperature [rows] for each row, or at 1
-        for all, and the sum of each block, in float64.
+        for all, and the sum of each block [rows, blocks], in float64.
         """
         if temperature is not None and bool((temperature != 1).any()):
             return self._weights(temperature.clamp(min=_COLDEST).float())
@@ -105,13 +110,13 @@ def choose(
     top_k: Tensor | None = None,
     min_p: Tensor | None = None,
 ) -> Tensor:
-    """Return one token for each row.
+    """Return one token for each row [rows].
 
-    `temperature`, `top_p`, `uniform` and `min_p` [rows], float64; `top_k` [rows], whole numbers, of
-    which 0 means all. None: no row has a limit. A row of temperature 0 takes the likeliest token.
-    The others invert the distribution function in the order of the vocabulary, whose sums are in
-    float64, so that a rounding error of the logits changes a token with no more probability than
-    its own size.
+    `temperature`, `top_p`, `uniform` and `min_p` are [rows], float64; `top_k` is [rows], integers,
+    of which 0 means all. None: no row has that limit. A row of temperature 0 takes the likeliest
+    token. The others invert the cumulative distribution over the vocabulary in its order. Its sums
+    are in float64, so a rounding error of the logits changes a token only with about the
+    probability that equals the error.
     """
     sampled_rows = temperature > 0
     if not bool(sampled_rows.any()):
@@ -144,14 +149,15 @@ def log_probabilities(logits: Logits, tokens: Tensor) -> Tensor:
 
 
 def _inverted(weights: Tensor, sums: Tensor, uniform: Tensor) -> Tensor:
-    """Return the token [rows] on which a uniform number falls; `sums` [rows, blocks] are those of
-    the blocks of `weights`.
+    """Return the token [rows] on which the row's uniform number falls. `sums` [rows, blocks] are
+    the sums of the blocks of `weights`.
     """
     ends = sums.cumsum(dim=-1)
     threshold = uniform[:, None] * ends[:, -1:]
     block = torch.searchsorted(ends, threshold, right=True).clamp(max=ends.shape[-1] - 1)
     size = sums.gather(1, block)
-    # Rounding may leave the block: back into it, as a token next to it may have no weight at all.
+    # Rounding may put the threshold outside the block; clamp it, since a token beyond the edge may
+    # have no weight at all.
     share = ((threshold - (ends.gather(1, block) - size)) / size).clamp(0, _BELOW_ONE)
     within = _of_block(weights, block[:, 0]).double().cumsum(dim=-1)
     token = torch.searchsorted(within, share * within[:, -1:], right=True).clamp(max=_BLOCK - 1)
@@ -163,12 +169,12 @@ def _of_block(blocks: Tensor, number: Tensor) -> Tensor:
 
 
 def filtered(logits: Tensor, top_p: Tensor, top_k: Tensor | None = None, min_p: Tensor | None = None) -> Tensor:
-    """Return the probabilities [rows, vocabulary] of logits at their temperature, 0 for tokens that
-    are filtered out; the others are not rescaled, so a row may sum to less than 1. Arguments are as
-    in `choose`.
+    """Return the probabilities [rows, vocabulary] of logits that are divided by their temperature
+    already, with 0 for tokens that are filtered out; the others are not rescaled, so a row may sum
+    to less than 1. Limits are as in `choose`.
 
-    As in Transformers' warpers: top-k, with all ties at its edge; then top-p on the rest; then
-    min-p.
+    The order is that of Transformers' warpers: top-k, with all ties at its edge; then top-p on the
+    rest; then min-p.
     """
     if top_k is not None:
         # All but each row's `top_k` highest are set to minus infinity.
@@ -181,10 +187,9 @@ def filtered(logits: Tensor, top_p: Tensor, top_k: Tensor | None = None, min_p: 
     probabilities = logits.softmax(dim=-1)
     limited_rows = top_p < 1
     if bool(limited_rows.any()):
-        # All but the fewest likeliest tokens that reach `top_p` are set to zero; of equal ones the
-        # first stays. A row with `top_p` 1 keeps all, whatever the other rows have.
-        # To sort a whole vocabulary takes longer than to compute its logits, and few tokens
-        # suffice.
+        # Only the fewest likeliest tokens that reach `top_p` are kept; of equal ones the first. A
+        # row with `top_p` 1 keeps all, whatever the other rows have. Sorting a whole vocabulary
+        # takes longer than computing its logits, so a few of the likeliest are tried first.
         most = min(_LIKELY, probabilities.shape[-1])
         sorted_probs = probabilities.topk(most, dim=-1).values
         within = (sorted_probs.cumsum(dim=-1) - sorted_probs < top_p[:, None]).sum(dim=-1, keepdim=True)

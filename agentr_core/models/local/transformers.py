@@ -28,11 +28,11 @@ class TransformersModel:
     """A ChatModel on any causal language model that Transformers can run with full or sliding
     attention.
 
-    Reply i of a request is drawn from the stream (seed, i), whatever else is in the batch. Only
-    rounding, in the last bits of the logits, still depends on the batch and on the prefix cache. In
-    float32 the tokens were the same in all tests. In bfloat16 a logit is accurate to 0.4%, so two
-    almost equally likely tokens can change places. Logits become weights in float32, and sums of
-    weights are in float64.
+    Reply i of a request is drawn from the random stream (seed, i), whatever else is in the batch.
+    Only rounding, in the last bits of the logits, still depends on the batch and on the prefix
+    cache. In float32 the tokens were the same in all tests. In bfloat16 a logit is accurate to
+    0.4%, so two almost equally likely tokens can change places. Token probabilities are computed in
+    float32 or wider, and summed in float64.
 
     Log-probabilities are the model's own, at temperature 1 and before any penalty or filter. Stop
     strings are looked for in the text without special tokens. All computing is done in one worker
@@ -80,7 +80,7 @@ class TransformersModel:
         prefix_cache_bytes: int = 1 << 30,
         at: datetime | None = None,
     ) -> TransformersModel:
-        """Return the model of a directory, named after it.
+        """Return the model of a directory, named after the directory.
 
         Args:
             path: A Hugging Face model directory with safetensors, a tokenizer and a chat template.
@@ -96,7 +96,8 @@ class TransformersModel:
         Raises:
             ModelDirectoryError: the directory is unsound, or its architecture cannot be decoded
                 here.
-            ConfigError: an unknown dtype or device, or a context longer than the model's.
+            ConfigError: an unknown dtype or device, a context longer than the model's, or no
+                context length here or in the model's configuration.
         """
         from agentr_core.models.local.loading import load_model
 
@@ -112,21 +113,21 @@ class TransformersModel:
         )
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
-        """Return the replies; requests with equal prompts share one prefill.
+        """Return the replies to each request; requests with equal prompts share one prefill.
 
         Raises `PromptTooLong` before anything is computed, `DataFault` for a conversation that the
-        chat template refuses or with a token that the model cannot read, and `ModelFault` after
-        `close` or when the computation breaks.
+        chat template refuses or with a token that the model has no embedding for, and `ModelFault`
+        after `close` or when the computation fails.
         """
         self._opened()
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._generate, tuple(requests))
 
     def count_tokens(self, request: Request) -> int:
-        """Return the number of prompt tokens, the header of the reply included."""
+        """Return the number of prompt tokens, including the header of the reply."""
         return len(self._prompt(request.messages))
 
     def cached_share(self) -> float:
-        """Return the share of prompt tokens so far that came from the prefix cache, in [0, 1];
+        """Return the share of all prompt tokens so far that came from the prefix cache, in [0, 1];
         equal prompts of a batch count once.
         """
         prefill = self._decoder.prefill if self._decoder else None
@@ -141,24 +142,24 @@ class TransformersModel:
 
     def passes(self) -> int:
         """Return the number of forward passes begun so far, from which another thread sees that
-        work goes on.
+        work is progressing.
         """
         return self._decoder.passes if self._decoder else 0
 
     def written(self) -> int:
-        """Return the number of tokens of all replies so far, those under way included."""
+        """Return the number of tokens sampled so far, including those of replies in progress."""
         return self._decoder.written if self._decoder else 0
 
     def abandon(self) -> None:
-        """Give up the work under way at its next forward pass, and all that comes after it. Any
-        thread may call this.
+        """Make the work in progress fail at its next forward pass (`ModelFault`), and all later
+        work too. Any thread may call this.
         """
         if self._decoder is not None:
             self._decoder.given_up = True
 
     async def close(self) -> None:
-        """Free the model once the work under way is done; on CUDA, also release its memory to other
-        processes.
+        """Wait for the work in progress, then free the model; on CUDA, also release its memory to
+        other processes.
         """
         await asyncio.to_thread(self._worker.shutdown)
         self._decoder = None
@@ -205,9 +206,10 @@ class TransformersModel:
         )
 
     def _asked_for(self, requests: tuple[Request, ...]) -> tuple[list[tuple[int, ...]], list[Reply]]:
-        """Return the distinct prompts of requests as token ids, and the replies to draw, in order.
+        """Return the distinct prompts of requests as token ids, and all replies to draw, request by
+        request.
 
-        Raises `PromptTooLong`, and `DataFault` for a token that the model cannot read.
+        Raises `PromptTooLong`, and `DataFault` for a token that the model has no embedding for.
         """
         from agentr_core.models.local.decoding import Reply
 
@@ -215,7 +217,7 @@ class TransformersModel:
         replies: list[Reply] = []
         for request in requests:
             tokens = self._prompt(request.messages)
-            # On a GPU, to look up a token without an embedding would end all computing of this
+            # On a GPU, looking up a token without an embedding would break CUDA for the whole
             # process.
             if (highest := max(tokens)) >= self._readable:
                 raise DataFault(
@@ -237,7 +239,7 @@ class TransformersModel:
                     limit=min(sampling.max_new_tokens, room),
                     logprobs=sampling.logprobs,
                     stops=sampling.stop,
-                    # Within a thought that the prompt opened, an action is none yet.
+                    # The prompt opened a thought, and text in a thought is not an action.
                     until="" if self.renderer.opens_thought(tokens) else sampling.until,
                     top_k=sampling.top_k,
                     min_p=sampling.min_p,

@@ -1,4 +1,4 @@
-"""Which replies are decoded together, and in which shapes.
+"""Decides which replies are decoded together, and in which shapes.
 
 A *row* is one prompt in the key/value cache with up to `width` replies growing side by side; a
 *wave* is a set of rows decoded in step. The number of slots (rows * width) is taken from a short
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
     from agentr_core.samples.rendering import Renderer
 
 _TEXT_S = 0.01
-"""Seconds between two texts of a reply that is watched: each time it is decoded as a whole."""
+"""The least seconds between two texts of a streamed reply: each time the whole reply is decoded."""
 
-# Where a reply is cut, and a cheap test of whether a new token can have brought it there.
+# Where a reply is cut, and a cheap test of whether its last token may have completed a stop string.
 
 
 def cut_at_stop(text: str, sampling: Sampling) -> str:
-    """Return the text up to the first stop string, including it if `sampling` says so, or up to the
-    end of what `until` matches, if that comes first; the whole text when there is neither.
+    """Return the text up to the first stop string, including it if `sampling.include_stop`, or up
+    to the end of the first match of `sampling.until`, if that comes first; the whole text if there
+    is neither.
     """
     spans = [(at, at + len(stop)) for stop in sampling.stop if (at := text.find(stop)) >= 0]
     if spans:
@@ -40,8 +41,8 @@ def cut_at_stop(text: str, sampling: Sampling) -> str:
 
 
 def safe_text(text: str, sampling: Sampling) -> str:
-    """Return the text of an unfinished reply without what its next tokens may change: a character
-    that is not whole, and a beginning of a stop string.
+    """Return the text of an unfinished reply without the end that further tokens may change: an
+    incomplete character, and a beginning of a stop string.
     """
     text = cut_at_stop(text, sampling).rstrip("\N{REPLACEMENT CHARACTER}")
     pending = (size for stop in sampling.stop for size in range(1, len(stop)) if text.endswith(stop[:size]))
@@ -49,14 +50,16 @@ def safe_text(text: str, sampling: Sampling) -> str:
 
 
 def visible_text(renderer: Renderer, end_ids: Collection[int], prompt: Sequence[int], reply: Sequence[int]) -> str:
-    """Return the text of a reply after its prompt, without the token that ends its turn."""
+    """Return the text of a reply after its prompt, without the token that ends the turn."""
     return renderer.text(reply[:-1] if reply and reply[-1] in end_ids else reply, prompt)
 
 
 def listening(
     on_text: Callable[[str], None], sampling: Sampling, text_of: Callable[[Sequence[int]], str]
 ) -> Callable[[Sequence[int]], None]:
-    """Return a function of the tokens of a reply so far that passes their text on now and then."""
+    """Return a function that is called with the tokens of a reply so far and passes their text to
+    `on_text`, at most every 10 ms.
+    """
     due = 0.0
 
     def pass_on(tokens: Sequence[int]) -> None:
@@ -69,8 +72,8 @@ def listening(
 
 
 def ids_within(ids: Sequence[int], text: str, text_of: Callable[[Sequence[int]], str]) -> tuple[int, ...]:
-    """Return the fewest first ids whose text, as `text_of` gives it, has all of a text that they
-    begin with.
+    """Return the shortest beginning of `ids` whose text covers `text`, which is a beginning of the
+    text of all of them. `text_of` decodes ids.
     """
     count = len(ids)
     while count > 0 and len(text_of(ids[: count - 1])) >= len(text):
@@ -91,8 +94,9 @@ def generation(
     """Return the reply that was sampled as `tokens`, cut where `sampling` ends it.
 
     Args:
-        ended: whether the model ended it, not its limit of tokens.
-        logprobs: one for each token, or none.
+        end_ids: the token ids that end a turn.
+        ended: whether the model ended the reply, and not the limit of its tokens.
+        logprobs: one for each token; None if they were not asked for.
     """
     text_of = partial(visible_text, renderer, end_ids, prompt)
     full_text, ids = text_of(tokens), tuple(tokens)
@@ -113,7 +117,7 @@ def generation(
 
 
 class StopWatch:
-    """A detector of the first token after which a reply contains a stop string, or a match of
+    """A detector of the first token with which a reply contains a stop string, or a match of
     `until`.
 
     Decoding a whole reply at every token is slow, so it is done only after a token whose own text
@@ -144,7 +148,8 @@ class StopWatch:
 
 
 MAX_WIDTH = 8
-"""The most replies that share one row: each adds one column per step that the others must skip."""
+"""The most replies that share one row: each adds one column per step that is masked for the others.
+"""
 LEAST_SLOTS = 16
 _COLUMNS = 64
 
@@ -168,9 +173,9 @@ class Wave:
 def plan(lengths: Sequence[int], replies: Sequence[Sequence[int]], *, max_batch: int, max_width: int) -> list[Wave]:
     """Return waves of at most `max_batch` slots (one row at least) that cover every reply once.
 
-    `lengths[p]` is the number of tokens of prompt p, `replies[p]` the replies wanted for it. Rows
-    of equal width go together, shorter prompts first, so that little of a wave's attention falls on
-    padding.
+    `lengths[p]` is the number of tokens of prompt p, `replies[p]` the numbers of the replies to it.
+    Rows of equal width go together, shorter prompts first, so that little of a wave's attention
+    falls on padding. A row has at most `max_width` replies.
     """
     by_width: dict[int, list[Row]] = {}
     for prompt, indices in enumerate(replies):

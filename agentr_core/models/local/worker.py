@@ -1,7 +1,8 @@
 """A worker process: `python -m agentr_core.models.local.worker DESCRIPTOR`, started by `workers`.
 
-It loads one model and answers the batches that come through a socket, one after another, with signs
-that it is at work in between. It ends when the process that started it ends or closes the socket.
+It loads one model and answers the batches that come through the socket DESCRIPTOR, one after
+another. While it computes, it sends signs that it is making progress. It ends when the process that
+started it ends or closes the socket.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from agentr_core.models.local.workers import Batch, Loading, LoadReport, Reload,
 from agentr_core.system import end_with_parent, importing, keep_freed_memory
 
 _SIGN_S = 0.25
-"""Seconds between two signs of work, at least."""
+"""The least seconds between two signs of progress."""
 
 
 def main(arguments: list[str]) -> int:
@@ -59,7 +60,8 @@ async def serve(connection: Connection) -> int:
         except AgentrError as error:
             connection.send(error)
         except Exception as error:
-            # The fault of a single request, perhaps; the others of its batch are then sent again.
+            # One request alone may be at fault; the batcher then sends the others of its batch
+            # again.
             traceback.print_exc()
             connection.send(ModelFault(f"model {model.name} failed with {type(error).__name__}: {error}"))
 
@@ -68,7 +70,7 @@ async def _answer(model: TransformersModel, message: Batch | Reload, connection:
     if isinstance(message, Reload):
         await model.reload(message.weights)
         return None
-    # The decoding thread sends texts, this one signs of work.
+    # The decoding thread sends texts, and this one signs of progress.
     sending = threading.Lock()
 
     def send(sign: Text | Working) -> None:
@@ -86,7 +88,8 @@ async def _answer(model: TransformersModel, message: Batch | Reload, connection:
     passes = model.passes()
     while not generation.done():
         await asyncio.wait({generation}, timeout=_SIGN_S)
-        # No sign without a further forward pass: computing may hang while this thread goes on.
+        # Send no sign without a further forward pass: the computation may hang while this thread
+        # goes on.
         if not generation.done() and model.passes() > passes:
             passes = model.passes()
             send(Working(model.written()))

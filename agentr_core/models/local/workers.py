@@ -1,6 +1,6 @@
 """One model in several worker processes, each with its own threads, device and prefix cache.
 
-Threads of one process wait for each other at every operation; with small models this costs more
+The threads of one process wait for each other at every operation; with small models this costs more
 than they gain.
 """
 
@@ -47,7 +47,7 @@ class Loading:
     at: datetime | None
 
     def load(self) -> TransformersModel:
-        """Return the model in this process. Raises as `TransformersModel.load`."""
+        """Return the model, loaded in this process. Raises what `TransformersModel.load` raises."""
         return TransformersModel.load(
             self.path,
             dtype=self.dtype,
@@ -70,15 +70,15 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reload:
-    """An order to take over the weights of a file; the worker answers None."""
+    """An order to replace the weights by those of a file; the worker answers None."""
 
     weights: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """An order for replies. Of the requests with the numbers in `streamed`, the text so far is
-    told.
+    """An order for replies. While the worker decodes those of the requests whose indices are in
+    `streamed`, it sends their text so far.
     """
 
     requests: tuple[Request, ...]
@@ -86,7 +86,7 @@ class Batch:
 
 
 class Text(NamedTuple):
-    """The text so far of the reply to the request with a number."""
+    """The text so far of the reply to the request with index `number`."""
 
     number: int
     text: str
@@ -94,9 +94,9 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Working:
-    """A worker's sign that the work under way goes on; the answer is still to come.
+    """A worker's sign that it is making progress; the answer is still to come.
 
-    `written` counts the tokens of all replies so far.
+    `written` counts all tokens that it has sampled so far.
     """
 
     written: int
@@ -105,7 +105,7 @@ class Working:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replies:
     """The replies to a batch; the share of all prompt tokens so far that came from the cache, in
-    [0, 1]; and the number of tokens of all replies so far.
+    [0, 1]; and the number of all tokens sampled so far.
     """
 
     replies: list[list[Generation]]
@@ -115,10 +115,10 @@ class Replies:
 
 _WORKER = "agentr_core.models.local.worker"
 _RESTARTS = 3
-"""The most times that a worker which died or hung is restarted."""
+"""The most times that a worker is restarted after it died or hung."""
 _ENDING_SECONDS = 10.0
 _LOOK_SECONDS = 0.2
-"""How often loading looks whether it is still wanted."""
+"""Seconds between two checks whether the model is still wanted while it loads."""
 _LEAST_BATCH = 32
 """The fewest replies at once for which `auto` adds a worker."""
 
@@ -130,8 +130,8 @@ def load_local(
     processes.
 
     `auto` means one for each GPU if the device is a GPU, otherwise one for each processor, as long
-    as each decodes at least 32 replies at once. A worker process that is silent for `patience`
-    seconds is restarted. Raises as `TransformersModel.load` and `Workers.load`.
+    as each decodes at least 32 replies at once. A worker process that gives no sign of progress for
+    `patience` seconds is restarted. Raises what `TransformersModel.load` and `Workers.load` raise.
     """
     devices = _devices(loading, workers)
     if len(devices) == 1:
@@ -140,13 +140,13 @@ def load_local(
 
 
 def worker_count(model: ModelConfig) -> int:
-    """Return in how many processes a model samples on a CPU of this machine."""
+    """Return the number of processes in which a model samples on a CPU of this machine."""
     most = max(1, model.max_batch // _LEAST_BATCH)
     return min(processors(), most) if model.workers == "auto" else model.workers
 
 
 def _devices(loading: Loading, workers: int | Literal["auto"]) -> list[str]:
-    """Return the device of each worker."""
+    """Return the device of each worker; one device means no worker processes."""
     if loading.device in ("auto", "cuda"):
         import torch
 
@@ -168,7 +168,7 @@ class Worker:
         loading: The model that it loads.
         threads: The threads of its process on a CPU.
         renderer: The renderer of the model's directory, to count tokens with.
-        patience: The seconds after which a process that gives no sign of work counts as hung.
+        patience: The seconds without a sign of progress after which a process counts as hung.
     """
 
     def __init__(self, loading: Loading, *, threads: int, renderer: Renderer, patience: float) -> None:
@@ -186,7 +186,7 @@ class Worker:
         self._deaths = 0
         self._given_up = ""
         self._closed = False
-        # Whoever starts or kills the process holds it, so that none is started after the last one
+        # Held while the process is started or killed, so that none is started after the last one
         # was killed.
         self._change = threading.Lock()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
@@ -195,30 +195,31 @@ class Worker:
         self._start()
 
     def begin(self) -> Future[None]:
-        """Have the model loaded, and return the future of that. It raises what loading raises, and
-        `ModelFault` if process after process dies or hangs while it loads.
+        """Start loading the model; return a future that is done when it is loaded. The future
+        raises what loading raises, and `ModelFault` if process after process dies or hangs while it
+        loads.
         """
         return self._speaker.submit(self._load)
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
-        """Return the replies. Raises as `TransformersModel.generate`, and `ModelUnavailable` if the
-        process died or hung.
+        """Return the replies to each request. Raises what `TransformersModel.generate` raises,
+        `ModelUnavailable` if the process died or hung, and `ModelFault` if this happens too often.
         """
         self._must_be_open()
         return await asyncio.get_running_loop().run_in_executor(self._speaker, self._ask, tuple(requests))
 
     async def reload(self, weights: Path) -> None:
-        """Have the process, and any that replaces it, take over the weights of a file.
+        """Replace the weights by those of a file, in the process and in any that replaces it.
 
-        Raises as `TransformersModel.reload`, and `ModelFault` if process after process died or
-        hung.
+        Raises what `TransformersModel.reload` raises, and `ModelFault` if process after process
+        died or hung.
         """
         self._must_be_open()
         self._weights = weights
         await asyncio.get_running_loop().run_in_executor(self._speaker, self._send_weights)
 
     def count_tokens(self, request: Request) -> int:
-        """Return the number of prompt tokens, the header of the reply included."""
+        """Return the number of prompt tokens, including the header of the reply."""
         return len(self._renderer.render_prompt(request.messages))
 
     def cached_share(self) -> float:
@@ -226,13 +227,13 @@ class Worker:
         return self._cached_share
 
     def written(self) -> int:
-        """Return the number of tokens of all replies so far, those under way included, and those of
+        """Return the number of tokens sampled so far, including those of replies in progress and of
         processes that have died.
         """
         return self._earlier + self._written
 
     def abandon(self) -> None:
-        """Kill the process, whatever it does: the work under way fails. Any thread may call
+        """Kill the process, even in the middle of a batch, which then fails. Any thread may call
         this.
         """
         with self._change:
@@ -240,12 +241,12 @@ class Worker:
             self._process.kill()
 
     async def close(self) -> None:
-        """End the process once the batch under way is done."""
+        """Wait for the batch in progress, then end the process."""
         self._closed = True
         await asyncio.to_thread(self.end)
 
     def end(self) -> None:
-        """Like `close`, but wait in this thread."""
+        """Do what `close` does, but wait in this thread."""
         self._closed = True
         self._speaker.shutdown()
         self._stop()
@@ -287,8 +288,8 @@ class Worker:
                 )
 
     def _load(self) -> None:
-        """Have the process load the model, and the weights that replaced the model's own. A process
-        that dies meanwhile is replaced.
+        """Have the process load the model, and then the weights that have replaced the model's own.
+        A process that dies or hangs meanwhile is replaced.
         """
         while True:
             phase = "while it loaded the model"
@@ -329,8 +330,8 @@ class Worker:
         return answer.replies
 
     def _replace(self, ending: str, error: Exception) -> None:
-        """Start a process in the place of one that has ended. Raises `ModelFault` if that was done
-        too often, or nothing more is wanted.
+        """Start a process in place of one that has ended; `ending` says how. Raises `ModelFault` if
+        this has been done too often, or after `close` or `abandon`.
         """
         self._deaths += 1
         self._earlier, self._written = self.written(), 0
@@ -340,9 +341,9 @@ class Worker:
         self._start()
 
     def _exchange(self, message: Any, listeners: Sequence[Callable[[str], None] | None] = ()) -> Any:
-        """Return the process's answer; texts that it tells before go to the listeners. Raises the
-        error that it sent, BlockingIOError if it is silent for too long, or EOFError or another
-        OSError if it is gone.
+        """Send a message and return the process's answer; texts that arrive before it go to the
+        listeners. Raises the error that the process sent, `BlockingIOError` if it is silent for too
+        long, and `EOFError` or another `OSError` if it is gone.
         """
         if self._given_up:
             raise ModelFault(self._given_up)
@@ -357,7 +358,7 @@ class Worker:
         return answer
 
     def _end_of_process(self, error: Exception) -> str:
-        """Stop the process if it still runs, and return how it ended: a sentence without its full
+        """Stop the process if it still runs; return how it ended, as a sentence without its full
         stop.
         """
         hung = isinstance(error, BlockingIOError)
@@ -393,7 +394,7 @@ class Workers:
     """A ChatModel that distributes requests among workers; all requests of a session go to the same
     one.
 
-    A seed gives the same reply on any worker. Use `load`.
+    A seed gives the same reply on any worker, up to rounding. Use `load`.
     """
 
     def __init__(self, members: Sequence[Worker]) -> None:
@@ -404,11 +405,11 @@ class Workers:
 
     @classmethod
     def load(cls, loading: Loading, *, devices: Sequence[str], processors: int, patience: float) -> Workers:
-        """Return the model once it is loaded on each of the devices; processors, batch and cache
-        are divided among the workers.
+        """Load the model on each of the devices, and return it once all have loaded it; processors,
+        batch and cache are divided among the workers.
 
-        Raises as `Worker.begin`; in a thread of `threads.in_thread` whose caller was cancelled, the
-        processes are killed.
+        If one fails, all processes are killed. Raises what the future of `Worker.begin` raises, and
+        what `check_wanted` raises if the caller was cancelled.
         """
         count = len(devices)
         share = replace(
@@ -439,7 +440,7 @@ class Workers:
         return self.members[replica_of(request.session or str(request.seed), len(self.members))]
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
-        """Return the replies. Raises as `Worker.generate`."""
+        """Return the replies to each request, in order. Raises what `Worker.generate` raises."""
         parts: dict[Worker, list[int]] = {}
         for position, request in enumerate(requests):
             parts.setdefault(self.member(request), []).append(position)
@@ -454,11 +455,13 @@ class Workers:
         return [replies[position] for position in range(len(requests))]
 
     async def reload(self, weights: Path) -> None:
-        """Have all workers take over the weights of a file. Raises as `Worker.reload`."""
+        """Replace the weights of all workers by those of a file. Raises what `Worker.reload`
+        raises.
+        """
         await asyncio.gather(*(member.reload(weights) for member in self.members))
 
     def count_tokens(self, request: Request) -> int:
-        """Return the number of prompt tokens, the header of the reply included."""
+        """Return the number of prompt tokens, including the header of the reply."""
         return self.members[0].count_tokens(request)
 
     def cached_share(self) -> float:
@@ -468,14 +471,14 @@ class Workers:
         return sum(member.cached_share() for member in self.members) / len(self.members)
 
     def written(self) -> int:
-        """Return the number of tokens of all replies so far, those under way included."""
+        """Return the number of tokens sampled so far, including those of replies in progress."""
         return sum(member.written() for member in self.members)
 
     def abandon(self) -> None:
-        """Kill all workers, whatever they do. Any thread may call this."""
+        """Kill all workers, even in the middle of a batch. Any thread may call this."""
         for member in self.members:
             member.abandon()
 
     async def close(self) -> None:
-        """End all workers once their batches are done."""
+        """Wait for the batches in progress, then end all workers."""
         await asyncio.gather(*(member.close() for member in self.members))

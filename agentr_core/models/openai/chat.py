@@ -71,8 +71,8 @@ _CHANGED_BY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """An address with its key. Raises `EndpointError` for an address or a key that cannot be
-    sent.
+    """The address of a server, and its key. Creating one raises `EndpointError` for an address or a
+    key that cannot be sent.
     """
 
     url: str
@@ -89,7 +89,7 @@ class Endpoint:
             )
 
     def options(self, server: ServerConfig) -> dict[str, Any]:
-        """Return the arguments of an OpenAI client; its own retries are off."""
+        """Return the keyword arguments of an OpenAI client; its own retries are off."""
         from openai import Timeout
 
         timeout = Timeout(
@@ -99,7 +99,7 @@ class Endpoint:
         return {"base_url": self.url, "api_key": self.key or "none", "timeout": timeout, "max_retries": 0}
 
     def redacted(self, text: str) -> str:
-        """Return a text without the key and the values of variables, in case a server repeated
+        """Return a text with the key and the values of variables masked, in case a server repeated
         one.
         """
         # Shorter values are not secrets, and removing them would damage words.
@@ -110,8 +110,8 @@ class Endpoint:
 
 
 def endpoint(server: ServerConfig, environment: Mapping[str, str]) -> Endpoint:
-    """Return the endpoint of a recipe's server. Raises `EndpointError` when an environment variable
-    that it needs is not set.
+    """Return the endpoint of a recipe's server. Raises `EndpointError` if the address, the key or
+    another environment variable that it needs is missing, or the address or key is invalid.
     """
     url = server.base_url or environment.get(server.base_url_env, "")
     if not url:
@@ -137,8 +137,8 @@ def endpoint(server: ServerConfig, environment: Mapping[str, str]) -> Endpoint:
 
 
 def served_context_length(target: Endpoint, server: ServerConfig, configured_length: int) -> int:
-    """Return the context length of a served model: the server's number, or `configured_length` if
-    that is less. Blocks.
+    """Return the context length of a served model: the server's number or `configured_length` (0:
+    not configured), whichever is less. Waits for the server.
 
     The server is always asked which models it has; a server without such a list is assumed to have
     the model.
@@ -173,8 +173,8 @@ def served_context_length(target: Endpoint, server: ServerConfig, configured_len
 
 
 def fault_of(error: Exception, target: Endpoint, server: ServerConfig) -> AgentrError:
-    """Return our error for an error of the client; it is `Transient` exactly if the same request
-    may succeed later.
+    """Return our error for an exception of the client, without secrets. It is `Transient` if and
+    only if the same request may succeed later.
     """
     from openai import APIConnectionError, APIStatusError, APITimeoutError
 
@@ -204,8 +204,8 @@ def fault_of(error: Exception, target: Endpoint, server: ServerConfig) -> Agentr
                 f"{target.url} knows no model {server.model!r}, or is not such a server ({detail}); correct "
                 "server.model or the address, which usually ends with /v1"
             )
-        # The list cannot be complete: a refusal in other words is a fault, which costs its episode
-        # and ends no path.
+        # The list of words cannot be complete: a refusal in other words is a plain fault, which
+        # costs its episode but ends no path.
         is_context_error = error.code in _CONTEXT_CODES or error.type in _CONTEXT_CODES
         if is_context_error or (status in _TOO_LONG and any(words in detail.lower() for words in _CONTEXT_WORDS)):
             return RequestTooLong(f"{target.url} refuses a conversation and its reply together ({status}): {detail}")
@@ -222,8 +222,8 @@ def fault_of(error: Exception, target: Endpoint, server: ServerConfig) -> Agentr
 
 
 def retry_after(error: Exception) -> float | None:
-    """Return the seconds that a server asks us to wait before the next try, or None if it does not
-    say.
+    """Return the seconds that a server asks clients to wait before the next try; None if it does
+    not say.
     """
     from openai import APIStatusError
 
@@ -233,8 +233,8 @@ def retry_after(error: Exception) -> float | None:
 
 
 def _message(body: object) -> str:
-    """Return what the body of an error says. The client's own message has it in OpenAI's form only,
-    but many servers answer with a plain text, or have one under another name.
+    """Return the message in the body of an error response. The client finds it only in OpenAI's
+    form, but many servers answer with plain text, or put it under another name.
     """
     if isinstance(body, Mapping) and isinstance(body.get("message"), str):
         return str(body["message"])
@@ -248,7 +248,7 @@ _CACHED_PROMPTS = 4096
 _BYTES_A_TOKEN = 3
 _TOKENS_A_TURN = 4
 _TEMPLATE_TOKENS = 64
-"""Tokens set aside for what a server's template adds to ours: a date, a default system turn."""
+"""Tokens reserved for what a server's template adds to ours: a date, a default system message."""
 _MOST_TEMPLATE_TOKENS = 1024
 _MOST_TOKENS_A_TURN = 16
 _LEAST_SHARE = 8
@@ -262,8 +262,8 @@ class _Prompt(NamedTuple):
 
 
 class OpenAIModel:
-    """A ChatModel on a server. Requests go out at once, at most `server.concurrency` at a time; the
-    server batches them.
+    """A ChatModel on a server. Requests are sent without batching, at most `server.concurrency` at
+    a time; the server batches them.
 
     It is up to the server whether a seed always gives the same reply, whatever else the server
     does. Replies carry token ids if the server returns them (`server.token_ids`); otherwise
@@ -297,14 +297,15 @@ class OpenAIModel:
 
     @classmethod
     def connect(cls, target: Endpoint, server: ServerConfig, *, context_length: int = 0) -> OpenAIModel:
-        """Return the model of a server, after asking the server whether it has that model. Blocks.
+        """Return the model of a server, after asking the server whether it has that model. Waits
+        for the server.
 
         Args:
             context_length: the most tokens of a prompt and its reply, if fewer than the server's
                 limit; 0 means that limit.
 
-        Raises as `served_context_length`, and `ModelDirectoryError` when `server.tokenizer`
-        cannot be loaded.
+        Raises what `served_context_length` raises, and `ModelDirectoryError` when
+        `server.tokenizer` cannot be loaded.
         """
         length = served_context_length(target, server, context_length)
         # The renderer only counts tokens: every date has about as many, and the server prints its
@@ -314,7 +315,8 @@ class OpenAIModel:
         return cls(target, server, context_length=length, renderer=renderer)
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
-        """Return the replies; when one request fails for good, the others are cancelled.
+        """Return the replies to each request; when one request fails for good, the others are
+        cancelled.
 
         Near the end of the context the server is first asked for a reply of one token, which
         reveals the prompt's length in its own template; then for as many tokens as are left.
@@ -325,6 +327,8 @@ class OpenAIModel:
             ModelUnavailable, MalformedReply: the server gave no usable reply within
                 `server.max_retries` further tries.
             EndpointError: the server refuses the key or the model's name, or the account is empty.
+            ConfigError: the request needs something that the recipe does not say the server
+                supports.
             ModelFault: the server refuses the request, or calls a short one too long; or the model
                 is closed.
         """
@@ -353,8 +357,8 @@ class OpenAIModel:
             except RequestTooLong:
                 refused = True
         remaining = self.context_length - await self._measure(request)
-        # What was refused would be refused again.
-        # The limit is halved as long as the server refuses.
+        # What was refused would be refused again, so that limit is halved at once, and then as long
+        # as the server refuses.
         limit = max_tokens // 2 if refused and remaining >= max_tokens else min(max_tokens, remaining)
         refusal = None
         while limit > 0:
@@ -376,17 +380,17 @@ class OpenAIModel:
     # A refusal alone ends no path: each server words it differently, and length is not the only
     # reason. Nothing is learned from earlier requests: a reply must not depend on them.
     async def _measure(self, request: Request) -> int:
-        """Return the server's count of the tokens in a prompt, or our own if the server does not
-        tell.
+        """Return the server's count of the tokens in a prompt, or our own if the server refuses to
+        reply with a single token.
 
-        Raises `PromptTooLong` when the server refuses a reply of one token and the prompt may be
-        too long; `ModelFault` when it cannot be.
+        Raises `PromptTooLong` when the server finds the prompt and one token too long, which is
+        plausible for its size; `ModelFault` when it is not.
         """
         (body,) = bodies(replace(request, n=1, sampling=Sampling(max_new_tokens=1)), self._server, 1)
         try:
             tokens = await self._ask(body, read_prompt_tokens)
         except RequestTooLong as refusal:
-            # For any tokenizer: a token has at least one byte.
+            # An upper bound for any tokenizer, since a token has at least one byte.
             turns = sum(_MOST_TOKENS_A_TURN + len(message.text.encode()) for message in request.messages)
             max_tokens = turns + self._share(_MOST_TEMPLATE_TOKENS)
             if max_tokens < self.context_length:
@@ -408,14 +412,14 @@ class OpenAIModel:
         return tokens
 
     def _share(self, tokens: int) -> int:
-        """Return the number of tokens set aside for an unknown template: `tokens`, but at most an
+        """Return the number of tokens to reserve for an unknown template: `tokens`, but at most an
         eighth of the context.
         """
         return min(tokens, self.context_length // _LEAST_SHARE)
 
     async def _ask(self, body: dict[str, Any], read: Callable[[bytes], T]) -> T:
-        """Return what `read` makes of the answer to one HTTP request, tried as often as the policy
-        allows.
+        """Send an HTTP request, as often as the retry policy allows, and return what `read` makes
+        of the response body. Raises the last fault as `fault_of` gives it.
         """
         from openai import OpenAIError
 

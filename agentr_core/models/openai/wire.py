@@ -1,5 +1,5 @@
-"""Requests and replies in OpenAI's chat-completions form. Pure: sending and receiving is up to the
-caller.
+"""Requests and replies in the form of OpenAI's chat-completions protocol. Pure functions: the
+caller sends and receives.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from agentr_core.protocols import HIGHEST_LOGPROB, MOST_TOKENS
 from agentr_core.recipes.models import ServerConfig
 from agentr_core.types import Generation, Message, Request, Sampling
 
-# Translates native tool calls between our turns and the fields of OpenAI's protocol.
+# Translates native tool calls between our messages and the fields of OpenAI's protocol.
 #
-# Our turns hold a call as text, which `episodes.transcript` reads. The protocol has calls in
+# Our messages hold a call as text, which `episodes.transcript` parses. The protocol has calls in
 # `tool_calls` of the assistant's message, each with an id that the message with its result repeats.
 
 
 class ToldCall(NamedTuple):
-    """A call as a server reports it; its arguments are JSON, or the model's attempt at it."""
+    """A call as a server reports it; `arguments` is JSON, or what the model wrote in its place."""
 
     name: str
     arguments: str
 
 
 def offered(messages: Sequence[Message]) -> dict[str, Any]:
-    """Return the fields of a request that offer the tools of a conversation; none if it has no
-    tools. A reply may call several times: a server that cuts all but the first call out of it would
-    tell a text that is not that of its tokens.
+    """Return the fields of a request that offer the tools of a conversation; empty without tools.
+    Parallel calls are allowed: a server that drops all calls but the first would report a text that
+    does not match the reply's tokens.
     """
     if not messages or messages[0].role != "tools":
         return {}
@@ -43,8 +43,8 @@ def offered(messages: Sequence[Message]) -> dict[str, Any]:
 
 
 def argument_text(arguments: str | Mapping[str, Any] | None) -> str:
-    """Return the arguments of a call as JSON; the protocol has them so, but some programs send the
-    object itself, or nothing where there are none.
+    """Return the arguments of a call as JSON. The protocol has JSON text, but some programs send
+    the object itself, or nothing if there are no arguments.
     """
     if isinstance(arguments, str):
         return arguments
@@ -52,9 +52,11 @@ def argument_text(arguments: str | Mapping[str, Any] | None) -> str:
 
 
 def wire_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the messages of a request. Calls that cannot be read, or whose results are fewer than
-    they are, as where a window left some out, are sent as plain text; so are results without their
-    calls.
+    """Return the messages of a request in the protocol's form.
+
+    An assistant's turn is sent as plain text if its calls cannot be parsed, or if fewer results
+    than calls follow it, as where a context window has dropped some. A result without its call is
+    sent as the user's text.
     """
     turns = [message for message in messages if message.role != "tools"]
     result: list[dict[str, Any]] = []
@@ -68,8 +70,8 @@ def wire_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         if not 0 < len(calls) <= num_results:
             result.append({"role": "user" if message.role == "tool" else message.role, "content": message.text})
             continue
-        # Some servers require nine letters and digits. A turn with a result follows each call, so
-        # no other has these numbers.
+        # Some servers require ids of nine letters and digits. Each call is followed by a message
+        # with its result, so the numbers of two turns never overlap.
         open_ids = [f"call{index + number:05}" for number in range(len(calls))]
         tool_calls = [
             {
@@ -84,17 +86,17 @@ def wire_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def reply_text(content: str, calls: Iterable[ToldCall]) -> str:
-    """Return a reply as the text that the world reads: its content, then its calls."""
+    """Return a reply as the text that the environment reads: its content, followed by its calls."""
     text = content.strip() if (call_list := list(calls)) else content
     for name, arguments in call_list:
         text = call_text(name, arguments.strip() or "{}", beside=text)
     return text
 
 
-# A reply in a server's answer: its text, how it ended, and whether it is whole.
+# A reply in a server's answer: its text, how it ended, and whether it is complete.
 #
-# Servers that follow OpenAI's protocol differ in some fields of a reply. What is read here beyond
-# the protocol is what such servers are known to send.
+# Servers that follow OpenAI's protocol differ in some fields of a reply. Fields beyond the protocol
+# are read here where such servers are known to send them.
 
 Tokens = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 """A token id, or a number of tokens."""
@@ -119,10 +121,11 @@ ENDINGS: Final[dict[str, Ending]] = {
     "refusal": "content_filter",
     "safety": "content_filter",
 }
-"""The finish reasons of servers, in lower case, in terms of OpenAI's: of Together, TGI, WatsonX and
-Mistral, and of gateways that pass on those of Anthropic, Bedrock, Cohere and Gemini.
+"""The finish reasons of servers, in lower case, and OpenAI's terms for them: those of Together,
+TGI, WatsonX and Mistral, and of gateways that pass on those of Anthropic, Bedrock, Cohere and
+Gemini.
 
-Missing are reasons of replies that broke off, such as `abort` and `error`.
+Reasons of replies that broke off, such as `abort` and `error`, are left out on purpose.
 """
 _TEXT_PARTS = ("text", "output_text")
 _THOUGHT_PARTS = ("thinking", "reasoning")
@@ -145,7 +148,7 @@ class Strict(BaseModel):
 class _Function(Strict):
     name: str
     arguments: str | dict[str, Any] | None = None
-    """The protocol has JSON as text here; llama.cpp has sent the object itself."""
+    """JSON text in the protocol; llama.cpp has sent the object itself."""
 
 
 class _ToolCall(Strict):
@@ -160,7 +163,7 @@ class _Part(Strict):
 
 class _Message(Strict):
     content: str | list[_Part] | None = None
-    """Text, or parts, as Mistral's reasoning models send them."""
+    """Text, or a list of parts as Mistral's reasoning models send it."""
     refusal: str | None = None
     tool_calls: list[_ToolCall] | None = None
     reasoning_content: Any = None
@@ -170,22 +173,22 @@ class _Message(Strict):
 
     @property
     def parts(self) -> list[_Part]:
-        """The content in parts."""
+        """The content as a list of parts."""
         return [_Part(type="text", text=self.content)] if isinstance(self.content, str) else self.content or []
 
     @property
     def text(self) -> str:
-        """The content as one text, without a thought."""
+        """The content as one text, without thoughts."""
         return "".join(part.text or "" for part in self.parts if part.type in _TEXT_PARTS)
 
     @property
     def withheld(self) -> str | None:
-        """The words in which the server or the model refuses."""
+        """The words in which the server or the model refuses; None if it does not."""
         return self.refusal or next((part.refusal for part in self.parts if part.refusal), None)
 
     @property
     def thinks(self) -> bool:
-        """Whether the server reports a thought apart from the text."""
+        """Whether the server reports a thought separately from the text."""
         return bool(self.reasoning_content or self.reasoning or self.reasoning_details) or any(
             p.type in _THOUGHT_PARTS for p in self.parts
         )
@@ -212,28 +215,31 @@ class Choice(Strict):
 
     @property
     def ending(self) -> Ending | None:
-        """How the reply ended, in OpenAI's terms; None where that is not known."""
+        """How the reply ended, in OpenAI's terms; None if that is unknown."""
         return ENDINGS.get((self.finish_reason or "").lower())
 
     @property
     def is_cut(self) -> bool:
-        """Whether the reply reached a limit of tokens."""
+        """Whether the reply was cut by a token limit."""
         return self.ending == "length"
 
     @property
     def text(self) -> str:
-        """What the reply says, its calls included, before it is cut at stop strings."""
+        """The text of the reply, including its calls, before it is cut at stop strings."""
         calls = [call.function for call in self.message.tool_calls or ()]
         return reply_text(self.message.text, [ToldCall(call.name, argument_text(call.arguments)) for call in calls])
 
     def check(self, total: int, tools: Sequence[str], *, helper: bool = False) -> None:
-        """Raise unless this is a whole reply of the model. `total` is the number of tokens in the
-        server's answer, `tools` are the names of the tools that were offered; what a `helper` may
-        say says `Request`.
+        """Raise unless this is a complete reply of the model.
+
+        Args:
+            total: the number of tokens in the server's answer, for messages.
+            tools: the names of the tools that were offered.
+            helper: `Request.helper`; a thought that was cut is then accepted.
 
         Raises:
-            MalformedReply: it is not whole, empty, or no more than a thought that was cut.
-            ModelFault: it was withheld, or calls a tool where none was offered.
+            MalformedReply: it is incomplete, empty, or no more than a thought that was cut.
+            ModelFault: it was withheld, or calls a tool although none was offered.
         """
         message = self.message
         if message.withheld or self.ending == "content_filter":
@@ -328,7 +334,8 @@ def bodies(request: Request, server: ServerConfig, limit: int) -> list[dict[str,
         "top_p": sampling.top_p,
         server.max_tokens_field: limit,
     }
-    # The settings beyond the protocol that the server supports, including those of no effect.
+    # Settings beyond the protocol are sent if the server supports them, even with a value that has
+    # no effect.
     extra = {"top_k": sampling.top_k, "min_p": sampling.min_p, "repetition_penalty": sampling.repetition_penalty}
     plain = Sampling()
     if unsupported_fields := [
@@ -367,10 +374,12 @@ def read_completion(payload: bytes, request: Request, *, n: int, limit: int) -> 
     always the server's.
 
     Raises:
-        MalformedReply: the body is cut off or breaks the protocol, or has a wrong number of replies
-            or an empty reply, or one that ends within its thought. An empty reply is accepted as
-            the model's choice only when token ids prove that the model generated it.
-        ModelFault: the model refused, was filtered, or called a tool.
+        MalformedReply: the body is truncated or breaks the protocol, or has a wrong number of
+            replies or an empty reply, or one that ends within its thought (unless
+            `request.helper`). An empty reply is accepted as the model's choice only when token ids
+            prove that the model generated it.
+        ModelFault: a reply was withheld, calls a tool although none was offered, or lacks the
+            log-probabilities that were asked for.
     """
     try:
         completion = _Completion.model_validate_json(payload)
@@ -387,7 +396,7 @@ def read_completion(payload: bytes, request: Request, *, n: int, limit: int) -> 
         )
     if numbers != list(range(n)):
         raise MalformedReply(f"{n} replies were asked for and {n} came, numbered {', '.join(map(str, numbers))}")
-    # One that is no function is known by its type: an agent of the gateway may offer any.
+    # A tool other than a function is named by its type: an agent behind the gateway may offer any.
     tools = offered(request.messages).get("tools", ())
     tools = [str((tool.get("function") or {}).get("name") or tool.get("type")) for tool in tools]
     for choice in choices:
@@ -400,8 +409,8 @@ def read_completion(payload: bytes, request: Request, *, n: int, limit: int) -> 
 
 
 def read_prompt_tokens(payload: bytes) -> int:
-    """Return how many tokens the server counted in the prompt of a response. Raises
-    `MalformedReply`.
+    """Return the number of prompt tokens that the server counted, from a response body. Raises
+    `MalformedReply` if it is missing.
     """
     try:
         return _UsageOnly.model_validate_json(payload).usage.prompt_tokens
@@ -410,8 +419,8 @@ def read_prompt_tokens(payload: bytes) -> int:
 
 
 def read_models(payload: bytes) -> dict[str, int | None]:
-    """Return the context length of each model that a server lists, None where it gives none. Raises
-    `MalformedReply`.
+    """Return the context length of each model that a server lists, by the model's id; None where it
+    gives none. Raises `MalformedReply`.
     """
     try:
         return {model.id: model.max_model_len for model in _ModelList.model_validate_json(payload).data}
@@ -422,12 +431,13 @@ def read_models(payload: bytes) -> dict[str, int | None]:
 def _generation(choice: Choice, sampling: Sampling, *, prompt: int, count: int) -> Generation:
     text = choice.text
     ended_by = choice.stop_reason
-    # A server that nevertheless omits the stop string says which one it was.
+    # A server that omits the stop string nevertheless reports which one it was.
     if sampling.include_stop and ended_by in sampling.stop and not any(stop in text for stop in sampling.stop):
         text += str(ended_by)
     text = cut_at_stop(text, sampling)
     shortened = bool(sampling.until) and text != choice.text
-    # Whose tokens a server reports beyond a text that was cut, nobody here can tell.
+    # After a cut by `until`, it is unknown which of the reported tokens belong to the text that
+    # remains.
     untraceable = shortened or (bool(sampling.until) and choice.stop_reason is not None)
     logprobs = None
     if sampling.logprobs and not untraceable:
@@ -450,7 +460,9 @@ def _generation(choice: Choice, sampling: Sampling, *, prompt: int, count: int) 
 
 
 def _completion_tokens(choices: Sequence[Choice], total: int, limit: int) -> list[int]:
-    """Return the number of tokens of each choice."""
+    """Return the number of tokens of each choice: counted, or estimated from the total as
+    `read_completion` says.
+    """
     if all(choice.token_ids is not None for choice in choices):
         return [len(choice.token_ids or ()) for choice in choices]
     if len(choices) == 1:
@@ -465,8 +477,8 @@ def _completion_tokens(choices: Sequence[Choice], total: int, limit: int) -> lis
 
 
 def _shares(total: int, weights: Sequence[int]) -> list[int]:
-    """Return whole numbers in proportion to the weights that sum to `total`; zeros where all
-    weights are zero.
+    """Return integers in proportion to the weights that sum to `total`; zeros if all weights are
+    zero.
     """
     weight_sum = sum(weights)
     if not weight_sum:

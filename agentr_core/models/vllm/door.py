@@ -37,10 +37,11 @@ _SILENCE_SECONDS = 30.0
 
 
 class State(BaseModel):
-    """The answer of the door: no addresses while replicas start, and a `fault` if they cannot.
+    """The answer of the door: `addresses` is empty while replicas start, and `fault` says why if
+    they cannot.
 
-    `seeds` and `options` are those of `model.vllm` with which the door was opened; no wish changes
-    them.
+    `seeds` and `options` are the settings of `model.vllm` with which `agentr models serve` was
+    started; no request changes them.
     """
 
     model: Path
@@ -52,7 +53,7 @@ class State(BaseModel):
 
 
 class ServeRequest(BaseModel):
-    """A request to the door to serve a model directory, with the number format and context of a
+    """A request to the door to serve a model directory, with the dtype and context length of a
     recipe.
 
     `suspected` are addresses of replicas that failed a request; they are checked before the door
@@ -66,7 +67,7 @@ class ServeRequest(BaseModel):
 
 
 class ReplicaMonitor:
-    """The watcher of the replicas, which answers for the door. Thread-safe."""
+    """Watches the replicas, and answers for the door. Thread-safe."""
 
     def __init__(self, replicas: Replicas, model: ModelConfig, *, tell: Callable[[str], None]) -> None:
         self._replicas = replicas
@@ -81,7 +82,7 @@ class ReplicaMonitor:
         return self._state
 
     def look(self) -> State:
-        """Check the replicas, restart those that died, and return the state of all."""
+        """Check the replicas, restart those that died, and return the new state."""
         with self._lock:
             try:
                 addresses = self._replicas.advance() or ()
@@ -91,8 +92,9 @@ class ReplicaMonitor:
             return self._state
 
     def serve(self, request: ServeRequest) -> State:
-        """Make the replicas serve what is wished for, unless they already do; return their state.
-        Raises `UserError` for what cannot be served.
+        """Make the replicas serve the requested model, unless they already do, without waiting
+        until they are ready; return their state. Raises `UserError` for a model that cannot be
+        served.
         """
         config = replace(
             self._model, path=str(request.model), dtype=request.dtype, context_length=request.context_length
@@ -108,7 +110,7 @@ class ReplicaMonitor:
         return self.look() if request.suspected else self._state
 
     def watch(self, stop: threading.Event) -> None:
-        """Check the replicas regularly until told to stop."""
+        """Check the replicas every second until `stop` is set."""
         while not stop.wait(_POLL_SECONDS):
             self.look()
 
@@ -126,8 +128,8 @@ class ReplicaMonitor:
 
 @contextmanager
 def open_control_server(monitor: ReplicaMonitor, port: int) -> Iterator[str]:
-    """Answer requests at a port of this machine during the block, and yield the address. Raises
-    `ConfigError`.
+    """Answer requests at a port of this machine during the block, and yield the door's address.
+    Raises `ConfigError` if the port cannot be used.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -181,11 +183,11 @@ def open_control_server(monitor: ReplicaMonitor, port: int) -> Iterator[str]:
 
 
 def _forbidden(headers: Message) -> tuple[int, str] | None:
-    """Return the status and reason for refusing a request that a web page made a browser send, or
-    None.
+    """Return the status and reason for refusing a request that a web page made a browser send; None
+    for any other.
 
-    A browser names the page in `Origin`; a page whose own name resolves to this machine has that
-    name in `Host`.
+    A browser names the page in `Origin`; a page whose own name resolves to this machine (DNS
+    rebinding) has that name in `Host`.
     """
     if headers.get("Origin") is not None:
         return 403, "web pages are not answered here"
@@ -195,17 +197,19 @@ def _forbidden(headers: Message) -> tuple[int, str] | None:
 
 
 def _unreadable(headers: Message) -> tuple[int, str] | None:
-    """Return the status and reason for refusing a request whose body will not be read, or None."""
+    """Return the status and reason for refusing a request by the headers of its body; None if the
+    body may be read.
+    """
     # A web page can make a browser post to this machine, but not with this content type.
     if headers.get("Content-Type") != _JSON:
-        return 415, f"a wish is of the type {_JSON}"
+        return 415, f"the content type of a request is {_JSON}"
     length = headers.get("Content-Length")
     if length is None:
-        return 411, "a wish says how long it is"
+        return 411, "a request says the length of its body"
     if not (length.isascii() and length.isdecimal()):
-        return 400, "the length of a wish is a number of bytes"
+        return 400, "the length of a body is a number of bytes"
     if len(length) > _LENGTH_DIGITS or int(length) > _MOST_BYTES:
-        return 413, f"a wish has at most {_MOST_BYTES} bytes"
+        return 413, f"a body has at most {_MOST_BYTES} bytes"
     return None
 
 
@@ -213,8 +217,8 @@ class RemoteFleet:
     """A Fleet behind the door of this machine. If it serves weights other than those of `launch`,
     they are replaced.
 
-    When others have replaced our weights for the third time, we give up: two runs that each restore
-    their own weights would stop each other's replicas for ever.
+    When others have replaced our weights for the third time, `advance` gives up: two runs that each
+    restore their own weights would stop each other's replicas for ever.
 
     Raises `ConfigError` for an invalid address.
     """
@@ -231,10 +235,11 @@ class RemoteFleet:
         self._replaced = 0
 
     def advance(self) -> tuple[str, ...] | None:
-        """See `Fleet.advance`; the keeper of the replicas restarts them.
+        """See `Fleet.advance`; the process behind the door restarts the replicas.
 
-        Raises `ModelServerError` also if the door cannot serve our weights, or others keep
-        replacing them.
+        Raises `ModelServerError` if the door cannot serve our weights, or others keep replacing
+        them; `ModelFault` if the replicas of our weights failed; `ModelUnavailable` if the door
+        does not answer.
         """
         state = self._ask("GET")
         is_served = state.served_name == self._launch.served_name
@@ -249,7 +254,8 @@ class RemoteFleet:
         if not is_served or self._suspected:
             state = self._ask("POST")
             if state.served_name != self._launch.served_name:
-                # The same weights have another name behind the door.
+                # Behind the door the same weights have another name, since the name depends on
+                # these settings, too.
                 settings = self._launch.settings
                 differences = ", and ".join(
                     f"model.vllm.{name} is {json.dumps(local)} in the recipe and {json.dumps(remote)} there"
@@ -278,7 +284,7 @@ class RemoteFleet:
         self._suspected.add(address)
 
     def close(self) -> None:
-        """Leave the replicas running: they outlive a run."""
+        """Do nothing: the replicas outlive a run."""
 
     @property
     def _address(self) -> str:

@@ -26,18 +26,18 @@ from agentr_core.protocols import HIGHEST_LOGPROB, MOST_TOKENS
 from agentr_core.samples.rendering import Renderer, load_tokenizer
 from agentr_core.types import Generation, Request
 
-# Checks whether a file can replace the weights of a server: vLLM only warns about missing ones.
+# Checks whether a file can replace the weights of a server: if some are missing, vLLM only warns.
 
 _TIED = "lm_head.weight"
-"""A checkpoint may hold it even when it is tied to the embedding."""
+"""A checkpoint may contain it even when it is tied to the embedding."""
 _MAX_LISTED = 3
 
 
 def check_replacement(weights: Path, model: Path) -> None:
-    """Check that a file, alone in its folder, has the parameters of a model directory, by name and
-    shape, and no others. Then vLLM loads the file completely if it loads the directory completely.
+    """Raise `ModelFault` unless a file, alone in its folder, has the parameters of a model
+    directory, by name and shape, and no others.
 
-    Raises `ModelFault` otherwise.
+    Then vLLM loads the file completely if it loads the directory completely.
     """
     try:
         new, current = _shapes([weights]), _shapes(weight_files(model))
@@ -66,9 +66,7 @@ def _shapes(files: Iterable[Path]) -> dict[str, list[int]]:
 
 # Requests to vLLM and its replies. Pure: sending and receiving is up to the caller.
 #
-# Prompts are sent as the token ids of our own rendering, and replies return as the sampled ids. A
-# chat endpoint would render the conversation with its own template code, and tokenise earlier
-# replies again.
+# Prompts are sent as the token ids of our own rendering, and replies return as the sampled ids.
 
 _EXCERPT_BYTES = 300
 
@@ -95,7 +93,7 @@ class _Completion(_Strict):
 
 
 class _Piece(_Strict):
-    """What an event of a stream adds to its only reply."""
+    """What an event of a stream adds to the stream's only reply."""
 
     finish_reason: str | None = None
     token_ids: list[Annotated[int, Field(ge=0, le=MOST_TOKENS)]] | None = None
@@ -111,11 +109,17 @@ class _Weights(_Strict):
 
 
 # Token ids, not the chat endpoint: that renders with its own copy of the template and tokenises
-# earlier replies anew, so the tokens that are trained would not be those that were sampled.
+# earlier replies again, so the tokens that are trained would not be those that were sampled.
 def body(
     request: Request, prompt: Sequence[int], *, served_name: str, limit: int, stop_ids: Collection[int], seeds: bool
 ) -> dict[str, Any]:
-    """Return the body of a request; `limit` is the most tokens of each reply."""
+    """Return the JSON body of a request.
+
+    Args:
+        limit: the most tokens of each reply.
+        stop_ids: the token ids that end a reply.
+        seeds: whether to send the request's seed.
+    """
     sampling = request.sampling
     fields: dict[str, Any] = {
         "model": served_name,
@@ -147,10 +151,11 @@ def body(
 
 
 def read_choices(payload: bytes, request: Request) -> list[Choice]:
-    """Return the replies in a response, in the order of their numbers.
+    """Return the replies in a response body, in the order of their numbers.
 
-    Raises `MalformedReply` if the response is not what was asked for; no fault becomes an empty
-    reply. The error is transient, because a server that is stopped aborts the replies under way.
+    Raises `MalformedReply` if the response is not what was asked for; an incomplete reply never
+    becomes an empty one. The error is transient, because a server that is being stopped aborts the
+    replies in progress.
     """
     try:
         completion = _Completion.model_validate_json(payload)
@@ -173,14 +178,14 @@ def read_choices(payload: bytes, request: Request) -> list[Choice]:
 
 @dataclass(slots=True)
 class StreamedReply:
-    """The only reply of a request while it arrives in events."""
+    """The only reply of a request, assembled from the events of a stream."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str = ""
 
     def add(self, event: object) -> None:
-        """Take in what an event has. Raises `MalformedReply`."""
+        """Append what an event brings. Raises `MalformedReply`."""
         try:
             pieces = _Event.model_validate(event).choices
         except ValidationError as error:
@@ -191,7 +196,7 @@ class StreamedReply:
             self.finish_reason = piece.finish_reason or self.finish_reason
 
     def response(self) -> bytes:
-        """Return the body that the server would have answered without a stream."""
+        """Return the body with which the server would have answered without a stream."""
         reply = {"index": 0, "finish_reason": self.finish_reason, "token_ids": self.token_ids}
         return json.dumps({"choices": [{**reply, "logprobs": {"token_logprobs": self.logprobs}}]}).encode()
 
@@ -204,7 +209,7 @@ def _malformed(error: ValidationError, payload: bytes) -> MalformedReply:
 
 
 def read_version(payload: bytes) -> str:
-    """Return the version of the weights that a replica says it has. Raises `MalformedReply`."""
+    """Return the version of the weights that a replica reports. Raises `MalformedReply`."""
     try:
         return _Weights.model_validate_json(payload).version
     except ValidationError:
@@ -214,8 +219,7 @@ def read_version(payload: bytes) -> str:
 _CACHED_PROMPTS = 4096
 _POLL_SECONDS = 0.25
 _CONNECTIONS = 8192
-"""The number of requests under way for which files may be opened; the caller limits the
-requests.
+"""The number of requests in flight for which files may be opened; the caller limits the requests.
 """
 _IDLE_SECONDS = 2.0
 """Less than the five seconds after which vLLM's server closes an idle connection."""
@@ -229,8 +233,8 @@ class VllmModel:
     i of a request is drawn from (seed, i) whatever else the engine does; only rounding still
     depends on its batch. Log-probabilities are the model's own, at temperature 1.
 
-    With a launch that has a key, the weights can be replaced in place. Each request says which
-    weights it is for, so that a replica that was restarted, or failed to load them, refuses it.
+    If the launch has a key, the weights can be replaced in place. Each request says which weights
+    it is for, so that a replica that was restarted, or failed to load them, refuses it.
 
     Args:
         launch: What the fleet serves; the tokenizer is that of `launch.model`.
@@ -274,8 +278,8 @@ class VllmModel:
         )
 
     async def ready(self) -> tuple[str, ...]:
-        """Return the addresses of the replicas once all of them answer with the right weights;
-        those that died are restarted.
+        """Wait until all replicas answer with the right weights, and return their addresses;
+        replicas that died are restarted.
 
         Raises `ModelServerError` if one does not start, and `ModelFault` if one has died too often,
         does not load the weights, or after `close`.
@@ -295,16 +299,17 @@ class VllmModel:
                     await asyncio.sleep(_POLL_SECONDS)
             return self._addresses
 
-    # A file that vLLM reads again is the one way for CPUs and GPUs, for whole weights and merged
-    # adapters, and for any number of workers; a replica that is restarted finds it, too. Weight
-    # transfer needs NCCL or CUDA IPC.
+    # That vLLM reads a file again is the only way that works for CPUs and GPUs, for whole weights
+    # and merged adapters, and for any number of workers; and a replica that is restarted finds the
+    # file, too. Weight transfer needs NCCL or CUDA IPC.
     async def reload(self, weights: Path) -> None:
-        """Have all replicas take over the weights of a safetensors file, without a restart, once
-        the replies under way are done. Whatever they computed with the old ones is dropped.
+        """Replace the weights of all replicas by those of a safetensors file, without a restart,
+        once the replies in progress are done. Whatever was computed with the old weights is
+        dropped.
 
-        Raises `ConfigError` if the replicas are not ours alone or serve an adapter, `ModelFault` if
-        the model is closed, if the file does not have the parameters of the model, or if a replica
-        does not load them.
+        Raises `ConfigError` if other runs may use the replicas or they serve an adapter,
+        `ModelFault` if the model is closed, if the file does not have the parameters of the model,
+        or if a replica does not load them.
         """
         self._check_owned()
         await asyncio.to_thread(check_replacement, weights, self._launch.model)
@@ -314,15 +319,16 @@ class VllmModel:
         await self.ready()
 
     async def sleep(self) -> None:
-        """Have all replicas give back the memory of their GPUs until `reload`, once the replies
-        under way are done. One that is restarted meanwhile, or does not answer, has no weights that
-        a request could be for.
+        """Have all replicas free the memory of their GPUs until `reload`, once the replies in
+        progress are done. A replica that is restarted meanwhile serves no request before `reload`,
+        either.
 
-        Raises `ConfigError` as `reload` does, and `ModelFault` if a replica says that it cannot.
+        Raises `ConfigError` as `reload` does, `ModelFault` if a replica reports that it cannot, and
+        what `ready` raises.
         """
         self._check_owned()
         addresses = await self.ready()
-        # No request is for these, so `ready` must not wait for them.
+        # No request is for the weights of a sleeping replica, so `ready` must not wait for them.
         self._versions += 1
         self._weights, self._version, self._addresses = None, f"asleep ({self._versions})", ()
         await asyncio.gather(*(self._lay_down(address) for address in addresses))
@@ -341,11 +347,12 @@ class VllmModel:
             )
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
-        """Return the replies.
+        """Return the replies to each request.
 
-        Raises `PromptTooLong` before anything is sent, `ModelUnavailable` (transient) if a replica
-        does not answer or answers with a fault of its own, and what `ready` raises. A fault cancels
-        the requests sent together with the failed one.
+        Raises `PromptTooLong` before anything is sent, `ModelUnavailable` or `MalformedReply`
+        (transient) if a replica does not answer or answers with a fault of its own, `ModelFault` if
+        it refuses a request or after `close`, and what `ready` raises. A fault cancels the requests
+        sent together with the failed one.
         """
         self._check_open()
         prompts = [self._prompt(request.messages) for request in requests]
@@ -358,7 +365,7 @@ class VllmModel:
         )
 
     def count_tokens(self, request: Request) -> int:
-        """Return the number of prompt tokens, the header of the reply included."""
+        """Return the number of prompt tokens, including the header of the reply."""
         return len(self._prompt(request.messages))
 
     async def close(self) -> None:
@@ -400,14 +407,14 @@ class VllmModel:
             raise ModelUnavailable(f"the vLLM replica at {address} does not answer ({reason})") from error
         except APIStatusError as error:
             message = f"the vLLM replica at {address} answered {error.status_code}: {error.message[:500]}"
-            # 404, 409: it serves other weights now.
+            # 404 and 409: the replica serves other weights now.
             if error.status_code >= 500 or error.status_code in (404, 408, OTHER_WEIGHTS, 429):
                 self._fleet.suspect(address)
                 self._addresses = ()
                 raise ModelUnavailable(message) from error
             raise ModelFault(message) from error
         except APIError as error:
-            # A fault after a stream began comes as an event.
+            # A fault that occurs after a stream has begun arrives as an event.
             self._fleet.suspect(address)
             self._addresses = ()
             raise ModelUnavailable(f"the vLLM replica at {address} broke off: {error.message[:500]}") from error
@@ -416,8 +423,9 @@ class VllmModel:
     async def _streamed(
         self, url: str, body: dict[str, Any], headers: dict[str, str], on_tokens: Callable[[Sequence[int]], None]
     ) -> bytes:
-        """Return the answer to a request that is told of its reply's tokens as they come. Raises
-        `MalformedReply`, and what the client does.
+        """Send a request whose reply is streamed, call `on_tokens` with all its tokens after each
+        event, and return the body that `StreamedReply.response` makes. Raises `MalformedReply`, and
+        what the client raises.
         """
         from openai import AsyncStream
 
@@ -468,7 +476,7 @@ class VllmModel:
         try:
             await self._client.post(f"{address}{PATH}", cast_to=bytes, body={"sleep": True})
         except APIConnectionError:
-            # It died, and with it went its memory.
+            # It died, which has freed its memory.
             self._fleet.suspect(address)
         except APIStatusError as error:
             raise ModelFault(f"the vLLM replica at {address} does not sleep: {error.message[:500]}") from error

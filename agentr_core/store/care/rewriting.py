@@ -1,8 +1,7 @@
 """Rewriting a store into a new file, which replaces the old one once it is complete.
 
-If a full disk, Ctrl-C or a kill ends the work before that, the old file stays as it is. What
-somebody else has put into it, such as tables, views and macros of their own, is copied by DuckDB,
-which runs none of it.
+If a full disk, Ctrl-C or a kill ends the work before that, the old file stays as it is. Tables,
+views and macros that others have put into it are copied by DuckDB, which runs none of them.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ def sizes(store: Store) -> Sizes:
     """Return the sizes in bytes of the tables in a store's file, the largest first, and of its
     unused space; rows that are only in the log are not counted yet.
 
-    Sizes are in blocks of 256 KiB. A block that small tables share counts for each of them. Raises
-    as `Store.reading` does.
+    Sizes are multiples of DuckDB's block of 256 KiB. A block that small tables share counts for
+    each. Raises as `Store.reading` does.
     """
     with store.reading() as con:
         ((block, idle),) = con.execute(_BLOCKS).fetchall()
@@ -77,7 +76,9 @@ _NOTHING: Mapping[str, str] = {}
 
 
 class RewriteResult(NamedTuple):
-    """The size of the file before and after, in bytes, and how many rows each table lost."""
+    """The size of the file before and after, in bytes, and the number of rows that each table lost,
+    for tables whose number of rows changed.
+    """
 
     before: int
     after: int
@@ -87,10 +88,11 @@ class RewriteResult(NamedTuple):
 def rewrite(
     store: Store, fill: Callable[[Any], T], *, keep: bool = True, beside: Sequence[Path] = ()
 ) -> tuple[RewriteResult, T]:
-    """Rewrite a store; return what changed, and what `fill` returned.
+    """Rewrite a store; return what changed, and the result of `fill`.
 
     Args:
-        fill: fills the new file, `store`, which has no tables yet, from the old one, `old`.
+        fill: called with a connection; copies from the old file, attached as `old`, to the new one,
+            `store`, which has no tables yet.
         keep: whether the new file replaces the old one; otherwise this is a dry run.
         beside: other database files that `fill` reads.
 
@@ -119,11 +121,11 @@ def rewrite(
 
 
 def copy(con: Any, conditions: Mapping[str, str] = _NOTHING) -> None:
-    """Copy everything in the old file, but of our tables in `conditions` only rows that meet the
-    SQL condition.
+    """Copy everything from the old file to the new one; of our tables in `conditions` only the rows
+    that meet the SQL condition.
 
     Raises:
-        StoreError: a row of somebody else's table refers to one that is not copied.
+        StoreError: a row of another program's table refers to a row that is not copied.
     """
     # DuckDB would copy rows, too, but not in the order that foreign keys ask for, and fails then.
     con.execute(f"copy from database {OLD} to store (schema)")
@@ -157,8 +159,8 @@ def compact(store: Store) -> RewriteResult:
 
 @contextmanager
 def attached(con: Any, path: Path, name: str) -> Iterator[None]:
-    """Attach the file at a path, one of those beside the connection's own, to the connection for
-    the body, for reading, under a name. The caller holds its lock.
+    """Attach the database file at `path` to the connection under a name, read-only, for the body.
+    The path must be one of those `beside` the connection's own; the caller holds its lock.
     """
     con.execute(f"attach {literal(str(path.absolute()))} as {quoted(name)} (read_only)")
     try:
@@ -222,9 +224,9 @@ _OF_A_MACHINE: Mapping[str, tuple[str, ...]] = {
     # Of two answers of a tool to the same call, either will do.
     "answered_call": ("provider", "status", "milliseconds", "cached", "output"),
 }
-"""Columns that may differ between machines: the existing row stays."""
+"""Columns that may differ between two stores' rows of the same key: the existing row is kept."""
 _KNOWN_LATER: Mapping[str, tuple[str, ...]] = {"instance": ("depth", "origin_id"), "checkpoint": ("parent_id",)}
-"""Columns that may be known in one store and unknown in another: the known value counts."""
+"""Columns that may be null in one store and have a value in the other: the value is kept."""
 
 
 def merge_stores(store: Store, sources: Sequence[Store]) -> RewriteResult:
@@ -361,9 +363,9 @@ class PruneResult(NamedTuple):
     """The changes that pruning made.
 
     `needed` are the iterations of the pruned runs that stay because other runs need them, as run
-    and number; `unnamed` are the folders and files of the workspace that no row names any longer:
-    weights, finished or not, with their logs, datasets, reports, what told how far a run was, and
-    weights that samplers shared.
+    and number; `unnamed` are the folders and files of the workspace that no row names any longer,
+    which pruning leaves in place: weights, finished or not, with their logs, datasets, reports,
+    progress files, and weights that samplers shared.
     """
 
     rewritten: RewriteResult
@@ -372,7 +374,8 @@ class PruneResult(NamedTuple):
 
 
 def prune(store: Store, run_ids: Collection[str], *, keep: bool = True) -> PruneResult:
-    """Rewrite a store without some runs, and return what changed.
+    """Rewrite a store without the rows of some runs, except those that other runs need; return what
+    changed.
 
     Args:
         keep: whether the rewritten file replaces the old one; otherwise this is a dry run.
@@ -400,8 +403,8 @@ def prune(store: Store, run_ids: Collection[str], *, keep: bool = True) -> Prune
     paths = {weights_now(store.path.parent, key, path) for key, path in weights}
     root = store.path.parent
     paths |= {str(root / name) for (name,) in files if (root / name).exists()}
-    # What trainings left whose checkpoint is gone, or whose iteration does not stay. Unfinished
-    # work in which an earlier version named no iteration is left out.
+    # Files of trainings whose checkpoint is gone, or whose iteration does not stay. Unfinished work
+    # of earlier versions, which names no iteration, is left out.
     removed_ids, kept_ids = {key for key, _ in weights}, {key for (key,) in ids}
     for key, entries in checkpoint_entries(root).items():
         origins = {origin for entry in entries if (origin := iteration_of(entry))}

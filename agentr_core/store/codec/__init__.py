@@ -1,3 +1,4 @@
-"""Domain records to rows and back. A function `*_rows` returns one unit for `Store.write` or
-`Writer.add`. What takes a store raises as `Store.reading` does, or `Store.transaction`.
+"""Domain records to rows and back. A function `*_rows` returns the rows of one unit, for
+`Store.write` or `Writer.add`. Functions that take a store raise as `Store.reading` does or, if they
+write, as `Store.transaction`.
 """

@@ -1,6 +1,7 @@
-"""Rows of the records about a run: what ran, what was rejected, what went wrong, what was measured.
+"""Rows of the records about a run: what ran, what was rejected, what went wrong, what was measured;
+and back.
 
-Each function returns rows by table that are one unit.
+Each function `*_rows` returns the rows of one unit, by table.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Status = Literal["running", "evaluating", "collecting", "finished", "failed"]
 """
 Part = Literal["generate", "environment", "train", "store", "other"]
 SCORES = ("chosen_logps", "rejected_logps", "chosen_rewards", "rejected_rewards", "reward_accuracy")
-"""What preference training measures in each step, as columns of table training_step."""
+"""The measures of each step of preference training, as columns of table training_step."""
 
 
 def run_rows(
@@ -67,13 +68,13 @@ def run_rows(
 
 
 def started_at(store: Store, run_id: str) -> datetime | None:
-    """Return when a run was first stored, in UTC; None if it is not stored."""
+    """Return when a run was first started, in UTC; None if it is not stored."""
     rows = store.rows("select started_at from run where run_id = ?", run_id)
     return next((in_utc(moment) for (moment,) in rows), None)
 
 
 def in_utc(timestamp: datetime | None) -> datetime | None:
-    """Return a stored time with its time zone, which the store leaves out; None for None."""
+    """Return a stored time, which has no time zone, as a time in UTC; None for None."""
     return None if timestamp is None else timestamp.replace(tzinfo=UTC)
 
 
@@ -185,7 +186,7 @@ def metric_rows(
 
 
 def event_rows(error: UnitError, *, run_id: str, iteration_id: str, stage: str) -> Rows:
-    """Return the row of a failed try: an error if it was the last try, otherwise a warning."""
+    """Return the row of a failed attempt: an error if it was the last one, otherwise a warning."""
     return {
         "event": [
             {
@@ -271,12 +272,13 @@ VALIDATION = "validation"
 class Group:
     """The episodes of one instance in a step, by the ids of their trajectories, in order.
 
-    `number` counts the groups of the step from 0; `draw` is the number of redraws before it was
-    drawn; `policy` names the policy that sampled it. `prefix` is the number of given steps in each
-    episode: the beginning of a failed one, or of the expert's if the group is `led`. `given` is
-    this number for single episodes, by id, such as branches of others. `shaped` is the worth of
-    each episode to the training, None if that is its reward. `credit` has the advantage of each
-    step of each episode, None if that is its episode's.
+    `number` counts the groups of the step from 0; `draw` is how often groups without contrast had
+    been redrawn when this one was drawn; `policy` names the policy that sampled it. `prefix` is the
+    number of given steps in each episode: the beginning of a failed one, or of the expert's if the
+    group is `led`. `given` overrides this number for single episodes, by id, such as branches of
+    others. `shaped` is the shaped reward of each episode, None if training uses the plain one.
+    `credit` has the advantage of each step of each episode, None if all steps have that of their
+    episode.
     """
 
     number: int
@@ -297,13 +299,13 @@ class Group:
 
     @property
     def sampled(self) -> list[tuple[Step, ...]]:
-        """The steps of each episode that were sampled for it."""
+        """The sampled steps of each episode, without those that it was given."""
         counts = zip(self.episodes.values(), self.given_counts, strict=True)
         return [episode.steps[count:] for episode, count in counts]
 
     @property
     def compared(self) -> tuple[float, ...]:
-        """The worth of each episode, which is compared within the group."""
+        """The reward of each episode that is compared within the group: `shaped`, if it has any."""
         return self.rewards if self.shaped is None else self.shaped
 
     @property
@@ -336,10 +338,11 @@ def group_rows(
     step: int,
     contrast: bool,
 ) -> Rows:
-    """Return the rows of a group and of the place of each episode in it; they are one unit.
+    """Return the rows of a group, of the place and advantage of each of its episodes, and of its
+    credit.
 
     Args:
-        advantages: the advantage of each episode.
+        advantages: the advantage of each episode, in order.
         contrast: whether the group is trained on.
     """
     group_key = {"iteration_id": iteration_id, "step": step, "number": group.number}
@@ -373,7 +376,7 @@ def group_rows(
 
 
 def score_rows(scores: Mapping[str, Mapping[int, Sequence[float]]]) -> Rows:
-    """Return the rows of a scorer's log-probabilities of sampled tokens, given by trajectory and
+    """Return the rows of a scorer's log-probabilities of sampled tokens, given by trajectory id and
     position of the step.
     """
     return {
@@ -386,7 +389,9 @@ def score_rows(scores: Mapping[str, Mapping[int, Sequence[float]]]) -> Rows:
 
 
 def load_scores(store: Store, trajectory_ids: Sequence[str]) -> dict[str, dict[int, tuple[float, ...]]]:
-    """Return the stored scores of trajectories, by trajectory and position of the step."""
+    """Return the scorer's stored log-probabilities of sampled tokens, by trajectory id and position
+    of the step.
+    """
     scores: dict[str, dict[int, tuple[float, ...]]] = {}
     for key, position, logprobs in store.rows(_SCORES, list(trajectory_ids)):
         scores.setdefault(key, {})[position] = tuple(logprobs)
@@ -450,16 +455,17 @@ def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
 
 def load_outcomes(store: Store, iteration_id: str, *, until: int) -> list[GroupOutcome]:
     """Return the results of instances so far, the earliest first: from finished searches and groups
-    of the run's earlier iterations, and from this iteration's groups up to a step. Groups that
-    continued another episode do not count, nor do paths that continued the expert's first steps.
+    of the run's earlier iterations, and from this iteration's groups up to step `until`. Groups
+    that continued another episode do not count, nor do paths that continued the expert's first
+    steps.
     """
     return [GroupOutcome(*row) for row in store.rows(_OUTCOMES, iteration_id, until)]
 
 
 def load_failures(store: Store, iteration_id: str, *, until: int) -> dict[str, list[str]]:
-    """Return the failed episodes of at least two steps in each instance's latest group that has
-    any, as ids of trajectories by the key of the instance. Only groups that began at the start
-    count, those of the run's earlier iterations and this iteration's up to a step.
+    """Return ids of failed trajectories of at least two steps, by the key of their instance: those
+    in the instance's latest group that has any. Groups of the run's earlier iterations count, and
+    of this one's up to step `until`, if their episodes began at the initial state.
     """
     failures: dict[str, list[str]] = {}
     for instance_id, trajectory_id in store.rows(_FAILURES, iteration_id, until):
@@ -468,7 +474,7 @@ def load_failures(store: Store, iteration_id: str, *, until: int) -> dict[str, l
 
 
 class StoredStep(NamedTuple):
-    """A step that a run stored, as an edge of a graph of states."""
+    """A stored step, as an edge of a graph of states."""
 
     instance_id: str
     state_key: str | None
@@ -479,29 +485,30 @@ class StoredStep(NamedTuple):
     """The last observation before the step."""
     observation: str
     ended: bool
-    """Whether it is such an end."""
+    """Whether an episode or path ends with the step."""
     terminated: bool
     reward: float
-    """At an end, that of the episode."""
+    """The final reward of the episode or, for a step of a search, the reward after the step."""
 
 
 def load_steps(store: Store, iteration_id: str, instance_ids: Sequence[str], *, until: int) -> list[StoredStep]:
     """Return the steps that a run stored on some instances: in the searches and groups of its
-    earlier iterations, and in this iteration's groups up to a step.
+    earlier iterations, and in this iteration's groups up to step `until`.
     """
     return [StoredStep(*row) for row in store.rows(_STEPS, iteration_id, until, list(instance_ids))]
 
 
 class RecordIds(NamedTuple):
-    """What a run stored on an instance: the ids of its whole episodes, and of its searches."""
+    """The ids of the whole episodes, and of the searches, that a run stored on an instance."""
 
     trajectories: list[str]
     trees: list[str]
 
 
 def load_records(store: Store, iteration_id: str, instance_ids: Sequence[str], *, until: int) -> dict[str, RecordIds]:
-    """Return what a run stored on some instances, by instance: in its earlier iterations, searches
-    and experts' episodes among them, and in this iteration's groups up to a step.
+    """Return the ids of what a run stored on some instances, by instance: the episodes (the
+    expert's too) and finished searches of its earlier iterations, and this iteration's groups up to
+    step `until`.
     """
     records: dict[str, RecordIds] = {}
     for instance_id, trajectories, trees in store.rows(_RECORDS, iteration_id, until, list(instance_ids)):
@@ -516,8 +523,8 @@ def step_of(store: Store, trajectory_id: str) -> tuple[str, int] | None:
 
 
 def load_companions(store: Store, trajectory_ids: Sequence[str]) -> dict[str, list[str]]:
-    """Return the episodes of the group of each given one, itself among them, as ids of trajectories
-    in their order.
+    """Return the ids of the trajectories in the same group as each given one, itself included, in
+    the order of the group.
     """
     companions: dict[str, list[str]] = {}
     for trajectory_id, other in store.rows(_COMPANIONS, list(trajectory_ids)):
@@ -612,14 +619,14 @@ order by instance_id, owner, position
 """
 
 
-# What a stage makes of an iteration, stored in place of what an earlier pass of it made.
+# The output of a stage in an iteration, stored in place of that of an earlier pass.
 
 
 def store_anew(store: Store, rows: Rows, *, iteration_id: str, stage: str, kinds: Collection[str]) -> None:
-    """Store all samples, preferences and rejections that a stage makes of an iteration; remove
-    those of an earlier pass that are not among them, unless a dataset has them.
+    """Store all samples, preferences and rejections that a stage made in an iteration, and remove
+    those that an earlier pass of the stage made and this one did not, unless a dataset has them.
 
-    A second pass may find other episodes: some failed before, or were not begun.
+    A second pass may see other episodes: some failed at first, or were not begun.
 
     Args:
         kinds: the kinds of the samples, which no other stage of the iteration makes.

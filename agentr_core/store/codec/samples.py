@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from agentr_core.fingerprint import canonical
-from agentr_core.store.codec.trajectories import instance_row, load_trajectories
+from agentr_core.fingerprint import canonical, fingerprint
+from agentr_core.store.codec.trajectories import COPY_TRAJECTORY, IDS, instance_row, load_trajectories
 from agentr_core.store.database import Store, put
 from agentr_core.store.tables import Rows, load, merge, row_of
 from agentr_core.types import Answer, Derivation, Instance, Preference, PreferenceCase, Sample, Trajectory
@@ -21,8 +21,8 @@ def sample_rows(
     pair_id: str | None = None,
     trajectory_id: str | None = None,
 ) -> Rows:
-    """Return the rows of a sample and its messages; they are one unit. Its length is not known
-    before it is in a dataset (`store_dataset`).
+    """Return the rows of a sample, with its messages, and of its instance; they are one unit. Its
+    length in tokens is stored when it becomes part of a dataset (`store_dataset`).
 
     Args:
         pair_id: the pair a revision was made from.
@@ -45,7 +45,9 @@ def sample_rows(
 def dataset_rows(
     dataset_id: str, sample_ids: Sequence[str], *, iteration_id: str, content_hash: str, counts: Mapping[str, Any]
 ) -> Rows:
-    """Return the rows of a dataset: its samples in their order; they are one unit."""
+    """Return the rows of a dataset: its hash and counts, and its samples in their order; they are
+    one unit.
+    """
     return {
         "dataset": [
             {
@@ -63,8 +65,9 @@ def dataset_rows(
 
 
 def store_dataset(store: Store, rows: Rows, lengths: Mapping[str, tuple[int, int]]) -> None:
-    """Store the rows of a dataset and of its new samples, and the length of each of its samples, by
-    id: its tokens, and those of them that carry loss. Raises as `Store.write` does.
+    """Store the rows of a dataset and of its new samples, and the length of each of its samples.
+    `lengths` has for each sample id the numbers of all tokens and of those that carry loss. Raises
+    as `Store.write` does.
     """
     tokens, trained_tokens = ([length[kind] for length in lengths.values()] for kind in (0, 1))
     with store.transaction() as con:
@@ -114,7 +117,7 @@ where sample_id = id
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRollout:
-    """An episode that an iteration plans to play, whether or not it was played."""
+    """An episode that an iteration plans to play; it may have been played already."""
 
     trajectory_id: str
     instance: Instance
@@ -212,8 +215,8 @@ FLYWHEEL = "flywheel"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredEdit:
-    """A stored answer with its id, the instance in whose family it was asked for, and its
-    subject.
+    """A stored answer of a model that edits trajectories, with its id, the instance of the
+    trajectory, and its subject.
     """
 
     edit_id: str
@@ -225,7 +228,9 @@ class StoredEdit:
 def edit_rows(
     edit_id: str, answer: Answer, *, subject: str, prompt: str, instance: Instance, iteration_id: str
 ) -> Rows:
-    """Return the rows of the question that asked a model to make a child, and of its answer."""
+    """Return the rows of a model's answer that edits a trajectory, with its subject, the name of
+    the prompt, and the instance.
+    """
     row = row_of(
         "edit",
         answer,
@@ -239,7 +244,7 @@ def edit_rows(
 
 
 def load_edits(store: Store, iteration_id: str) -> list[StoredEdit]:
-    """Return the answers of models in an iteration's flywheel."""
+    """Return the answers of models that edit trajectories in an iteration, sorted by id."""
     if not store.path.exists():
         return []
     with store.reading() as con:
@@ -279,20 +284,77 @@ def family_rows(
     return {"instance": [instance_row(instance)], "family": [row]}
 
 
+def copy_families(store: Store, originals: Mapping[str, str], *, iteration_id: str) -> list[str]:
+    """Copy finished families as families of an iteration, with their trajectories, derivations, and
+    rejected children; return the ids of the copies.
+
+    The models' answers (table `edit`) are not copied. A family of which this iteration has
+    anything, finished or not, is left as it is.
+
+    Args:
+        originals: the id of the family to copy, by the id of its copy.
+    """
+    with store.transaction() as con:
+        rows = con.execute(_FAMILIES_TO_COPY, [list(originals), list(originals.values()), iteration_id]).fetchall()
+        new, old = [key for key, _ in rows], [key for _, key in rows]
+        members = con.execute(_MEMBERS_TO_COPY, [new, old]).fetchall()
+        new_members = [fingerprint("copied member", family, member) for family, member in members]
+        old_members = [member for _, member in members]
+        con.execute(COPY_TRAJECTORY, [new_members, old_members, iteration_id, None])
+        con.execute(_COPY_DERIVATIONS, [new_members, old_members, iteration_id])
+        con.execute(_COPY_UNMADE, [new, old, iteration_id])
+        con.execute(_COPY_FAMILY, [new, old, iteration_id])
+    return new
+
+
 def load_members(store: Store, iteration_id: str) -> dict[str, Trajectory]:
     """Return the trajectories of an iteration's flywheel by id."""
     return load_trajectories(store, iteration_id=iteration_id, source=FLYWHEEL)
 
 
 def tokens_written(store: Store, trajectory_ids: Sequence[str]) -> dict[str, int]:
-    """Return how many tokens were drawn for each trajectory, without those of the recorded steps
-    that it continues.
+    """Return the number of tokens that were sampled for each trajectory, by id; steps that it took
+    over from an earlier recording do not count.
 
-    Trajectories for which none were drawn are left out.
+    Trajectories without sampled tokens are left out.
     """
     return {key: int(tokens) for key, tokens in store.rows(_TOKENS, list(trajectory_ids))}
 
 
+_FAMILIES_TO_COPY = f"""
+{IDS}
+select new_id, old_id from ids join family f on f.family_id = old_id
+where new_id not in (select family_id from family) and f.instance_id not in (
+    select instance_id from trajectory where iteration_id = ? and source in ('flywheel', 'ungraded'))
+"""
+_MEMBERS_TO_COPY = f"""
+{IDS}
+select new_id, t.trajectory_id
+from ids join family f on f.family_id = old_id join trajectory t using (iteration_id, instance_id)
+where t.source = 'flywheel'
+order by all
+"""
+_COPY_DERIVATIONS = f"""
+insert into derivation by name
+{IDS}
+select d.* exclude (created_at) replace (child.new_id as child_id, parent.new_id as parent_id, ? as iteration_id)
+from derivation d join ids child on d.child_id = child.old_id join ids parent on d.parent_id = parent.old_id
+"""
+# The subject of a child that could not be made is the key of its question, a space and its name.
+_COPY_UNMADE = f"""
+insert into rejection by name
+{IDS}
+select r.* exclude (created_at) replace (? as iteration_id)
+from ids join family f on f.family_id = old_id
+join rejection r on r.iteration_id = f.iteration_id and r.stage = 'evolve'
+    and starts_with(r.subject, f.instance_id || ' ')
+"""
+_COPY_FAMILY = f"""
+insert into family by name
+{IDS}
+select f.* exclude (created_at) replace (new_id as family_id, ? as iteration_id)
+from family f join ids on f.family_id = old_id
+"""
 _TOKENS = """
 select trajectory_id, sum(tokens) from (
     select trajectory_id, unnest(asked).completion_tokens as tokens from trajectory
@@ -378,7 +440,7 @@ class SelectionOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RolloutOutcome:
-    """The outcome of a planned rollout; all None if it was not played."""
+    """The outcome of a planned rollout; only `instance_id` is not None if it was not played."""
 
     instance_id: str
     reward: float | None
@@ -392,12 +454,14 @@ def selection_rows(iteration_id: str, outcomes: Iterable[SelectionOutcome]) -> R
 
 
 def load_selection(store: Store, iteration_id: str) -> list[SelectionOutcome]:
-    """Return the outcome for each instance, by id; none before the selection."""
+    """Return the outcome of the selection for each instance, sorted by instance id; none before the
+    selection.
+    """
     return [SelectionOutcome(*row) for row in store.rows(_SELECTION, iteration_id)]
 
 
 def load_rollout_outcomes(store: Store, iteration_id: str) -> list[RolloutOutcome]:
-    """Return the outcomes of the rollouts that an iteration planned, in their order."""
+    """Return the outcomes of the rollouts that an iteration planned, in the order of the plan."""
     return [RolloutOutcome(*row) for row in store.rows(_OUTCOMES, iteration_id)]
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from agentr_core.fingerprint import fingerprint
 from agentr_core.store.database import Store, snapshot
 from agentr_core.store.tables import Draw, DrawRecord, Row, Rows, TreeHead, load, merge, row_of
 from agentr_core.types import (
@@ -30,20 +29,21 @@ def instance_row(instance: Instance, depth: int | None = None, origin: Instance 
     """Return the row of table `instance`; `depth` is its difficulty class, `origin` the instance it
     is a variant of, if any.
 
-    The first row of an instance stays: store those with a depth before anything refers to them.
+    The first row stored for an instance is kept: store the row with depth and origin before any
+    other row of the instance.
     """
     origin_id = None if origin is None or origin == instance else origin.key
     return row_of("instance", instance, instance_id=instance.key, depth=depth, origin_id=origin_id)
 
 
-# The replies that steps came of.
+# The sampled replies from which steps were made.
 
 
 def draw_record(step: Step, draw: Draw | None) -> DrawRecord | None:
-    """Return what a step itself does not have of the reply that it came of; None if it came of
-    none.
+    """Return the fields of `draw`, from which `step` was made, that the step lacks; None without a
+    draw.
 
-    Raises `ValueError` if it came of another one.
+    Raises `ValueError` if text, tokens or log-probabilities of step and draw differ.
     """
     if draw is None:
         return None
@@ -62,10 +62,11 @@ def draw_record(step: Step, draw: Draw | None) -> DrawRecord | None:
 def load_draws(
     store: Store, kind: Literal["node", "step"], owner_ids: Sequence[str]
 ) -> dict[str, dict[int, tuple[Draw, ...]]]:
-    """Return the stored replies of trees or trajectories: by owner, then by position, in the order
-    of their numbers.
+    """Return the sampled replies behind the nodes of trees or the steps of trajectories, by owner
+    id, then by index of the node or position of the step; several replies merged in a node are
+    sorted by number.
 
-    Steps that came of no request (a replayed or imported step) are left out.
+    Steps that were not sampled (replayed or imported ones) are left out.
     """
     draws: dict[str, dict[int, tuple[Draw, ...]]] = {}
     if not store.path.exists():
@@ -105,10 +106,11 @@ def _draw(step: Step, request: DrawRecord) -> Draw:
 _AMONG = "trajectory_id in (select unnest(?::varchar[]))"
 
 
-# What models said of finished trajectories.
+# Answers of models about finished trajectories.
 
 Purpose = str
-"""A word chosen by the method that asks about a finished episode."""
+"""A word that tells apart the questions about a finished episode; the method that asks chooses it.
+"""
 
 
 def answer_rows(trajectory_id: str, purpose: Purpose, number: int, answer: Answer) -> Rows:
@@ -119,7 +121,7 @@ def answer_rows(trajectory_id: str, purpose: Purpose, number: int, answer: Answe
 
 
 def load_answers(store: Store, purpose: Purpose, trajectory_ids: Sequence[str]) -> dict[str, dict[int, Answer]]:
-    """Return the answers of models about trajectories for a purpose, by trajectory and number."""
+    """Return models' answers about trajectories for a purpose, by trajectory id and number."""
     answers: dict[str, dict[int, Answer]] = {}
     if store.path.exists():
         with store.reading() as con:
@@ -134,8 +136,8 @@ def load_answers(store: Store, purpose: Purpose, trajectory_ids: Sequence[str]) 
 
 
 class AnsweredCalls:
-    """The tool answers in a store. Threads and processes may share one; two on the same file are
-    equal.
+    """Stored answers of tools to calls, which later calls reuse. Safe for several threads and
+    processes; objects on the same file are equal.
 
     Each method is one burst of the store, so it suits tools that take longer than a burst, such as
     a web search.
@@ -208,9 +210,9 @@ def trajectory_rows(
     """Return the rows of a trajectory; they are one unit.
 
     Args:
-        source: where it comes from: tree, rollout, episode, splice, expert, or a word chosen by the
+        source: how it was made: tree, rollout, episode, splice, expert, or a word chosen by the
             method that made it.
-        tree_id, leaf: the tree and the last node, if it is a path of a tree.
+        tree_id, leaf: the tree and the index of the last node, if it is a path of a tree.
         draws: the draws that the replies come from, by step position.
         grading: the grade of a trajectory whose reward a grader gave.
         given: how many of its first steps were recorded earlier; their calls were not made again.
@@ -297,7 +299,7 @@ def load_trajectories(
 
 
 def load_episodes(store: Store, evaluation_id: str) -> list[Episode]:
-    """Return the episodes of an evaluation that are stored, by instance, repeat and cut."""
+    """Return the stored episodes of an evaluation, sorted by instance, repeat and cut."""
     if not store.path.exists():
         return []
     with snapshot(store) as state:
@@ -364,7 +366,7 @@ class StoredPair:
     good_leaf: int
     bad_leaf: int
     shared_steps: int
-    """Steps that both have in common from the root."""
+    """The number of steps, from the root on, that both paths share."""
 
 
 def load_pairs(store: Store, iteration_id: str) -> dict[str, list[StoredPair]]:
@@ -386,7 +388,7 @@ def judgement_rows(tree_id: str, judgement: Judgement, *, iteration_id: str) -> 
 
 
 def load_judgements(store: Store, tree_ids: Sequence[str]) -> dict[str, dict[int, Judgement]]:
-    """Return the stored judgements by tree and node."""
+    """Return the stored judgements, by tree id and index of the node."""
     judgements: dict[str, dict[int, Judgement]] = {}
     if store.path.exists():
         with store.reading() as con:
@@ -406,7 +408,7 @@ def oracle_rows(tree_id: str, truth: Mapping[int, Verdict]) -> Rows:
 
 
 def load_oracle(store: Store, tree_ids: Sequence[str]) -> dict[tuple[str, int], Verdict]:
-    """Return the stored true verdicts by tree and node."""
+    """Return the stored true verdicts, by pairs of tree id and index of the node."""
     rows = store.rows(
         "select tree_id, node_index, verdict from oracle_verdict where tree_id in (select unnest(?))", list(tree_ids)
     )
@@ -438,32 +440,30 @@ def load_critiques(store: Store, pair_ids: Sequence[str]) -> dict[str, Critique]
     return {pair_id: critiques[pair_id] for pair_id in pair_ids if pair_id in critiques}
 
 
-# Trees, judgements, rollouts, families and evaluations of other runs, copied with all their rows
-# under ids of this run.
+# Trees, judgements, rollouts and evaluations of other runs, copied with all their rows under ids of
+# this run.
 
 OF_DATASETS = "dataset"
 """The stage whose input is the contents of the general data; no reply depends on them."""
 OF_FILES = "files"
-"""What stands as a stage for the contents of all files that a run reads."""
+"""A name in place of a stage, for the hash of all files that a run reads."""
 
 
 def stage_input_rows(run_id: str, inputs: Mapping[str, str]) -> Rows:
-    """Return a row for each stage of a run, with the hash of the inputs that determine what it
-    makes.
-    """
+    """Return a row for each stage of a run, with the hash of all inputs that affect its output."""
     return {
         "stage_input": [{"run_id": run_id, "stage": stage, "input_id": input_id} for stage, input_id in inputs.items()]
     }
 
 
 def known_input(store: Store, run_id: str, stage: str) -> str | None:
-    """Return the hash of the inputs of a stage as a run stored it; None if it stored none."""
+    """Return the stored hash of the inputs of a stage of a run; None if there is none."""
     rows = store.rows("select input_id from stage_input where run_id = ? and stage = ?", run_id, stage)
     return next((key for (key,) in rows), None)
 
 
 def runs_alike(store: Store, run_id: str, stage: str) -> list[str]:
-    """Return the other runs with the same inputs of a stage, the oldest first."""
+    """Return the ids of other runs that have the same input hash of a stage, the oldest first."""
     return [run for (run,) in store.rows(_ALIKE, run_id, stage)]
 
 
@@ -484,8 +484,8 @@ def copy_trees(store: Store, originals: Mapping[str, str], *, iteration_id: str)
 
 
 def copy_judgements(store: Store, tree_ids: Sequence[str], run_id: str, *, iteration_id: str) -> int:
-    """Copy another run's judgements of the same trees, where this run has none; return the number
-    of nodes.
+    """Copy another run's judgements of the nodes of given trees that are not judged here; return
+    the number of nodes.
 
     Trees are the same if one is a copy of the other, or both are copies of a third.
     """
@@ -500,8 +500,8 @@ def copy_judgements(store: Store, tree_ids: Sequence[str], run_id: str, *, itera
 def evaluations_alike(
     store: Store, run_id: str, stage: str, *, iteration: int, name: str, weights_sha256: str
 ) -> list[str]:
-    """Return the ids of the evaluations named `name` of the same iteration of other runs, of equal
-    weights and with the same inputs of a stage; those of the oldest run first.
+    """Return the ids of other runs' evaluations with this name and iteration, of checkpoints with
+    these weights, if the run has the same input hash of the stage; the oldest run first.
     """
     rows = store.rows(_EVALUATIONS_ALIKE, run_id, stage, iteration, name, weights_sha256)
     return [evaluation_id for (evaluation_id,) in rows]
@@ -522,56 +522,34 @@ def copy_trajectories(
     with store.transaction() as con:
         rows = con.execute(_TRAJECTORIES_TO_COPY, [list(originals), list(originals.values()), source]).fetchall()
         new, old = [key for key, _ in rows], [key for _, key in rows]
-        con.execute(_COPY_TRAJECTORY, [new, old, iteration_id, evaluation_id])
+        con.execute(COPY_TRAJECTORY, [new, old, iteration_id, evaluation_id])
         if evaluation_id:
             con.execute(_COPY_EPISODE, [new, old, evaluation_id])
     return new
 
 
-def copy_families(store: Store, originals: Mapping[str, str], *, iteration_id: str) -> list[str]:
-    """Copy finished families as families of an iteration, with their trajectories, what these were
-    made of, and the children that could not be made; return the ids of the copies.
-
-    What models were asked stays with the run that asked. A family of which this iteration has
-    anything, finished or not, is left as it is.
-
-    Args:
-        originals: the id of the family to copy, by the id of its copy.
-    """
-    with store.transaction() as con:
-        rows = con.execute(_FAMILIES_TO_COPY, [list(originals), list(originals.values()), iteration_id]).fetchall()
-        new, old = [key for key, _ in rows], [key for _, key in rows]
-        members = con.execute(_MEMBERS_TO_COPY, [new, old]).fetchall()
-        new_members = [fingerprint("copied member", family, member) for family, member in members]
-        old_members = [member for _, member in members]
-        con.execute(_COPY_TRAJECTORY, [new_members, old_members, iteration_id, None])
-        con.execute(_COPY_DERIVATIONS, [new_members, old_members, iteration_id])
-        con.execute(_COPY_UNMADE, [new, old, iteration_id])
-        con.execute(_COPY_FAMILY, [new, old, iteration_id])
-    return new
-
-
-_PAIRS = "with ids as (select unnest(?) as new_id, unnest(?) as old_id)"
+IDS = "with ids as (select unnest(?) as new_id, unnest(?) as old_id)"
+"""The ids of copies, each with that of its original, as a common table expression."""
 _ALIKE = """
 select other.run_id from stage_input mine join stage_input other using (stage, input_id)
 where mine.run_id = ? and stage = ? and other.run_id <> mine.run_id
 order by other.created_at, other.run_id
 """
 _TREES_TO_COPY = f"""
-{_PAIRS}
+{IDS}
 select new_id, old_id from ids join tree t on t.tree_id = old_id
 where t.finished and new_id not in (select tree_id from tree)
 """
 _COPY_TREE = f"""
 insert into tree by name
-{_PAIRS}
+{IDS}
 select t.* exclude (created_at) replace (new_id as tree_id, ? as iteration_id, null as writer,
     coalesce(t.copied_from, t.tree_id) as copied_from)
 from tree t join ids on t.tree_id = old_id
 """
 _COPY_NODES = f"""
 insert into node by name
-{_PAIRS}
+{IDS}
 select n.* exclude (created_at) replace (new_id as tree_id) from node n join ids on n.tree_id = old_id
 """
 _JUDGEMENTS_TO_COPY = """
@@ -591,50 +569,16 @@ select j.* exclude (created_at) replace (new_id as tree_id, ? as iteration_id,
 from judgement j join ids on j.tree_id = old_id and j.node_index = place
 """
 _TRAJECTORIES_TO_COPY = f"""
-{_PAIRS}
+{IDS}
 select new_id, old_id from ids join trajectory t on t.trajectory_id = old_id
 where t.source = ? and new_id not in (select trajectory_id from trajectory)
 """
-_COPY_TRAJECTORY = f"""
+COPY_TRAJECTORY = f"""
 insert into trajectory by name
-{_PAIRS}
+{IDS}
 select t.* exclude (created_at) replace (new_id as trajectory_id, ? as iteration_id, ? as evaluation_id,
     coalesce(t.copied_from, t.trajectory_id) as copied_from)
 from trajectory t join ids on t.trajectory_id = old_id
-"""
-_FAMILIES_TO_COPY = f"""
-{_PAIRS}
-select new_id, old_id from ids join family f on f.family_id = old_id
-where new_id not in (select family_id from family) and f.instance_id not in (
-    select instance_id from trajectory where iteration_id = ? and source in ('flywheel', 'ungraded'))
-"""
-_MEMBERS_TO_COPY = f"""
-{_PAIRS}
-select new_id, t.trajectory_id
-from ids join family f on f.family_id = old_id join trajectory t using (iteration_id, instance_id)
-where t.source = 'flywheel'
-order by all
-"""
-_COPY_DERIVATIONS = f"""
-insert into derivation by name
-{_PAIRS}
-select d.* exclude (created_at) replace (child.new_id as child_id, parent.new_id as parent_id, ? as iteration_id)
-from derivation d join ids child on d.child_id = child.old_id join ids parent on d.parent_id = parent.old_id
-"""
-# The subject of a child that could not be made is the key of its question, a space and its name.
-_COPY_UNMADE = f"""
-insert into rejection by name
-{_PAIRS}
-select r.* exclude (created_at) replace (? as iteration_id)
-from ids join family f on f.family_id = old_id
-join rejection r on r.iteration_id = f.iteration_id and r.stage = 'evolve'
-    and starts_with(r.subject, f.instance_id || ' ')
-"""
-_COPY_FAMILY = f"""
-insert into family by name
-{_PAIRS}
-select f.* exclude (created_at) replace (new_id as family_id, ? as iteration_id)
-from family f join ids on f.family_id = old_id
 """
 _EVALUATIONS_ALIKE = """
 select e.evaluation_id
@@ -648,7 +592,7 @@ order by other.created_at, other.run_id
 """
 _COPY_EPISODE = f"""
 insert into episode by name
-{_PAIRS}
+{IDS}
 select e.* exclude (created_at) replace (new_id as trajectory_id, ? as evaluation_id)
 from episode e join ids on e.trajectory_id = old_id
 """
@@ -685,15 +629,15 @@ class Growth(Protocol):
 
 
 def claim_trees(store: Store, tree_ids: Sequence[str], writer: str) -> None:
-    """Make `writer` the only process that may grow those of the trees that are stored; from then
-    on, rows of an earlier writer are refused.
+    """Make `writer` the only process that may grow the given trees, if they are stored; from then
+    on, rows of an earlier writer are refused (`RunBusy`).
     """
     with store.transaction() as con:
         con.execute("update tree set writer = ? where tree_id in (select unnest(?))", [writer, list(tree_ids)])
 
 
 def tree_rows(head: TreeHead, tree: Tree) -> Rows:
-    """Return the rows of a whole tree, such as one that is only a root; they are one unit."""
+    """Return the rows of a new tree with all its nodes, often only the root; they are one unit."""
     return {
         "instance": [instance_row(head.instance)],
         **_tree_row(head, tree.dives_done, finished=False),
@@ -703,11 +647,11 @@ def tree_rows(head: TreeHead, tree: Tree) -> Rows:
 
 def growth_rows(head: TreeHead, growth: Growth) -> Rows:
     """Return the rows of one expansion: new nodes with all sampled replies, and nodes whose
-    statistics changed.
+    statistics changed. Raises `ValueError` if one is graded that is not new.
 
-    They are one unit. If they are stored after each expansion, a loaded tree is as it was after
-    some expansion, whenever the process was killed. The tree itself, with its root, must have been
-    stored before (`tree_rows`).
+    They are one unit. If they are stored after each expansion, a tree loaded after a crash is as it
+    was after one of its expansions. The tree itself, with its root, must have been stored before
+    (`tree_rows`).
     """
     draws: dict[int, list[Draw]] = {}
     for draw in growth.draws:
@@ -733,7 +677,7 @@ def finished_rows(head: TreeHead, tree: Tree) -> Rows:
 
 
 def load_trees(store: Store, tree_ids: Sequence[str]) -> dict[str, Tree]:
-    """Return those of the trees that are stored, finished or not, by id in the order given."""
+    """Return those of the trees that are stored, finished or not, by id, in the order given."""
     if not store.path.exists():
         return {}
     with store.reading() as con:
@@ -756,7 +700,7 @@ def load_trees(store: Store, tree_ids: Sequence[str]) -> dict[str, Tree]:
 
 
 def unfinished_trees(store: Store, tree_ids: Sequence[str]) -> list[str]:
-    """Return the ids of the trees whose search is not finished, or not begun, in their order."""
+    """Return those of the ids whose tree is not finished or not stored, in the order given."""
     rows = store.rows("select tree_id from tree where finished and tree_id in (select unnest(?))", list(tree_ids))
     finished_ids = {tree_id for (tree_id,) in rows}
     return [tree_id for tree_id in tree_ids if tree_id not in finished_ids]
@@ -796,7 +740,7 @@ def _tree_row(head: TreeHead, dives_done: int, *, finished: bool) -> Rows:
 
 
 def _node_row(tree_id: str, node: Node, draws: Sequence[Draw] = (), grading: Grading | None = None) -> Row:
-    # The step of a node that was merged from siblings is made of the first of them.
+    # If several sampled replies were merged in a node, its step was made from the first.
     first = draw_record(node.step, draws[0]) if draws and node.step is not None else None
     return row_of("node", node, tree_id=tree_id, asked=first, merged=tuple(draws[1:]), grading=grading)
 

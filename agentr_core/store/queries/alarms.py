@@ -1,4 +1,4 @@
-"""What is watched: measures of steps and counts of stages, which rules about alarms look at."""
+"""The measures that alarms watch: columns of the steps of group RL, and counts of stages."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ WATCHED: Mapping[str, str] = MappingProxyType(
         "cut_replies": "cut_share",
     }
 )
-"""Columns of table rl_step by the rules that look at them."""
+"""Columns of table rl_step by the rules of alarms that watch them."""
 
 
 def step_measures(store: Store, iteration_id: str, step: int) -> list[dict[str, float | None]]:
-    """Return what is watched of the steps of group RL of an iteration before one, by rule."""
+    """Return the watched measures, by rule, of each step of group RL before `step`, in order."""
     return [dict(zip(WATCHED, row, strict=True)) for row in store.rows(_STEPS, iteration_id, step)]
 
 
 def improved(store: Store, iteration_id: str) -> bool:
-    """Return whether the training of an iteration went on to improve by its own measure: in group
-    RL the mean reward of its episodes, elsewhere the loss, over the last three steps beside the
-    first three. Fewer than four steps say nothing.
+    """Return whether the training of an iteration improved by its own measure: whether its mean
+    over the last three steps beats that over the first three. The measure is the mean reward in
+    group RL, elsewhere the loss. False with fewer than four steps.
     """
     for first, last, steps in store.rows(_REWARDS, iteration_id):
         if steps:
@@ -46,8 +46,8 @@ def held_out_gain(store: Store, iteration_id: str) -> tuple[float, float] | None
 
 def shares(store: Store, iteration_id: str) -> dict[str, tuple[int, int]]:
     """Return counts of an iteration by name, as pairs of total and part: replies that are cut or
-    empty, by purpose (`cut collected`), verdicts that cannot be read (`unread verdicts`), and
-    judged paths with a first error according to a witness on which the judge names the same one
+    empty, by purpose (`cut collected`); unreadable verdicts (`unread verdicts`); and judged paths
+    on which the judge names the same first error, or none, as the search tree or the oracle
     (`agrees tree`). Counts whose total is 0 are left out.
     """
     return {name: (total, part) for name, total, part in store.rows(_SHARES, iteration_id) if total}

@@ -55,13 +55,15 @@ def _finished(store: Store, condition: str, *params: str | int) -> list[StoredEv
 
 
 def is_finished(store: Store, evaluation_id: str) -> bool:
-    """Return whether all episodes of an evaluation have ended."""
+    """Return whether an evaluation is marked as finished: all its episodes have ended, and its
+    measures are stored.
+    """
     return bool(store.count("select count(*) from evaluation where evaluation_id = ? and finished", evaluation_id))
 
 
 def unfinished_evaluations(store: Store, evaluation_ids: Sequence[str]) -> dict[str, int]:
-    """Return how many episodes have ended of those among some evaluations that are not finished, by
-    evaluation; evaluations that have not begun are left out.
+    """Return the number of stored episodes of each of the given evaluations that has begun and is
+    not finished, by evaluation id.
     """
     rows = store.rows(
         "select e.evaluation_id, count(p.evaluation_id) from evaluation e left join episode p using (evaluation_id) "
@@ -90,7 +92,7 @@ class StoredDataset:
 
 
 class SampleHead(NamedTuple):
-    """What is known about a sample besides its messages."""
+    """All that is known about a sample except its messages; `used`: whether a dataset has it."""
 
     sample_id: str
     run_id: str | None
@@ -135,7 +137,7 @@ def sample_heads(store: Store, sample_ids: Sequence[str]) -> dict[str, SampleHea
 
 
 def calls_behind(store: Store, sample_ids: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """Return the tool calls in the episodes that samples are made from, in order, by sample;
+    """Return the tool calls in the trajectories that samples are made from, in order, by sample id;
     samples without any are left out.
     """
     return {key: json.loads(calls) for key, calls in store.rows(_CALLS, list(sample_ids))}
@@ -155,8 +157,9 @@ class GroupedInstance(NamedTuple):
 
 
 def grouped_beginning(store: Store, prefix: str) -> list[GroupedInstance]:
-    """Return the instances that iterations of reinforcement learning train on, whose iteration's or
-    run's id begins with a prefix, each once per iteration, in the order of iterations.
+    """Return the instances that iterations of reinforcement learning train on, each once per
+    iteration, in the order of iterations, where the id of the iteration or its run begins with a
+    prefix.
 
     They are those that the iteration's selection chose, in the order of their ids; of an iteration
     without a selection, those of its groups, in the order of their first groups.
@@ -178,7 +181,7 @@ def datasets_beginning(store: Store, prefix: str) -> list[DatasetHead]:
 
 
 def stored_dataset(store: Store, dataset_id: str) -> StoredDataset | None:
-    """Return what is known about a dataset; None if it is not stored."""
+    """Return the hash and the counts of a dataset; None if it is not stored."""
     rows = store.rows("select hash, counts from dataset where dataset_id = ?", dataset_id)
     return _dataset(rows)
 
@@ -333,7 +336,7 @@ def episode_counts(store: Store, iteration_id: str, source: str) -> EpisodeCount
 
 
 def episodes_by_source(store: Store, iteration_id: str) -> dict[str, int]:
-    """Return how many episodes an iteration has of each source, sorted by these."""
+    """Return the number of trajectories of an iteration by source, sorted by source."""
     return dict(
         store.rows(
             "select source, count(*) from trajectory where iteration_id = ? group by source order by source",
@@ -360,9 +363,7 @@ def count_revised_pairs(store: Store, iteration_id: str) -> int:
 
 
 def count_continuations(store: Store, iteration_id: str) -> tuple[int, int]:
-    """Return how many episodes went on from bad paths in an iteration, and how many of them
-    succeeded.
-    """
+    """Return how many episodes continued bad paths in an iteration, and how many succeeded."""
     query = "select count(*) from trajectory where iteration_id = ? and source = 'rollout'"
     return store.count(query, iteration_id), store.count(f"{query} and success", iteration_id)
 
@@ -422,7 +423,7 @@ class PreferenceTrainingStep:
 
 
 class CurvePoint(NamedTuple):
-    """An optimizer step of a training; what is None was not measured."""
+    """An optimizer step of a training; None stands for what was not measured."""
 
     step: int
     loss: float
@@ -475,8 +476,9 @@ def preference_training(store: Store, iteration_id: str) -> list[PreferenceTrain
 
 
 def training_curve(store: Store, iteration_id: str) -> list[CurvePoint]:
-    """Return the optimizer steps of an iteration's training in their order. Of a long one only the
-    first of each of 300 parts is among them, and those with its lowest and highest numbers.
+    """Return the optimizer steps of an iteration's training in order. Of more than 1,500 only some:
+    the steps are divided into about 300 parts, and of each part the first step and those with the
+    lowest and highest loss and gradient norm are returned.
     """
     return [CurvePoint(*row) for row in store.rows(_CURVE, iteration_id)]
 
@@ -515,8 +517,8 @@ order by t.step
 
 @dataclass(frozen=True, slots=True)
 class ErrorCount:
-    """The number of errors of one class in one phase, and of the units that one of them ended for
-    good, each counted once, however often it was tried anew.
+    """The number of errors of one class in one phase, and of the units that such an error ended for
+    good; a unit counts once, however often it was retried.
     """
 
     error: str
@@ -527,8 +529,8 @@ class ErrorCount:
 
 @dataclass(frozen=True, slots=True)
 class InstanceTraits:
-    """What an environment says about an instance; `origin` is the key of the instance it is a
-    variant of, or its own.
+    """The stored difficulty class of an instance, and the key of the instance it is a variant of,
+    or its own.
     """
 
     depth: int | None
@@ -541,8 +543,8 @@ def collected_stops(store: Store, iteration_id: str) -> dict[str, int]:
 
 
 def evaluated_stops(store: Store, evaluation_ids: Sequence[str]) -> dict[str, int]:
-    """Return how many episodes of some evaluations ended for each reason; those of evaluations that
-    are not finished, which have no score either, are left out.
+    """Return how many episodes of the given evaluations ended for each reason; only finished
+    evaluations count.
     """
     rows = store.rows(
         "select t.stop, count(*) from episode e join trajectory t using (trajectory_id) "
@@ -570,14 +572,16 @@ def failed_subjects(store: Store, iteration_id: str, stage: str) -> list[str]:
 
 
 def refusals(store: Store, iteration_id: str, *, limit: int) -> dict[str, int]:
-    """Return how many collected actions were refused, by the first three words of what the
-    environment said, not counting a tag around it; the `limit` most frequent ones.
+    """Return the number of collected actions that the environment refused, by the first three words
+    of its observation (without a tag before them); only the `limit` most frequent, in this order.
     """
     return dict(store.rows(_REFUSED, iteration_id, limit))
 
 
 def rejected_subjects(store: Store, *, stage: str, reason: str, prefix: str) -> list[str]:
-    """Return the subjects of rejections that begin with a prefix, sorted."""
+    """Return the subjects of the rejections of a stage for a reason, sorted, if they begin with a
+    prefix.
+    """
     rows = store.rows(
         "select subject from rejection where stage = ? and reason = ? and starts_with(subject, ?) order by subject",
         stage,

@@ -1,4 +1,4 @@
-"""Evaluations by name, and what changed from one to another."""
+"""Names and scores of evaluations, and what changed from one to another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentr_core.store.queries.listings import DIFFERENCES
 
 
 class EvaluationName(NamedTuple):
-    """What an evaluation is of."""
+    """The name of an evaluation, and the run and iteration whose model it is of."""
 
     evaluation_id: str
     name: str
@@ -21,7 +21,7 @@ class EvaluationName(NamedTuple):
 
 
 def evaluation_names(store: Store, ids: Collection[str]) -> dict[str, EvaluationName]:
-    """Return what some evaluations are of, by id; those that are not stored are left out."""
+    """Return the names of the given evaluations, by id; those that are not stored are left out."""
     rows = store.rows(
         "select e.evaluation_id, e.name, e.split, i.run_id, r.recipe, i.iteration from evaluation e "
         "join iteration i using (iteration_id) join run r using (run_id) where e.evaluation_id in (select unnest($1))",
@@ -31,9 +31,7 @@ def evaluation_names(store: Store, ids: Collection[str]) -> dict[str, Evaluation
 
 
 class EvaluationScore(NamedTuple):
-    """What came out of an evaluation: the share of its episodes that succeeded, and their mean
-    reward.
-    """
+    """The score of an evaluation: the success rate of its episodes, and their mean reward."""
 
     run_id: str
     name: str
@@ -56,8 +54,8 @@ def evaluation_scores(store: Store, run_ids: Collection[str]) -> list[Evaluation
 
 
 def changes(store: Store, before: str, after: str) -> dict[str, int]:
-    """Return how many episodes that two evaluations both played were gained, lost, and ended the
-    same.
+    """Return how many of the episodes in both evaluations were `gained` (a success only after),
+    `lost` (only before) or the `same`, by these words.
     """
     kinds = ("gained", "lost", "same")
     filters = DIFFERENCES.filters

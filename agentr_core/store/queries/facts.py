@@ -1,4 +1,4 @@
-"""What worlds tell of their instances, as columns and filters of lists."""
+"""Facts that worlds give about their instances, as columns and filters of lists."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from agentr_core.store.database import Store
 from agentr_core.store.queries.listings import LISTINGS, Listing
 
 _FEW = 40
-"""Up to so many values of a fact are listed to choose from; more are typed."""
+"""A filter by a fact offers its values for choice if there are at most this many."""
 
 
 class InstanceFact(NamedTuple):
-    """A fact that some instance has: its name, whether all its values are numbers, and how many
-    different ones there are.
+    """A fact that some stored instance has: its name, whether all its values are numbers, and the
+    number of distinct values.
     """
 
     name: str
@@ -30,24 +30,24 @@ class InstanceFact(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Its value in SQL, as text."""
+        """The SQL expression of its value as text."""
         return f"json_extract_string(facts, '$.{self.name}')"
 
     @property
     def value(self) -> str:
-        """Its value in SQL, by which rows are sorted."""
+        """The SQL expression of its value by which rows are sorted."""
         return f"try_cast({self.text} as double)" if self.numeric else self.text
 
 
 def facts_of(store: Store, instance_id: str) -> Mapping[str, Any]:
-    """Return what the world tells of an instance, by name; empty if it tells nothing."""
+    """Return the facts about an instance, by name; empty if there are none."""
     rows = store.rows("select facts::varchar from instance_facts where instance_id = ?", instance_id)
     return dict(json.loads(rows[0][0])) if rows else {}
 
 
 def with_facts(store: Store, name: str) -> tuple[Listing, list[InstanceFact]]:
-    """Return a list with a column and a filter for each fact that some instance has, and these
-    facts.
+    """Return a list extended by a column and a filter for each fact that some stored instance has,
+    and these facts.
     """
     listing = LISTINGS[name]
     facts = [InstanceFact(*row) for row in store.rows(_TOLD)] if name in _INSTANCE else []
@@ -80,7 +80,7 @@ _INSTANCE = {
     "regrades": "r.instance_id",
     "differences": "a.instance_id",
 }
-"""The instance of a row, by list."""
+"""The SQL expression of the instance of a row, by list."""
 # The names were checked when a world told them, but a store may come from anywhere.
 _TOLD = """
 with told as (select facts, unnest(json_keys(facts)) as name from instance_facts)

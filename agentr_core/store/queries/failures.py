@@ -1,5 +1,5 @@
-"""A failed episode and what stands beside it: a won episode of its instance, and the failures
-before and after it.
+"""A failed episode and its neighbours: a won episode of its instance, and the failures before and
+after it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from agentr_core.store.queries.trees import TrajectoryHead
 
 
 class Win(NamedTuple):
-    """A won episode of an instance; `kin` says how near it is to another episode of that: of the
-    same group, of the same evaluation, of another model or iteration, or the expert's.
+    """A won episode of the same instance as a failed one. `kin` says how close the two are: `group`
+    and `evaluation` if they share it, `expert` for the expert's episode, otherwise `other`.
     """
 
     trajectory_id: str
@@ -23,19 +23,21 @@ class Win(NamedTuple):
 
 
 class Neighbours(NamedTuple):
-    """The failed episodes beside one in its evaluation, or of its source in its iteration."""
+    """The failed episodes before and after a failed one, among those of the same evaluation, or of
+    the same source and iteration.
+    """
 
     before: str | None
     after: str | None
     number: int
-    """How many of them come before it."""
+    """The number of failed episodes before it."""
     total: int
 
 
 def win_beside(store: Store, head: TrajectoryHead) -> Win | None:
-    """Return the won episode of the same instance that is next to one: of the nearest kin, of these
-    the one that shares most actions with it before they part, else the shortest; None if nobody
-    won.
+    """Return the won episode of the same instance that is best compared with a failed one: of the
+    closest kin (group, evaluation, other, expert), the one that shares the most first actions with
+    it, then the shortest; None if nobody won.
     """
     return next(
         (
@@ -55,7 +57,9 @@ def win_beside(store: Store, head: TrajectoryHead) -> Win | None:
 
 
 def failures_beside(store: Store, trajectory_id: str) -> Neighbours:
-    """Return the failed episodes before and after a stored one, in the order of the lists."""
+    """Return the failed episodes before and after a stored one, in the order in which they were
+    stored.
+    """
     ((before, after, number, total),) = store.rows(_FAILURES, trajectory_id)
     return Neighbours(before, after, number, total)
 

@@ -19,7 +19,7 @@ from agentr_core.types import Instance
 
 
 def instances_stored(store: Store) -> list[Instance]:
-    """Return every instance that something in the store is of, by world, split and index."""
+    """Return all stored instances, sorted by world, split and index."""
     return [
         Instance(environment=environment, split=split, index=index)
         for environment, split, index in store.rows(
@@ -29,8 +29,8 @@ def instances_stored(store: Store) -> list[Instance]:
 
 
 def made_by_world(store: Store, source_id: str, iteration_id: str) -> dict[str, dict[str, int]]:
-    """Return how many trees, pairs, episodes, preferences, samples and dataset rows each world gave
-    to an iteration, by world and kind; kinds without any are left out.
+    """Return the number of trees, pairs, episodes, preferences, samples and dataset rows that come
+    from each world in an iteration, by world and kind; kinds without any are left out.
 
     Args:
         source_id: the iteration that made the samples.
@@ -73,7 +73,7 @@ class Contradiction:
 
 
 def dangling_references(store: Store) -> list[tuple[str, ...]]:
-    """Return table, column and value of each reference to a row that is not there."""
+    """Return table, column and value of each reference to a row that does not exist."""
     return [tuple(str(value) for value in row) for row in store.rows("select * from v_orphans")]
 
 
@@ -83,7 +83,7 @@ def contradictions(store: Store) -> list[Contradiction]:
     return [Contradiction(*row) for row in rows]
 
 
-# The lineage of a stored thing, back to the model and the instance that it began with.
+# The lineage of a stored entity, back to the model and the instance that it began with.
 
 _TABLES = {
     "checkpoint": "checkpoint_id",
@@ -171,7 +171,7 @@ entities it was made from; all other columns are facts."""
 class Entity:
     """A row of the store that others were made from, or that was made from others.
 
-    `kind` is its table; the id of a node is that of its tree, `#` and its number.
+    `kind` is its table; the key of a node is the id of its tree, `#` and its number.
     """
 
     kind: str
@@ -260,13 +260,13 @@ class Listing:
     filters: Mapping[str, str]
     """The condition of each filter; `$value` stands for the requested value."""
     suggestions: Mapping[str, str] = field(default_factory=dict)
-    """For filters with many values: the query of some of them, each with a name for it."""
+    """For filters with many values: the query for some of the values, each with a title."""
     choices: Mapping[str, str] = field(default_factory=dict)
     """For filters with few values: the query that lists them."""
     always: tuple[str, ...] = ()
     """Filters that are required."""
     sorts: Mapping[str, str] = field(default_factory=dict)
-    """What sorts by columns of `details`, which else sort nothing."""
+    """The expressions that rows are sorted by, for columns of `details` that can be sorted by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,8 +302,8 @@ def read_list(
 
 
 def sortable(listing: Listing) -> frozenset[str]:
-    """Return the columns by which a list can be sorted; what is looked up only for the rows of a
-    page is none of them.
+    """Return the columns by which a list can be sorted; columns of `details` only if `sorts` has
+    them.
     """
     names = (part.split(" ")[-1].rpartition(".")[2] for part in re.split(r", (?![^()]*\))", listing.columns))
     return frozenset([*names, *listing.sorts])
@@ -316,7 +316,7 @@ def listing_sql(listing: Listing, filters: Mapping[str, str], *, sort: str = "")
 
 
 def _rest(listing: Listing, values: Mapping[str, str]) -> str:
-    # A function: in a replacement, a backslash in a value would have a meaning.
+    # Not `re.sub`, in which a backslash in a value would have a meaning.
     conditions = [f"({listing.filters[name].replace('$value', value)})" for name, value in values.items()]
     return f"from {listing.source} where {' and '.join(conditions or ['true'])}"
 
@@ -348,9 +348,7 @@ _IN_ORDER = "group by value order by try_cast(value::varchar as double), value"
 
 
 def suggestions(store: Store, listing: Listing) -> dict[str, list[tuple[str, str]]]:
-    """Return some values of each filter that has many, each with a name for it; at most 500 of a
-    filter.
-    """
+    """Return values of each filter that has many, each with a title; at most 500 for a filter."""
     by_filter = {
         name: [(str(value), str(title)) for value, title in store.rows(f"{sql} limit 500")]
         for name, sql in {**_SUGGESTIONS, **listing.suggestions}.items()
@@ -366,8 +364,8 @@ def opening(store: Store, instance_id: str) -> str | None:
 
 
 def instance_beginning(store: Store, words: str) -> str | None:
-    """Return the first instance whose id begins with some words, the id itself before others; None
-    if there is none.
+    """Return the id of an instance that begins with `words`: that itself if there is one, else the
+    shortest; None if there is none.
     """
     sql = "select instance_id from instance where starts_with(instance_id, $1) order by length(instance_id), 1 limit 1"
     rows = store.rows(sql, words)
@@ -564,11 +562,11 @@ LISTINGS: Mapping[str, Listing] = {
 """The lists by name."""
 
 
-# What people wrote about trajectories.
+# People's notes on trajectories.
 
 
 def note_of(store: Store, trajectory_id: str) -> Note | None:
-    """Return the note of a trajectory, empty before anybody wrote one; None if there is no such
+    """Return the note on a trajectory, an empty one if there is none yet; None if there is no such
     trajectory.
     """
     rows = store.rows(
@@ -623,8 +621,8 @@ class IterationLine(NamedTuple):
 
 
 class EvaluationLine(NamedTuple):
-    """An evaluation of a run with what was measured: shares in [0, 1], None until it is
-    finished.
+    """An evaluation of a run with its measures: `success`, its interval and the mean reward and
+    steps are None until they are stored.
     """
 
     evaluation_id: str
@@ -641,7 +639,7 @@ class EvaluationLine(NamedTuple):
 
 
 class StageLine(NamedTuple):
-    """What a stage of an iteration took so far; those of several workers are summed."""
+    """The seconds of a stage so far by part, summed over its workers, and its tokens."""
 
     iteration: int
     stage: str
@@ -701,7 +699,7 @@ def evaluation_lines(store: Store, run_id: str) -> list[EvaluationLine]:
 
 
 def event_lines(store: Store, run_id: str) -> list[EventLine]:
-    """Return the errors of a run, the most frequent first."""
+    """Return at most 20 errors of a run by class, phase and stage, the most frequent first."""
     return [EventLine(*row) for row in store.rows(_EVENTS, run_id)]
 
 
@@ -711,7 +709,7 @@ def stage_lines(store: Store, run_id: str) -> list[StageLine]:
 
 
 def last_episodes(store: Store, run_id: str, *, iteration: int | None = None, limit: int) -> list[EpisodeLine]:
-    """Return the trajectories of a run, or of one of its iterations, that were stored last."""
+    """Return the last `limit` trajectories of a run or of one iteration, the latest first."""
     return [EpisodeLine(*row) for row in store.rows(_LAST_EPISODES, run_id, iteration, limit)]
 
 
@@ -720,7 +718,7 @@ def _run_lines(store: Store, run_id: str) -> list[RunLine]:
 
 
 def _rows_now(store: Store, sql: str, run_id: str) -> list[tuple[Any, ...]]:
-    """Return the rows of a query that tells which runs are under way; none if there is no store."""
+    """Return the rows of a query about runs at work; none if there is no store."""
     if not store.path.exists():
         return []
     with store.reading() as con:

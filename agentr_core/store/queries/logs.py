@@ -1,4 +1,4 @@
-"""What the log of an evaluation says beside its episodes."""
+"""What the log of an evaluation holds apart from its episodes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from agentr_core.store.database import Store
 
 
 class EvaluationHead(NamedTuple):
-    """An evaluation, the model that it is of, and when it was begun and ended, in UTC; `ended` is
-    None without an episode, and `versions` is JSON.
+    """An evaluation and its model. `started` and `ended`, the time of its last episode, are in UTC;
+    `ended` is None without an episode, and `versions` is JSON.
     """
 
     evaluation_id: str
@@ -30,8 +30,8 @@ class EvaluationHead(NamedTuple):
 
 
 class EpisodeFacts(NamedTuple):
-    """What an episode took, of its own steps alone; None where it is not known. `grade` is what a
-    model said as its grader.
+    """The costs of an episode, without those of the steps that it was given; None where not known.
+    `grade` is the reply of a model that graded it.
     """
 
     invalid_actions: int | None
@@ -55,7 +55,7 @@ def episode_facts(store: Store, evaluation_id: str) -> dict[str, EpisodeFacts]:
 
 
 def reasons_lost(store: Store, evaluation_id: str) -> dict[str, str]:
-    """Return why episodes of an evaluation failed for good, by their key."""
+    """Return why episodes of an evaluation failed for good, by the key of the episode."""
     return dict(store.rows(_LOST, evaluation_id))
 
 

@@ -89,13 +89,13 @@ class RequestUse:
 
 
 def seconds_by_part(store: Store, iteration_id: str) -> dict[str, float]:
-    """Return the seconds of an iteration by part: generate, environment, train, and so on."""
+    """Return the seconds of an iteration by part: generate, environment, train, store, other."""
     return dict(store.rows("select part, sum(seconds) from timing where iteration_id = ? group by part", iteration_id))
 
 
 def stage_seconds(store: Store, run_id: str) -> dict[tuple[int, str], float]:
     """Return the seconds that each stage of a run took, by iteration and name; those of several
-    workers are summed. Parts of a stage count for it.
+    workers are summed. A timing named `STAGE DETAIL` counts for its stage.
     """
     rows = store.rows(
         "select iteration, split_part(stage, ' ', 1), sum(seconds) from timing join iteration using (iteration_id) "
@@ -122,7 +122,7 @@ def last_finished(store: Store, *, recipe: str, method: str, iterations: int, be
     iterations; None if there is none.
 
     Args:
-        beside: a run that does not count.
+        beside: a run to leave out.
     """
     rows = store.rows(
         "select run_id from run where recipe = ? and method = ? and run_id <> ? and status = 'finished' "
@@ -136,8 +136,8 @@ def last_finished(store: Store, *, recipe: str, method: str, iterations: int, be
 
 
 def sampling_rate(store: Store, model_path: str) -> float | None:
-    """Return the tokens a second that were generated in all runs that began with a model; None if
-    there are none.
+    """Return the mean number of tokens generated per second in all runs that began with a model;
+    None if there are none.
     """
     (row,) = store.rows(
         "select sum(tokens), sum(seconds) from timing join iteration using (iteration_id) join run using (run_id) "
@@ -157,8 +157,8 @@ def token_use(store: Store, iteration_id: str) -> TokenUse:
 
 
 def experience_tokens(store: Store, run_id: str) -> int:
-    """Return the tokens that models wrote in the experience of a run: in its searches, judgements,
-    rollouts, revisions and edits, not in its evaluations.
+    """Return the number of tokens that models generated for the experience of a run: in its
+    searches, judgements, rollouts, revisions and edits, not in its evaluations.
 
     What was copied from another run counts as if it had been asked for, so that runs on one
     workspace and runs on several are counted alike.
@@ -168,7 +168,7 @@ def experience_tokens(store: Store, run_id: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class OutputCounts:
-    """What a model wrote in a world: units (episodes, or trees), their replies and tokens."""
+    """A model's output in a world: units (episodes or trees), and their replies and tokens."""
 
     units: int
     replies: int
@@ -176,16 +176,16 @@ class OutputCounts:
 
 
 def written_in(store: Store, model: str, environment: str) -> dict[str, OutputCounts]:
-    """Return what the runs that begin with a model wrote in a world, by kind: `step` for episodes,
-    `node` for trees, `judgement` for the verdicts on trees. Kinds of which nothing is stored are
-    left out.
+    """Return the sampled output in a world of the runs that begin with a model, by kind: `step` for
+    episodes, `node` for trees, `judgement` for the verdicts on trees. Kinds without any are left
+    out.
     """
     rows = store.rows(_WRITTEN, model, environment)
     return {kind: OutputCounts(units, replies, tokens) for kind, units, replies, tokens in rows}
 
 
 def longest_sample(store: Store, run_id: str) -> int:
-    """Return the most tokens of a sample that a run has trained on; 0 if there is none."""
+    """Return the largest number of tokens of a sample that a run made; 0 if none is known."""
     return store.count(_LONGEST, run_id)
 
 
@@ -195,8 +195,8 @@ def trained_online(store: Store, iteration_id: str) -> int:
 
 
 def trained_offline(store: Store, iteration_id: str) -> int:
-    """Return how many tokens a training on a dataset went through in an iteration, those of later
-    passes counted again; 0 before it has ended.
+    """Return how many tokens a training on a dataset went through in an iteration, over all its
+    epochs; 0 before it has ended.
     """
     return store.count(
         "select value from metric where scope = 'iteration' and name = 'trained_tokens' and scope_id = ?", iteration_id
@@ -233,15 +233,15 @@ def request_use(
 
 
 def cut_replies(store: Store, iteration_id: str) -> dict[str, tuple[int, int]]:
-    """Return the number of replies of an iteration, and of those cut by their token limit, by
-    purpose; replies for which this is not known are left out.
+    """Return the numbers of replies of an iteration, and of those cut by their token limit, by
+    purpose; replies without a finish reason are left out.
     """
     return {purpose: (replies, cut) for purpose, replies, cut in store.rows(_CUT, iteration_id)}
 
 
 def unreadable_replies(store: Store, iteration_id: str) -> dict[str, tuple[int, int]]:
-    """Return the number of replies of helpers in an iteration, and of those that were cut before
-    their thought had an end, by role.
+    """Return the numbers of replies of helpers in an iteration, and of those that were cut before
+    the end of their thinking, by role.
     """
     unreadable: Counter[str] = Counter()
     for role, text, finish_reason, thinks in store.rows(f"{_HELPERS}{_DOUBTFUL}", iteration_id):
@@ -394,7 +394,7 @@ select coalesce(max(s.num_tokens), 0) from sample s join iteration i using (iter
 
 
 ALL_RUNS = "select run_id, recipe, seed, model, status, started_at, finished_at from v_runs order by started_at"
-"""A query that shows a person the runs of a workspace, the oldest first."""
+"""The query that lists the runs of a workspace for a person, the oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -488,8 +488,8 @@ def configs_on_pool(store: Store, pool: str) -> dict[str, str]:
 
 
 def uses_of_pool(store: Store, pool: str) -> list[str]:
-    """Return what the runs with a dataset of the samples of a pool train on, as `data.use` names
-    it.
+    """Return the distinct values of `data.use` in the recipes of runs that made a dataset of a
+    pool's samples.
     """
     rows = store.rows(
         "select distinct r.config->>'$.data.use' from run r join iteration using (run_id) "
@@ -501,8 +501,8 @@ def uses_of_pool(store: Store, pool: str) -> list[str]:
 
 
 def spliced_anew(store: Store, pool: str) -> bool:
-    """Return whether a run of a comparison has a dataset whose samples were made of the trees of
-    the comparison's pool, but in a run of their own.
+    """Return whether a run of a comparison has a dataset of samples that another run made anew from
+    the trees of the comparison's pool.
     """
     return bool(
         store.count(
@@ -519,7 +519,7 @@ def configs_of_all(store: Store) -> dict[str, str]:
 
 
 def count_finished_runs(store: Store, run_ids: Sequence[str]) -> int:
-    """Return how many of some runs are finished."""
+    """Return how many of the given runs are finished."""
     return store.count(
         "select count(*) from run where status = 'finished' and run_id in (select unnest(?))", list(run_ids)
     )
@@ -634,7 +634,7 @@ def _checkpoint(store: Store, iteration_id: str, *, promoted: bool) -> StoredChe
 
 
 class Outside(NamedTuple):
-    """A training by another program that a run took back as an iteration."""
+    """A training by another program that was imported as an iteration of a run."""
 
     iteration: int
     checkpoint_id: str
@@ -645,7 +645,7 @@ class Outside(NamedTuple):
     """The hash of the weights and rollouts in that folder."""
     rollouts: int
     finished: bool
-    """Whether the iteration is."""
+    """Whether the iteration is finished."""
 
 
 def trained_outside(store: Store, run_id: str) -> list[Outside]:

@@ -1,5 +1,5 @@
-"""Scorings of stored episodes: which episodes there are to score, their new rewards, and old and
-new side by side.
+"""Scorings of stored episodes: the episodes to score, their new rewards, and old and new scores
+side by side.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from agentr_core.store.database import Store
 from agentr_core.store.tables import Regrade, load
 
 OF_A_SCORING = "select * from v_regrades where scoring_id = '{}' order by run_id, iteration, episodes_of, instance_id"
-"""What a user asks to list the episodes of a scoring, whose id is filled in."""
+"""The query with which a user lists the episodes of a scoring; `{}` stands for its id."""
 
 
 class ScoreComparison(NamedTuple):
@@ -41,7 +41,7 @@ class ScoringHead(NamedTuple):
 
 
 class EpisodeRescore(NamedTuple):
-    """What a scoring says of one episode; see view `v_regrades`."""
+    """The result of a scoring for one episode; see view `v_regrades`."""
 
     scoring_id: str
     grader: str
@@ -67,24 +67,24 @@ class ScoreChange(NamedTuple):
 def scorable(
     store: Store, run_id: str, *, evaluations: bool | None = None, iteration: int | None = None
 ) -> dict[str, str]:
-    """Return the ids of the finished episodes of a run: of each that of the original, which differs
-    for those that were copied from another run, by its own.
+    """Return the finished episodes of a run that can be scored: the id of the original by the id of
+    the episode. The two differ if the episode was copied from another run.
 
-    Paths of search trees are no episodes; nor are those whose grade is still missing.
+    Paths of search trees are no episodes; episodes whose grade is still missing are left out.
 
     Args:
-        evaluations: only those of evaluations, or only the others; None: all.
-        iteration: only those of this one; None: of all.
+        evaluations: True: only those of evaluations; False: only the others; None: all.
+        iteration: only those of this iteration; None: of all.
     """
     return dict(store.rows(_SCORABLE, run_id, evaluations, iteration))
 
 
 def scorable_leaves(store: Store, run_id: str, iteration: int | None = None) -> list[tuple[str, int]]:
-    """Return the leaves at which paths of a run's finished trees end, tree by tree: of each the id
-    of the original tree, and the index of its node.
+    """Return the leaves of a run's finished trees, as pairs of tree id and index of the node,
+    sorted. The id of a tree that was copied is that of the original.
 
     Args:
-        iteration: only those of trees of this one; None: of all.
+        iteration: only those of trees of this iteration; None: of all.
     """
     return store.rows(_SCORABLE_LEAVES, run_id, iteration)
 
@@ -129,22 +129,23 @@ def scorings_of(store: Store, run_id: str = "") -> dict[ScoringHead, list[ScoreC
     old and new scores.
     """
     lines: dict[ScoringHead, list[ScoreComparison]] = {}
-    # Few workspaces have any, and pages of all of them ask.
+    # A quick check first: few workspaces have scorings, but pages of all of them ask.
     for row in store.rows(_SCORINGS, run_id) if store.rows("select 1 from scoring limit 1") else ():
         lines.setdefault(ScoringHead(*row[:4]), []).append(ScoreComparison(*row[4:]))
     return lines
 
 
 def rescored(store: Store, trajectory_id: str) -> list[EpisodeRescore]:
-    """Return what each scoring says of a trajectory, the earliest first."""
+    """Return the results of all scorings for a trajectory, the earliest scoring first."""
     if not store.rows("select 1 from scoring limit 1"):
         return []
     return [EpisodeRescore(*row) for row in store.rows(_RESCORED, trajectory_id)]
 
 
 def changed(store: Store, scoring_id: str, run_id: str, most: int) -> list[ScoreChange]:
-    """Return episodes and paths of trees of a run whose score has changed or cannot be read: those
-    first whose success has, and of these the largest changes.
+    """Return at most `most` episodes and paths of trees of a run whose score has changed or cannot
+    be read: first changed successes, then changed rewards, each by the size of the change, then
+    unreadable ones.
     """
     return [ScoreChange(*row) for row in store.rows(_CHANGED, scoring_id, run_id, most)]
 

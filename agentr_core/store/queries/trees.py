@@ -1,4 +1,4 @@
-"""Search trees and the pairs that were taken from them."""
+"""Trajectories, groups of episodes, search trees and the pairs taken from them, for display."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PathStep(NamedTuple):
     success: bool
     disaster: bool
     dropped: int | None
-    """Exchanges that were left out of its prompt."""
+    """The number of exchanges that were left out of its prompt."""
     summary_of: int | None
     """How many first steps it sums up, if it is a summary."""
     tokens: int | None
@@ -43,7 +43,7 @@ class PathStep(NamedTuple):
 
 
 class TrajectoryHead(NamedTuple):
-    """What is known about a trajectory as a whole."""
+    """All that is known about a trajectory except its steps."""
 
     trajectory_id: str
     source: str
@@ -67,7 +67,7 @@ class TrajectoryHead(NamedTuple):
     relatives: int
     """The number of trajectories that it was made from, or that were made from it."""
     given: int
-    """The steps at its beginning that it took over from the trajectory that it goes on from."""
+    """The number of its first steps that it took over from the trajectory that it continues."""
 
 
 class ToolCall(NamedTuple):
@@ -96,7 +96,7 @@ class Derivation(NamedTuple):
 
 
 class SampledTokens(NamedTuple):
-    """The tokens of a step as they were sampled; empty where the sampler told none."""
+    """The tokens of a step as they were sampled; empty lists where the sampler returned none."""
 
     position: int
     token_ids: list[int]
@@ -302,7 +302,9 @@ def group_rollouts(store: Store, iteration_id: str, step: int, number: int) -> l
 
 
 def count_revisited(store: Store, iteration_id: str) -> int:
-    """Return how many failed episodes groups of an iteration went on from, from after a step."""
+    """Return the number of failed episodes that groups of an iteration continued from one of their
+    steps.
+    """
     return store.count(
         "select count(distinct parent_id) from derivation where iteration_id = ? and operator = 'revision'",
         iteration_id,
@@ -436,12 +438,12 @@ order by step
 
 @dataclass(frozen=True, slots=True)
 class OperatorCount:
-    """The counts of what an operator made in an iteration; `fresh` made the trajectories before the
-    first round.
+    """The counts of what an operator made in an iteration; `fresh` stands for the trajectories
+    before the first round.
 
-    `cost` is the mean number of tool calls, or of steps, and `saved` how many fewer right children
-    have than their parents, on average; None if there are none. `samples` counts the trajectories
-    that became samples.
+    `cost` is the mean number of tool calls, or of steps, and `saved` the mean cost of the parents
+    of right children minus that of these children; None if there are none. `samples` counts the
+    trajectories that became samples.
     """
 
     operator: str
@@ -453,8 +455,8 @@ class OperatorCount:
 
 
 def operator_counts(store: Store, iteration_id: str, counts: Counts) -> list[OperatorCount]:
-    """Return the counts of each operator, `fresh` first, then by name; `counts` says what a
-    trajectory is charged for.
+    """Return the counts of each operator, `fresh` first, then by name; `counts` says whether the
+    cost of a trajectory is its number of steps or of tool calls.
     """
     return [OperatorCount(*row) for row in store.rows(_OPERATORS, iteration_id, counts)]
 
@@ -478,7 +480,7 @@ order by made_by <> 'fresh', made_by
 
 
 class TreeHead(NamedTuple):
-    """What is known about a tree as a whole."""
+    """All that is known about a tree except its nodes."""
 
     tree_id: str
     run_id: str | None
@@ -653,11 +655,11 @@ class JudgedStep(NamedTuple):
 
     verdict: Verdict
     value_drop: float | None
-    """How much the value of its siblings exceeds its own; None if no sibling was visited."""
+    """How much the value of the step's siblings exceeds its own; None if no sibling was visited."""
 
 
 def path_audits(store: Store, iteration_id: str) -> list[PathAudit]:
-    """Return what is known about the first errors of the judged paths of an iteration."""
+    """Return the first errors of the judged paths of an iteration, according to each source."""
     return [PathAudit(*row) for row in store.rows(_AUDITS, iteration_id)]
 
 
@@ -736,9 +738,9 @@ where (run_id, iteration) = (select (run_id, iteration) from iteration where ite
 
 @dataclass(frozen=True, slots=True)
 class CallCount:
-    """The calls of one tool in an iteration by how they ended; `provider` says who answered: for
-    Python, the level of the sandbox. `cached` of them had an answer already. `seconds` is how long
-    they took, one after the other.
+    """The calls of one tool in an iteration that ended with one status. `provider` is who answered:
+    for Python, the level of the sandbox. `cached` is how many reused a stored answer, `seconds` the
+    sum of their durations.
     """
 
     tool: str

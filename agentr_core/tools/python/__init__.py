@@ -1,3 +1,3 @@
-"""A Python interpreter for code written by a model: kept warm, with one confined process per
-call.
+"""The Python tool, which runs code written by a model: warm interpreters that fork a confined
+process for each call.
 """

@@ -1,4 +1,4 @@
-"""Runs code in the confined process, as in a notebook, with an exit status for each way to end."""
+"""Runs code in the confined process, as a notebook does. The exit status says how it ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 
 EXCEPTION, MEMORY = 1, 101
-"""Exit statuses. Code can fake them, but gains nothing by it."""
+"""Exit statuses: an exception, and `MemoryError`. Code can fake them, but gains nothing by it."""
 _NAME = "<python>"
 _FENCE = re.compile(r"^[ \t]*(?:`{3,}|~{3,})[ \t]*(?:python3?|py)?[ \t]*$", re.MULTILINE)
 _FENCED = re.compile(r"^[ \t]*((`|~)\2{2,})[^\n`]*\n(.*?)(?:^[ \t]*\1\2*[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
@@ -25,36 +25,37 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def prepare(packages: Sequence[str], dependencies: frozenset[str]) -> None:
-    """Prepare this interpreter so that its children can `run` code. This is done once, since every
-    page of memory that a child writes to must be copied for it.
+    """Prepare this interpreter so that its children can `run` code. This is done once, before they
+    are forked, since each memory page to which a child writes must be copied.
 
     Args:
-        packages: those that code may import besides the standard library, as a user listed them.
-        dependencies: the packages that these import themselves.
+        packages: the packages that code may import besides the standard library, as the user listed
+            them.
+        dependencies: the top-level modules that these have imported.
     """
     for module in [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]:
         del sys.modules[module]
     sys.argv = [""]
     sys.meta_path.insert(0, _AllowList(packages, dependencies))
-    # Address space is limited, and the default of eight MiB for each thread would use it up.
+    # Address space is limited, and the default stacks of 8 MiB would let few threads start.
     threading.stack_size(1 << 20)
 
 
 def run(code: str) -> int:
-    """Run any text as `__main__`, and return the exit status for its process.
+    """Run code as `__main__`, wait for its threads, and return the exit status for the process.
 
-    As in a notebook, the value of a last expression is printed, unless it is None. The code gets
-    the same numbers from `random` and `numpy.random` each time. Of a text that is no code as it
-    stands, the code in its Markdown fences is run.
+    As in a notebook, the value of a last expression is printed, unless it is None. `random` and
+    `numpy.random` are seeded with 0. If the text does not parse, the code in its Markdown fences is
+    run instead.
     """
     sys.stdin = io.TextIOWrapper(io.FileIO(0))
     sys.stdout, sys.stderr = _printer(1), _printer(2)
-    # Only after the fork, at which `random` reseeds itself.
+    # Seeded here, after the fork, since `random` reseeds itself at a fork.
     random.seed(0)
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed(0)
     status = _run(code)
-    # As at the end of any program: what its threads still print counts.
+    # As at the end of any program, what the threads still print is part of the output.
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and not thread.daemon:
             thread.join()
@@ -64,7 +65,7 @@ def run(code: str) -> int:
 
 
 def _printer(descriptor: int) -> io.TextIOWrapper:
-    """Return a stream that writes by lines, so that nothing is lost when the process is killed."""
+    """Return a line-buffered stream, so that no whole line is lost when the process is killed."""
     return io.TextIOWrapper(io.FileIO(descriptor, "w"), "utf-8", "backslashreplace", line_buffering=True)
 
 
@@ -90,7 +91,7 @@ def _run(code: str) -> int:
         print(end.code, file=sys.stderr)  # noqa: T201
         return EXCEPTION
     except BaseException as error:
-        # The traceback begins in the code, without the frames of this module.
+        # The traceback shows the code alone, without the frames of this module.
         report = traceback.TracebackException.from_exception(error)
         names = [frame.filename for frame in report.stack]
         first = names.index(_NAME) if _NAME in names else len(names)
@@ -102,8 +103,8 @@ def _run(code: str) -> int:
 
 
 def _without_fences(code: str) -> str:
-    """Return the code in the Markdown fences of a text, and any other text as it is. Code with a
-    fence in one of its strings is code as it stands, so only what does not parse is looked at.
+    """Return the code in the Markdown fences of a text; a text without fences, or one that parses
+    as Python, is returned as it is: a fence in it is within a string.
     """
     if "`" not in code and "~~~" not in code:
         return code
@@ -114,15 +115,16 @@ def _without_fences(code: str) -> str:
             return one_line[2].strip()
         code = code.replace("\r\n", "\n")
         blocks = "\n".join(textwrap.dedent(match[3]) for match in _FENCED.finditer(code))
-        # A fence that is closed but was not opened, as where the tag was taken for one.
+        # A closing fence without an opening one, as if a tag around the code had opened it.
         return blocks if blocks.strip() else _FENCE.sub("", code)
     return code
 
 
 class _AllowList:
-    """A finder that refuses modules that are neither in the standard library nor on the list.
+    """An import finder that refuses modules that are neither in the standard library nor allowed.
 
-    It only gives a clear message: from level `landlock` on, other packages cannot be read anyway.
+    It only serves a clear error message: from level `landlock` on, the files of other packages
+    cannot be read anyway.
     """
 
     def __init__(self, packages: Sequence[str], dependencies: frozenset[str]) -> None:
@@ -130,7 +132,9 @@ class _AllowList:
         self._allowed = dependencies | set(packages) | sys.stdlib_module_names
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
-        """Return None to let other finders look. Raises `ModuleNotFoundError`."""
+        """Return None for an allowed module, so that the other finders look for it. Raises
+        `ModuleNotFoundError` for any other.
+        """
         if name.partition(".")[0] in self._allowed:
             return None
         raise ModuleNotFoundError(

@@ -1,4 +1,6 @@
-"""Confines a process by its own calls, before it runs code that nobody has read."""
+"""Confinement of a process, which it imposes on itself before it runs untrusted code: resource
+limits, seccomp and Landlock.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ PACKAGES = ("numpy", "sympy")
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The most that one call may use."""
+    """The resource limits of one call."""
 
     timeout_s: float = 30.0
     """Seconds of wall-clock time."""
@@ -34,7 +36,9 @@ class Limits:
     tasks: int = 32
     """Threads and processes, checked every 20 ms; from level `limits` on."""
     disk_mb: int = 16
-    """MiB of all files in the working folder together, of each file, and of all printed output."""
+    """MiB of all files in the working folder together, of any single file, and of all printed
+    output.
+    """
     files: int = 128
     """Files in the working folder, checked every 20 ms."""
     open_files: int = 64
@@ -44,7 +48,7 @@ class Limits:
     dropped."""
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for a limit under which nothing can run."""
+        """Raise `ConfigError` for a limit of 0 or less."""
         for field in fields(self):
             if not getattr(self, field.name) > 0:
                 raise ConfigError(f"limit {field.name} of the Python tool must be above 0")
@@ -63,7 +67,7 @@ class Status(StrEnum):
     MEMORY = "memory"
     """With `MemoryError`."""
     KILLED = "killed"
-    """By a signal: its own (a crash), or ours, because it exceeded a limit."""
+    """By a signal: of its own (a crash), or of the tool, because it exceeded a limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,14 +128,15 @@ getrandom 318 278,
 clone 56 220, clone3 435 435, kill 62 129, tgkill 234 131, prlimit64 302 261, prctl 157 167,
 ioctl 16 29, fcntl 72 25, open 2 -, openat 257 56
 """
-"""Name, number on x86-64, number on 64-bit Arm, which lacks the old calls."""
+"""Name, number on x86-64, and number on 64-bit Arm; "-" for old calls that Arm does not have."""
 
 
 @cache
 def numbers(machine: str) -> dict[str, int]:
-    """Return the numbers of the calls that code may make, some under conditions.
+    """Return the numbers by name of the system calls that code may make, some only under the
+    conditions in `_program`.
 
-    `machine` is the name in `os.uname`. Raises `OSError` for a machine whose numbers are not known.
+    `machine` is that of `os.uname()`. Raises `OSError` for a machine whose numbers are not known.
     """
     if machine not in ("x86_64", "aarch64"):
         raise OSError(f"the numbers of system calls on {machine} are not known to the Python tool")
@@ -140,7 +145,7 @@ def numbers(machine: str) -> dict[str, int]:
     return {row[0]: int(row[column]) for row in rows if row[column] != "-"}
 
 
-# The levels of confinement, by name: each has the barriers of those before it and one more.
+# The levels of confinement: each has the barriers of those before it and one more.
 
 
 class Level(StrEnum):
@@ -162,28 +167,33 @@ class Level(StrEnum):
     """Also its own namespaces: other files and processes are invisible."""
 
     def includes(self, other: Level) -> bool:
-        """Return whether the barriers of another level are among those of this one."""
+        """Return whether this level has all barriers of another one."""
         order = list(Level)
         return order.index(self) >= order.index(other)
 
     def describe(self) -> str:
-        """Return the level for a person; of one that leaves files open, also that it does."""
+        """Return the name of the level for a message, with a warning if it leaves the user's files
+        accessible.
+        """
         return self.value + ("" if self.includes(Level.LANDLOCK) else ", where code can use your files")
 
 
-# Never a weaker level with a warning, which nobody would see while code reads their files.
+# There is no fallback to a weaker level with a warning, which could go unseen while code reads the
+# user's files.
 STRICTEST = "strictest"
-"""The name for the strictest level that holds on this machine and keeps code from the user's files;
-a weaker one must be named.
+"""The name for the strictest level that works on this machine. It must be `landlock` or stricter,
+which keep code from the user's files; a weaker level must be named.
 """
 CANDIDATES = tuple(level for level in reversed(Level) if level is not Level.NONE)
-"""The levels that are tried for `strictest`, in this order: the weaker ones to say which holds."""
+"""The levels that are tried for `strictest`, in this order. The ones below `landlock` are tried
+only to say in the error which level works.
+"""
 
 
-# Linux system calls that Python's library lacks.
+# Linux system calls that Python's standard library does not offer.
 
-# By ctypes, since pyseccomp needs a C library that is not everywhere, and the package landlock has
-# no rules for TCP and signals.
+# They are called by ctypes, since pyseccomp needs a C library that is often not installed, and the
+# package landlock has no rules for TCP and signals.
 PR_SET_PDEATHSIG = 1
 PR_SET_SECCOMP = 22
 PR_SET_CHILD_SUBREAPER = 36
@@ -192,19 +202,21 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 
 def syscall(number: int, *arguments: int | bytes | None) -> int:
-    """Return the result of the system call with this number. Raises `OSError` with its errno."""
+    """Make the system call with this number, and return its result. Raises `OSError` with the errno
+    if it fails.
+    """
     return _checked(_libc().syscall(ctypes.c_long(number), *map(_word, arguments)), f"system call {number}")
 
 
 def prctl(option: int, *arguments: int | bytes) -> None:
-    """Set a property of this process, as in prctl(2). Raises `OSError`."""
+    """Set a property of this process; see prctl(2). Raises `OSError` if the kernel refuses it."""
     padded_arguments = (*arguments, 0, 0, 0, 0)[:4]
     _checked(_libc().prctl(ctypes.c_int(option), *map(_word, padded_arguments)), f"prctl {option}")
 
 
 def drop_privileges() -> None:
-    """Give up all capabilities of this process for good: no program that it starts regains any,
-    whoever owns the program. Raises `OSError`.
+    """Give up all capabilities of this process for good: no program that it starts regains any, not
+    even a setuid one. Raises `OSError` if the kernel refuses it.
     """
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
@@ -247,11 +259,11 @@ _WORD = 0xFFFFFFFF
 _CLONE_THREAD = 0x00010000
 _NEW_NAMESPACES = 0x7E020000
 _HIDDEN_FILE = 0o20000000
-"""The bit of O_TMPFILE, which makes a file that no folder lists."""
+"""The bit of O_TMPFILE, which creates a file that is listed in no folder."""
 _OPENING = _HIDDEN_FILE | os.O_TRUNC | os.O_ACCMODE
 _OPEN_FLAGS = (os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC, os.O_RDWR | os.O_TRUNC)
-"""Flags with which a file may be opened. Before ABI 3, Landlock lets readable files be
-truncated.
+"""The flags with which a file may be opened, of those in `_OPENING`. O_TRUNC needs a mode for
+writing, since before ABI 3 Landlock does not keep readable files from being truncated.
 """
 _THREAD_NAMES = (15, 16, 0x53564D41)
 """The allowed options of prctl: PR_SET_NAME, PR_GET_NAME, PR_SET_VMA."""
@@ -265,7 +277,9 @@ others.
 
 @dataclass(frozen=True)
 class _Condition:
-    """A condition on a call: one argument, under a mask, must be one of some values."""
+    """A condition on a system call: the argument at a position (from 0), combined with `mask` by
+    bitwise and, must be one of `values`.
+    """
 
     argument: int
     values: tuple[int, ...]
@@ -273,8 +287,8 @@ class _Condition:
 
 
 def install() -> None:
-    """Install the filter in this process, which must have one thread and `no_new_privs`. Raises
-    `OSError`.
+    """Install the filter in this process for good. The process must have only one thread, and
+    `no_new_privs` must be set. Raises `OSError` if the kernel refuses it.
     """
     _load(_program(os.uname().machine, os.getpid()))
 
@@ -286,11 +300,13 @@ def _load(program: bytes) -> None:
 
 
 def _program(machine: str, process: int) -> bytes:
-    """Return the filter for a process, eight bytes for each instruction."""
+    """Return the BPF program of the filter for the process with id `process`, 8 bytes for each
+    instruction.
+    """
     calls = dict(numbers(machine))
     lines = [_line(_LOAD, _ARCH_AT), _line(_EQUAL, _AUDIT_ARCH[machine], 1, 0), _line(_RETURN, _KILL)]
     lines.append(_line(_LOAD, _NUMBER_AT))
-    # Without clone3, glibc makes threads with `clone`, whose flags a filter can read.
+    # Without clone3 (ENOSYS), glibc makes threads with `clone`, whose flags a filter can read.
     lines += _answer(calls.pop("clone3"), _UNKNOWN)
     conditions = {
         "clone": _Condition(0, (_CLONE_THREAD,), _CLONE_THREAD | _NEW_NAMESPACES),
@@ -326,8 +342,8 @@ def _line(code: int, constant: int, if_true: int = 0, if_false: int = 0) -> byte
     return struct.pack("=HBBI", code, if_true, if_false, constant)
 
 
-# Landlock: the kernel's rules on files, TCP, signals and abstract sockets, which a process imposes
-# on itself (landlock(7)).
+# Landlock: rules on files, TCP, signals and abstract sockets, which a process imposes on itself and
+# the kernel enforces (landlock(7)).
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION = 1
@@ -337,8 +353,8 @@ _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 1, 1 << 2, 1 << 3
 _MAKE_REG = 1 << 8
 _TRUNCATE = 1 << 14
 _FILE_RIGHTS_KNOWN = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""The number of file rights by ABI: from execution up to links between folders (2), truncation (3)
-and ioctl on devices (5).
+"""The number of file rights by ABI version. Versions add to those of version 1: links between
+folders (2), truncation (3) and ioctl on devices (5).
 """
 _ALL_TCP_RIGHTS = 0b11
 """From ABI 4 on: bind and connect."""
@@ -351,7 +367,7 @@ _FILE_ALONE = _READ_FILE | _WRITE_FILE | _TRUNCATE
 
 
 def abi() -> int:
-    """Return the version of Landlock in this kernel; 0 if there is none."""
+    """Return the ABI version of Landlock in this kernel; 0 if it is missing or disabled."""
     try:
         return syscall(_CREATE_RULESET, None, 0, _VERSION)
     except OSError:
@@ -359,14 +375,17 @@ def abi() -> int:
 
 
 def ruleset(readable: Iterable[str], writable: str, version: int) -> int:
-    """Return the descriptor of rules for `restrict`: a process may read everything under some
-    paths, keep plain files in one folder and use /dev/null, and may do nothing else with files or
-    TCP, or with signals to other processes and their abstract sockets.
+    """Create Landlock rules for `restrict`, and return their file descriptor.
 
-    Files in `writable` can be made and changed, but not removed or renamed, so that its listing
-    shows everything it holds. Paths that do not exist are left out. What older ABIs do not control
-    (before 6 signals and abstract sockets, before 4 TCP, before 3 truncation), the filter of system
-    calls must refuse. Raises `OSError` without Landlock.
+    A process under them may read everything below the `readable` paths, create, read and change
+    plain files in the folder `writable`, and use /dev/null. All other access to files is denied,
+    and so are TCP, signals to other processes and their abstract sockets. Files in `writable` can
+    be neither removed nor renamed, so that its listing shows all that it holds. Paths that do not
+    exist are skipped.
+
+    `version` is that of `abi()`. What older versions do not control (before 6 signals and abstract
+    sockets, before 4 TCP, before 3 truncation), the seccomp filter must refuse. Raises `OSError` if
+    `version` is 0.
     """
     if version == 0:
         raise OSError("this kernel has no Landlock, or does not allow its use (Linux 5.13 is the first with it)")
@@ -386,8 +405,8 @@ def ruleset(readable: Iterable[str], writable: str, version: int) -> int:
 
 
 def restrict(rules: int) -> None:
-    """Impose rules on this process and all that it starts, for good; needs `no_new_privs`. Raises
-    `OSError`.
+    """Impose rules on this process and all that it starts, for good; `no_new_privs` must be set.
+    Raises `OSError` if the kernel refuses it.
     """
     syscall(_RESTRICT_SELF, rules, 0)
 
@@ -408,12 +427,14 @@ MIB = 1 << 20
 
 
 def confine(level: Level, limits: Limits, folder: str, rules: int, parent: int) -> None:
-    """Confine this process for good at a level; it must have only one thread.
+    """Confine this process for good at a level, in a new session and in the working folder. It must
+    have only one thread.
 
     Args:
-        folder: the working folder, the only place where the process may write.
-        rules: the descriptor of Landlock's rules; used from level `landlock` on.
-        parent: the process that forked this one; this one dies with it.
+        folder: the working folder; from level `landlock` on the only place to write.
+        rules: the descriptor of Landlock's rules, used from level `landlock` on.
+        parent: the id of the process that forked this one. This one is killed when it ends, and
+            exits at once if it has ended already.
 
     Raises `OSError` if the kernel refuses a barrier.
     """
@@ -434,10 +455,10 @@ def confine(level: Level, limits: Limits, folder: str, rules: int, parent: int) 
             (resource.RLIMIT_MSGQUEUE, 0),
         ):
             resource.setrlimit(kind, (limit, limit))
-        # When memory runs short, the kernel should kill this process and not the one that trains.
+        # When memory runs short, the kernel should kill this process rather than a training.
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123 - as above
             file.write("1000")
-        # The signal at the first limit shows what happened; at the second the process is killed.
+        # SIGXCPU at the soft limit shows the cause; at the hard limit the process is killed.
         resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))
     if level.includes(Level.LANDLOCK):
         restrict(rules)

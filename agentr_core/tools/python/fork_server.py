@@ -1,8 +1,8 @@
-"""A warm interpreter that forks one confined process for each call, and outlives it.
+"""A fork server: a warm interpreter that forks one confined process for each call.
 
-`python -c ... main()`: requests come on standard input and answers go to standard output, one line
-of JSON each; the first line has the settings. It runs one call at a time, and ends when its input
-ends. It has only its main thread, since it forks.
+It is run as `python -c ... main()`. Requests come on standard input and answers go to standard
+output, one line of JSON each; the first line has the settings. It runs one call at a time, and ends
+when its input ends. It has only its main thread, since it forks.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from agentr_core.tools.python import child, confinement
 from agentr_core.tools.python.child import EXCEPTION, MEMORY
 from agentr_core.tools.python.confinement import MIB, Level, Limits, Status, confine
 
-# The watch of a fork server over running code: it reads the output, checks the clock, the tasks
-# and the files, and in the end kills whatever is left.
+# Supervision of running code by the fork server: it reads the output, checks the time, the tasks
+# and the files, and kills all processes that are left at the end.
 
 _TICK_S = 0.02
 """Seconds between two checks of tasks and files."""
@@ -35,8 +35,13 @@ _CHUNK = 1 << 16
 
 
 class Watch:
-    """The watch over one call, a child of this process. This process is a subreaper: orphaned
-    descendants of the child become its children, so that none of them escapes.
+    """Supervises one call, a child of this process. This process is a subreaper: orphaned
+    descendants of the child become its children, so that all of them can be killed.
+
+    Args:
+        process: the id of the child.
+        stdout, stderr: the read ends of the pipes to which it prints; `wait` closes them.
+        folder: its working folder.
     """
 
     def __init__(self, process: int, stdout: int, stderr: int, limits: Limits, folder: Path) -> None:
@@ -48,17 +53,18 @@ class Watch:
         self._folder = folder
 
     def wait(self, deadline: float) -> dict[str, Any]:
-        """Return the outcome of the call without its milliseconds, once all its processes have
-        ended.
+        """Wait for the end of the call, kill all its processes, and return the fields of its
+        `Outcome` other than `ms`.
 
-        A call is ended at the deadline (of `time.monotonic`), when it exceeds a limit, and when
-        standard input of this process ends, since nobody then waits for the call.
+        The call is ended early at the deadline (of `time.monotonic`), when it exceeds a limit, and
+        when there is input for this process or its input ends, since nobody then waits for the
+        call.
         """
         process_fd = os.pidfd_open(self._process)
         try:
             cause = self._observe(process_fd, deadline)
             status = self._end()
-            # Nobody can write any more.
+            # All writers have been killed, so this reads what is left in the pipes.
             for descriptor in self._output:
                 while self._read(descriptor):
                     pass
@@ -69,7 +75,7 @@ class Watch:
         limit = self._limits.output_bytes
         texts: list[str] = []
         for descriptor, data in self._output.items():
-            # A traceback says at its end what happened.
+            # Of standard error the end is kept, where a traceback says what happened.
             part = data[-limit:] if descriptor == self._stderr else data[:limit]
             texts.append(part.decode("utf-8", errors="replace"))
         stdout, stderr = texts
@@ -80,7 +86,9 @@ class Watch:
         return {"status": kind, "stdout": stdout, "stderr": stderr, "truncated": truncated, "cause": detail}
 
     def _observe(self, process_fd: int, deadline: float) -> str:
-        """Return why the call must be ended, or "" if its process has ended by itself."""
+        """Read the output until the call ends or must be ended. Return the cause, or "" if its
+        process has ended by itself.
+        """
         poll = select.poll()
         for descriptor in (process_fd, 0, *self._output):
             poll.register(descriptor, select.POLLIN)
@@ -102,9 +110,11 @@ class Watch:
                     poll.unregister(descriptor)
 
     def _excess(self) -> str:
-        """Return which limit that the kernel does not enforce is exceeded, or "" if none is."""
+        """Return which limit the call exceeds, of those that the kernel does not enforce (tasks,
+        files, disk space, printed output); "" for none.
+        """
         limits = self._limits
-        # Not by RLIMIT_NPROC, which counts all processes of the user and does not hold for root.
+        # RLIMIT_NPROC would count all processes of the user, and does not apply to root.
         tasks = sum(len(_list_dir(f"/proc/{process}/task")) for process in _descendants(os.getpid()))
         if tasks > limits.tasks:
             return f"more than {limits.tasks} threads and processes"
@@ -125,14 +135,16 @@ class Watch:
         data = os.read(descriptor, _CHUNK)
         buffer = self._output[descriptor]
         buffer += data
-        # One byte more than is shown tells that output was left out.
+        # One byte more than the limit is kept, to know whether output was dropped.
         limit = self._limits.output_bytes + 1
         del buffer[slice(None, -limit) if descriptor == self._stderr else slice(limit, None)]
         self._printed += len(data)
         return len(data)
 
     def _end(self) -> int:
-        """Kill all that is left of the call and return the exit status of its first process."""
+        """Kill all processes of the call that are left, and return the wait status of its first
+        process.
+        """
         first = 0
         while True:
             for process in _descendants(os.getpid()):
@@ -147,7 +159,9 @@ class Watch:
 
 
 def _outcome(status: int, cause: str, limits: Limits) -> tuple[Status, str]:
-    """Return the status of a call and its cause, from how its process ended."""
+    """Return the status and the cause for an `Outcome`, given the wait status of the process, and
+    the cause for which the call was ended ("" if it was not).
+    """
     if cause == "timeout":
         return Status.TIMEOUT, f"more than {limits.timeout_s:g} s"
     if cause:
@@ -187,12 +201,14 @@ def _list_dir(folder: str) -> list[str]:
 
 
 _SYSTEM = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
-"""Paths that a library may need when it is loaded late."""
+"""Paths that a library may need when it is loaded only during a call."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
 def main() -> None:
-    """Serve calls until standard input ends."""
+    """Answer one line with the settings (`ready` or `refused`), then serve calls until standard
+    input ends.
+    """
     source = sys.stdin.buffer
     settings = json.loads(source.readline())
     try:
@@ -206,11 +222,14 @@ def main() -> None:
 
 
 class ForkServer:
-    """One warm interpreter."""
+    """A warm interpreter, with the packages imported, that forks a process for each call."""
 
     def __init__(self, level: str, limits: dict[str, Any], packages: list[str], folder: str) -> None:
-        """Import packages and give up privileges. Raises `ImportError` for a package that is not
-        installed, and `OSError`.
+        """Import the packages, prepare the barriers of the level and, from level `limits` on, give
+        up all capabilities. The working folder of calls is made in `folder`.
+
+        Raises `ImportError` for a package that is not installed, and `OSError` if the kernel
+        refuses a barrier.
         """
         self._level = Level(level)
         self._limits = Limits(**limits)
@@ -220,7 +239,7 @@ class ForkServer:
         for name in packages:
             importlib.import_module(name)
         if "numpy" in packages:
-            # Otherwise it would be loaded at its first use, and then seed itself at random.
+            # Otherwise it would be loaded at its first use in a call, with a random seed.
             importlib.import_module("numpy.random")
         dependencies = frozenset(name.partition(".")[0] for name in set(sys.modules) - before)
         self._rules = -1
@@ -228,7 +247,7 @@ class ForkServer:
             # The standard library, without the packages that may be installed in its folder.
             stdlib = sysconfig.get_path("stdlib")
             library = (f"{stdlib}/{name}" for name in os.listdir(stdlib) if not name.endswith("-packages"))  # noqa: PTH208
-            # Those of packages, and of the libraries that come with their wheels.
+            # The folders of the packages, and of the shared libraries in their wheels.
             paths = []
             for name in (dependencies | set(packages)) - sys.stdlib_module_names:
                 folders = [*getattr(sys.modules[name], "__path__", ())]
@@ -243,12 +262,14 @@ class ForkServer:
         child.prepare(packages, dependencies)
         gc.collect()
         gc.disable()
-        # Existing objects stay in pages that all children share.
+        # The objects so far are left out of garbage collection, which would write to the memory
+        # pages that all children share.
         gc.freeze()
 
     def call(self, code: str, timeout_s: float | None = None) -> dict[str, Any]:
-        """Return the outcome of one call as plain data, or `refused` with the reason why the code
-        was not run.
+        """Run code in a forked process, empty the working folder afterwards, and return the fields
+        of an `Outcome`; if the kernel refuses a barrier, so that the code is not run, `refused`
+        with the reason.
         """
         start = time.monotonic()
         limits = replace(self._limits, timeout_s=timeout_s) if timeout_s else self._limits
@@ -256,7 +277,7 @@ class ForkServer:
         if isinstance(watch, str):
             return {"refused": watch}
         outcome = watch.wait(start + limits.timeout_s)
-        # The folder is not replaced: Landlock's rules refer to it.
+        # The folder is emptied and not replaced, since Landlock's rules refer to it.
         for entry in os.scandir(self._folder):
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path, ignore_errors=True)
@@ -265,7 +286,9 @@ class ForkServer:
         return {**outcome, "ms": 1000 * (time.monotonic() - start)}
 
     def _start(self, code: str, limits: Limits) -> Watch | str:
-        """Return the watch over a process that runs the code, or why a barrier could not be set."""
+        """Fork a process that runs the code, and return its watch once all barriers are set; if one
+        could not be set, the reason.
+        """
         ready, ready_end = os.pipe()
         stdout, stdout_end = os.pipe()
         stderr, stderr_end = os.pipe()
@@ -286,11 +309,13 @@ class ForkServer:
         return watch
 
     def _become(self, code: str, parent: int, ready_end: int, stdout: int, stderr: int) -> None:
-        """In the child: confine it, signal that this is done, run the code and exit."""
+        """Confine this process, the child, tell the parent by closing `ready_end`, run the code and
+        exit. If a barrier is refused, write the reason to `ready_end` and exit. Never returns.
+        """
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
-        # Of the other descriptors above standard error, all are closed but these.
+        # Close all descriptors above standard error but `ready_end` and Landlock's rules.
         low = 3
         for descriptor in (*sorted(n for n in (ready_end, self._rules) if n >= low), os.sysconf("SC_OPEN_MAX")):
             os.closerange(low, descriptor)

@@ -1,4 +1,4 @@
-"""`PythonTool`, the interface for the rest of the program."""
+"""`PythonTool`, which runs code in warm, confined interpreters, and its self-test."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from agentr_core.errors import SandboxError
 from agentr_core.system import Scratch, source_folder
 from agentr_core.tools.python.confinement import CANDIDATES, PACKAGES, STRICTEST, Level, Limits, Outcome, Status
 
-# The self-test at start-up: runs code that tries to get past each barrier of a level.
+# The self-test at start-up, which runs code that tries to get past each barrier of a level.
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One way out of the sandbox, and the lowest level that closes it."""
+    """One way to break out of the sandbox, and the lowest level that prevents it."""
 
     name: str
     level: Level
     code: str
     """Prints "held" if the barrier held, and anything else if it did not."""
     ends: Status = Status.OK
-    """The required end of the call; anything but `ok` is by itself proof that the barrier held."""
+    """The status that the call must have; any but `ok` proves by itself that the barrier held."""
     timeout_s: float = 60.0
-    """Long enough for a busy machine."""
+    """The time limit of the call, in seconds, long enough for a busy machine."""
 
     def is_held(self, outcome: Outcome) -> bool:
-        """Return whether the barrier held."""
+        """Return whether the outcome of the code shows that the barrier held."""
         return outcome.status is self.ends and (self.ends is not Status.OK or outcome.stdout.strip() == "held")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one attempt."""
+    """The result of one attempt: its name, its level, and whether the barrier held."""
 
     attempt: str
     level: Level
@@ -52,13 +52,14 @@ class Finding:
 async def tried(
     run: Callable[..., Awaitable[Outcome]], level: Level, limits: Limits, *, all_levels: bool = False
 ) -> tuple[Finding, ...]:
-    """Run the attempts on the barriers of a level one by one, and return the findings.
+    """Run the attempts on the barriers of a level one after another, and return their findings.
 
     Args:
         run: `PythonTool.run`.
-        level: the level that `run` promises.
-        limits: the limits that `run` promises.
-        all_levels: also try the barriers of stricter levels, to see that the attempts are real.
+        level: the level at which `run` runs code.
+        limits: the limits under which `run` runs code.
+        all_levels: also try the barriers of stricter levels, which shows that these attempts get
+            through without their barrier.
     """
     findings = []
     for attempt in attempts(limits):
@@ -69,7 +70,7 @@ async def tried(
 
 
 def attempts(limits: Limits) -> tuple[Attempt, ...]:
-    """Return all attempts; those on limits slightly exceed them."""
+    """Return the attempts of all levels; those on limits try to exceed `limits` slightly."""
     values = asdict(limits)
     of_limits = {
         "memory": ("import mmap\nmmap.mmap(-1, ({memory_mb} + 64) << 20)", errno.ENOMEM),
@@ -84,7 +85,7 @@ def attempts(limits: Limits) -> tuple[Attempt, ...]:
         "environment of the parent": "open(f'/proc/{os.getppid()}/environ', 'rb').read()",
         "processes of others": "open('/proc/1/status').read()",
     }
-    # If a file does not exist, nothing gets out either.
+    # If a file does not exist, the barrier counts as held too.
     refusals = (errno.EACCES, errno.EPERM, errno.ENOENT)
     return (
         Attempt("what is allowed", Level.NONE, _ALLOWED),
@@ -136,7 +137,9 @@ def _on_calls() -> list[Attempt]:
 
 
 def _attempt(code: str, *refusals: int) -> str:
-    """Return code that prints "held" if the kernel refuses with one of these error numbers."""
+    """Return code that runs `code` and prints "held" if the kernel refuses it with one of these
+    error numbers.
+    """
     return _FRAME.format(code=textwrap.indent(code, "    "), refusals=refusals)
 
 
@@ -168,7 +171,8 @@ print("held" if [open("note").read(), *seen] == ["a file", "a thread"] else "it 
 """
 
 
-# Bubblewrap as an outer layer: a fork server in its own namespaces, if user namespaces are allowed.
+# Bubblewrap as an outer layer: the fork server runs in its own namespaces, if the system allows
+# user namespaces.
 
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache")
 
@@ -188,18 +192,20 @@ def wrapped(command: list[str], folder: str) -> list[str]:
     return [program, *reading, *options, "--", *command]
 
 
-# A fork server as its user sees it: a process that answers one question at a time.
+# The client of a fork server: a process that answers one question at a time.
 
 _START_S = 120.0
 _GRACE_S = 10.0
-"""Seconds to wait beyond the time limit of a call, and for an orderly exit."""
+"""How many seconds to wait for an answer after the time limit of a call, and for an orderly exit
+before the process is killed.
+"""
 _LONGEST_LINE = 1 << 26
 _PROGRAM = "import sys; sys.path.insert(0, {source!r}); from agentr_core.tools.python.fork_server import main; main()"
 _ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "TZ": "UTC",
     "PATH": "/usr/bin:/bin",
-    # Gives sets of strings the same order each time.
+    # So that sets of strings have the same order in each run.
     "PYTHONHASHSEED": "0",
     # A process that forks must have one thread, and each malloc arena reserves address space.
     "OMP_NUM_THREADS": "1",
@@ -211,11 +217,11 @@ _ENVIRONMENT = {
 
 
 class ForkServerLost(Exception):
-    """The fault that a fork server has ended or does not answer."""
+    """A fork server has ended, or does not answer in time."""
 
 
 class ForkServerProcess:
-    """A fork server and its folder."""
+    """The process of a fork server and its temporary folder."""
 
     def __init__(self, process: asyncio.subprocess.Process, folder: Scratch) -> None:
         """Take over a running process and its folder; `start` creates them."""
@@ -224,7 +230,9 @@ class ForkServerProcess:
 
     @classmethod
     async def start(cls, level: Level, limits: Limits, packages: Sequence[str]) -> ForkServerProcess:
-        """Return a warm fork server. Raises `SandboxError` if it refuses to work."""
+        """Start a fork server with its own folder, and return it once it is ready. Raises
+        `SandboxError` if it cannot be started at this level, or does not answer within 130 s.
+        """
         folder = Scratch("code")
         program = _PROGRAM.format(source=source_folder())
         command = [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", program]
@@ -257,8 +265,8 @@ class ForkServerProcess:
         return server
 
     async def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the answer to one question. Raises `ForkServerLost` if no answer comes within
-        `seconds` and some grace.
+        """Send one question, and return the answer. Raises `ForkServerLost` if the server has
+        ended, or gives no answer within `seconds` plus 10 s.
         """
         stdout, stdin = self._process.stdout, self._process.stdin
         assert stdout is not None
@@ -274,10 +282,13 @@ class ForkServerProcess:
         return answer
 
     async def stop(self) -> None:
-        """End the fork server and everything that runs in it."""
+        """End the fork server and the call that runs in it, and remove its folder. Waits up to 10 s
+        for an orderly end, then kills it.
+        """
         stdin = self._process.stdin
         assert stdin is not None
-        # The fork server then kills its current call; if it were killed, it could not.
+        # At the end of its input the fork server kills its current call. It could not do so if it
+        # were killed itself.
         stdin.close()
         try:
             await asyncio.wait_for(self._process.wait(), _GRACE_S)
@@ -291,7 +302,7 @@ _ATTEMPTS = 2
 
 
 def named(level: Level) -> str:
-    """Return how a recipe names a level."""
+    """Return the setting of a recipe that selects a level, for messages."""
     return f"environment.options.sandbox={level}"
 
 
@@ -306,11 +317,11 @@ class PythonTool:
     """
 
     level: Level
-    """The level that holds; set on entry."""
+    """The level at which code runs; set on entry."""
     findings: tuple[Finding, ...]
-    """The findings of the self-test; set on entry."""
+    """The findings of the self-test at that level; set on entry."""
     refused: tuple[str, ...]
-    """The reasons why stricter levels do not hold; set on entry."""
+    """The error messages of the stricter levels that were tried before; set on entry."""
 
     def __init__(
         self,
@@ -324,14 +335,15 @@ class PythonTool:
         """Store the settings; nothing is started yet.
 
         Args:
-            limits: the most that a call may use.
-            level: a `Level`, or "strictest" for the strictest one that holds here, if code cannot
-                use the user's files there.
-            packages: those that code may import besides the standard library, along with what they
-                need; each interpreter imports all of them once.
-            concurrency: the number of calls at once, each with an interpreter; one for each core by
-                default.
-            weaker: whether "strictest" may mean a level at which it can; to find out what holds.
+            limits: the resource limits of a call.
+            level: a `Level`, or "strictest" for the strictest one that works on this machine, but
+                none at which code can use the user's files.
+            packages: the packages that code may import besides the standard library, along with
+                their dependencies; each interpreter imports all of them once.
+            concurrency: the maximum number of calls at a time, each in an interpreter of its own;
+                by default, the number of cores.
+            weaker: whether "strictest" may select a level at which code can use the user's files;
+                for reports on what works.
 
         Raises `SandboxError` for an unknown level.
         """
@@ -346,8 +358,8 @@ class PythonTool:
         self._idle: list[ForkServerProcess] = []
 
     async def __aenter__(self) -> PythonTool:
-        """Start and test the tool. Raises `SandboxError` if the level does not hold; a level that
-        was not named must keep code from files.
+        """Select the level and run the self-test at it. Raises `SandboxError` if a barrier of the
+        level does not hold; with "strictest", if no allowed level holds.
         """
         reasons = []
         for level in self._levels:
@@ -368,16 +380,17 @@ class PythonTool:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End all interpreters."""
+        """End all idle interpreters."""
         await asyncio.gather(*(server.stop() for server in self._idle))
         self._idle.clear()
 
     async def run(self, code: str, *, timeout_s: float | None = None) -> Outcome:
         """Run code, which may be any text, and return the outcome; `timeout_s` replaces that of the
-        limits.
+        limits. Waits until an interpreter is free.
 
-        A call whose interpreter was lost is run again, in another one. Raises `SandboxError` when
-        the kernel refuses a barrier; then the code has not run.
+        If the interpreter is lost, the call is run once more, in another one; the status is KILLED
+        if that one is lost too. Raises `SandboxError` if an interpreter does not start, or the
+        kernel refuses a barrier; the code has not run then.
         """
         async with self._slots:
             for _ in range(_ATTEMPTS):
@@ -406,7 +419,9 @@ class PythonTool:
         return Outcome(**{**answer, "status": Status(answer["status"])})
 
     async def _test(self) -> tuple[Finding, ...]:
-        """Return the findings of the self-test at the level. Raises `SandboxError`."""
+        """Run the self-test at the level, and return its findings. Raises `SandboxError` if an
+        interpreter does not start or a barrier does not hold; all interpreters are then ended.
+        """
         try:
             findings = await tried(self.run, self.level, self._limits)
         except BaseException:

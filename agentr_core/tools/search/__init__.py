@@ -1,1 +1,1 @@
-"""The search tool: corpora and their indexes, a server for them, and clients with a cache."""
+"""The search tool: retrieval from a corpus, a server for it, and clients with a cache."""

@@ -1,4 +1,6 @@
-"""A corpus with a ranking: made in memory, or kept on disk under the hash of its inputs."""
+"""Retrieval from a corpus: by words (BM25) or by vectors. An index is built in memory, or cached on
+disk under the hash of its inputs.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,11 @@ from agentr_core.models.checkpoint_dir import weights_sha256
 from agentr_core.system import content_sha256, publish, writing
 from agentr_core.texts import lone_surrogate, placed
 
-# The library that indexes words, imported without JAX.
+# bm25s, the library that indexes words, is imported without JAX.
 #
-# Where JAX is installed, bm25s asks it for a first result as soon as it is imported, and JAX then
-# reserves three quarters of each GPU: on an H200 105 of 140 GB, which models in the same process
-# lacked. What is used of bm25s needs no JAX.
+# If JAX is installed, importing bm25s runs a first computation in it, and JAX then reserves three
+# quarters of the memory of each GPU (105 of 140 GB on an H200), which models in the same process
+# then lack. The parts of bm25s that are used here need no JAX.
 
 
 @contextmanager
@@ -55,7 +57,7 @@ with _hidden("jax"):
     from bm25s.tokenization import Tokenized
 
 
-# Encodes texts as vectors: the mean of a model's last hidden states.
+# Texts as vectors: the mean of a model's last hidden states over the tokens of a text.
 
 _BATCH: Final = 64
 _TOKENIZERS: Final = ("tokenizer.json", "vocab.txt", "tokenizer.model", "spiece.model")
@@ -65,8 +67,8 @@ Vectors = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """The form in which an encoder gets texts; the defaults are those of E5, which marks queries
-    and passages.
+    """The prefixes that are put before texts, and the number of tokens at which they are truncated.
+    The defaults are those of E5.
 
     Source: Wang et al., "Text Embeddings by Weakly-Supervised Contrastive Pre-training", 2022.
     """
@@ -78,8 +80,10 @@ class Encoding:
 
 
 class Encoder:
-    """A transformer of a Hugging Face model directory, in float32. Threads may share it; they take
-    turns.
+    """A transformer in a Hugging Face model directory, in float32, that encodes texts as vectors.
+    Thread-safe; one batch is encoded at a time.
+
+    `settings` are all inputs that the vectors depend on, and `size` is their dimension.
     """
 
     def __init__(self, path: Path, encoding: Encoding | None = None, *, device: str = "cpu") -> None:
@@ -111,18 +115,22 @@ class Encoder:
         self._turn = threading.Lock()
 
     def queries(self, texts: Sequence[str]) -> Vectors:
-        """Return a row of unit length for each query, of shape (texts, `size`)."""
+        """Return the vectors of queries, of Euclidean length 1, as an array of shape (number of
+        texts, `size`).
+        """
         return self._encode([self.encoding.query_prefix + text for text in texts], self.encoding.query_tokens)
 
     def passages(self, texts: Sequence[str]) -> Vectors:
-        """Return a row of unit length for each passage, of shape (texts, `size`)."""
+        """Return the vectors of passages, of Euclidean length 1, as an array of shape (number of
+        texts, `size`).
+        """
         return self._encode([self.encoding.passage_prefix + text for text in texts], self.encoding.passage_tokens)
 
     def _encode(self, texts: Sequence[str], most_tokens: int) -> Vectors:
         import torch
 
         rows = np.zeros((len(texts), self.size), dtype=np.float32)
-        # Texts of similar length go together, so that there is little padding.
+        # Texts of similar length share a batch, so that there is little padding.
         order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
         for start in range(0, len(order), _BATCH):
             batch = order[start : start + _BATCH]
@@ -137,14 +145,15 @@ class Encoder:
         return rows
 
 
-# Rankings of the rows of a corpus by how well they match a query.
+# Rankings of the documents of a corpus by how well they match a query. A document is identified by
+# its row, its position in the corpus, from 0.
 
 Ranked = list[tuple[int, float]]
-"""Rows with their scores, the best first; with equal scores the earlier row first."""
+"""Rows with their scores, the best first."""
 
 
 class Ranker(Protocol):
-    """A ranking of the rows of one corpus. Threads may share it."""
+    """A method that ranks the documents of one corpus by a query. Thread-safe."""
 
     @property
     def name(self) -> str:
@@ -153,34 +162,34 @@ class Ranker(Protocol):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The settings that decide the ranking, besides the corpus."""
+        """All settings, apart from the corpus, on which the ranking depends."""
         ...
 
     def rank(self, queries: Sequence[str], top_k: int) -> list[Ranked]:
-        """Return at most `top_k` rows for each query."""
+        """Return for each query at most `top_k` rows with their scores, the best first."""
         ...
 
 
 def best(scores: NDArray[np.float32], top_k: int) -> Ranked:
-    """Return the rows with the `top_k` highest scores above 0."""
+    """Return the `top_k` rows with the highest scores, the best first; of equal scores the earlier
+    row first. Rows with a score of 0 or less are left out.
+    """
     threshold = np.partition(scores, -top_k)[-top_k] if len(scores) > top_k else 0.0
     candidates = np.flatnonzero((scores >= threshold) & (scores > 0))
     rows = candidates[np.argsort(-scores[candidates], kind="stable")][:top_k]
     return list(zip(rows.tolist(), scores[rows].tolist(), strict=True))
 
 
-# Ranking by meaning: the inner product of vectors on a flat FAISS index, which compares a query
-# with every document.
+# Ranking by vectors: the inner product with each document's vector, in a flat FAISS index (exact
+# search).
 
 DENSE_VERSION: Final = 2
-"""To be raised when the same documents and encoder would give other vectors."""
+"""To be increased when the same documents and encoder would give different vectors."""
 _AT_ONCE: Final = 4096
 
 
 class Dense:
-    """A ranking of documents by the cosine between their vectors and a query's. Threads may share
-    it.
-    """
+    """Ranks documents by the cosine similarity of their vectors to a query's. Thread-safe."""
 
     name = "dense"
 
@@ -191,7 +200,9 @@ class Dense:
 
     @classmethod
     def build(cls, texts: Iterable[str], encoder: Encoder) -> Dense:
-        """Return the ranking of texts. Raises `ConfigError` when FAISS is not installed."""
+        """Encode the texts of all documents, and return their ranking. Raises `ConfigError` when
+        FAISS is not installed.
+        """
         index = _faiss().IndexFlatIP(encoder.size)
         remaining = iter(texts)
         while batch := list(islice(remaining, _AT_ONCE)):
@@ -200,15 +211,15 @@ class Dense:
 
     @classmethod
     def load(cls, file: Path, encoder: Encoder, *, rows: int) -> Dense:
-        """Return a ranking with the vectors of a FAISS file, which may be made elsewhere.
+        """Return a ranking with the vectors in a FAISS file, which another program may have made.
 
         Args:
             rows: the number of documents in the corpus; the file must have a vector for each, in
-                their order.
+                the order of the corpus.
 
         Raises:
-            DataFileError: the file is not a flat index of inner products, or does not fit the
-                corpus or the encoder.
+            DataFileError: the file cannot be read, is not a flat index of inner products, or does
+                not fit the corpus or the encoder.
             ConfigError: FAISS is not installed.
         """
         faiss = _faiss()
@@ -230,7 +241,7 @@ class Dense:
         _faiss().write_index(self._index, str(file))
 
     def rank(self, queries: Sequence[str], top_k: int) -> list[Ranked]:
-        """Return for each query the rows that match best."""
+        """Return for each query the `top_k` rows with the highest similarity, the best first."""
         if not queries:
             return []
         scores, rows = self._index.search(
@@ -250,7 +261,7 @@ def _faiss() -> Any:
     return faiss
 
 
-# The documents to search: a JSONL file with one object per line, read in place.
+# The documents to search: a JSONL file with one object per line, which is memory-mapped.
 
 Starts = NDArray[np.int64]
 
@@ -272,11 +283,11 @@ class Document:
 
 
 class CorpusFile(Sequence[Document]):
-    """The documents of a file in its order. The file is memory-mapped, so that any size costs
-    little memory; threads may share it.
+    """The documents of a JSONL file, in its order. The file is memory-mapped, so that a large one
+    needs little memory. Thread-safe.
 
     Args:
-        starts: the byte offset of each document's line; see `scan`.
+        starts: the byte offsets of the documents' lines, as from `scan`.
     """
 
     def __init__(self, path: Path, starts: Starts) -> None:
@@ -305,8 +316,8 @@ def scan(path: Path) -> Iterator[tuple[int, Document]]:
     """Yield each document of a corpus file with the byte offset of its line; blank lines are
     skipped.
 
-    A line is an object with the texts `id` (or a whole number) and `contents`, and optionally
-    `title`.
+    A line is an object with `id` (a string or an integer), `contents` (a string) and, optionally,
+    `title` (a string).
 
     Raises `DataFileError` if the file cannot be read, has no document, or a line is malformed.
     """
@@ -351,67 +362,71 @@ def _text(value: Any, name: str, location: str, *, blank: bool = False) -> str:
     return value
 
 
-# Texts in normal form, and documents as a model reads them, with bounded length.
+# The normal form of texts, and the text of documents for a model, of limited length.
 
 _MARK = "..."
 
 
 def normalised(text: str) -> str:
-    """Return a query, or a document to be found, in normal form: compatible characters unified, in
-    lower case, with single spaces.
+    """Return a query or the text of a document in normal form: NFKC, case-folded, with single
+    spaces.
 
     Punctuation stays, since it distinguishes C from C++.
     """
-    # Folding may take a composed character apart, so a second pass puts it together again.
+    # Case folding may decompose characters; the second NFKC composes them again.
     folded_text = unicodedata.normalize("NFKC", text).casefold()
     return " ".join(unicodedata.normalize("NFKC", folded_text).split())
 
 
 def truncate(text: str, max_chars: int) -> str:
-    """Return a text of at most `max_chars` characters; one that was cut ends with three dots."""
+    """Return a text cut to at most `max_chars` characters. If it was cut, it ends with "..."."""
     return text if len(text) <= max_chars else text[: max(0, max_chars - len(_MARK))].rstrip() + _MARK[:max_chars]
 
 
 def format_documents(documents: Iterable[Document], *, document_chars: int) -> str:
-    """Return documents as one text, each of at most `document_chars` characters, with blank lines
-    between them.
+    """Return the texts of documents, each cut to at most `document_chars` characters, with blank
+    lines between them. Without documents, return "".
     """
     return "\n\n".join(truncate(document.text.strip(), document_chars) for document in documents)
 
 
-# Ranking by words: BM25 on the index of a library.
+# Ranking by words: BM25, with the index of bm25s.
 #
 # Source: Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond", 2009, in
-# Lucene's form; k1 = 0.9 and b = 0.4 are usual for passages of an encyclopaedia.
+# Lucene's variant; k1 = 0.9 and b = 0.4 are usual for passages of an encyclopaedia.
 
 BM25_VERSION: Final = 2
-"""To be raised when the same documents would give another index or another ranking."""
+"""To be increased when the same documents would give another index or another ranking."""
 _K1, _B = 0.9, 0.4
-# Chinese, Japanese, Thai, Lao, Burmese and Khmer have no spaces between words; Korean has endings.
+# Scripts without spaces between words: Chinese, Japanese, Thai, Lao, Burmese and Khmer. Korean has
+# spaces, but its words take endings.
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3\U00020000-\U0003ffff"
 )
-# A digit or a letter alone is a word too: "house 7".
+# A single digit or letter is a word too, as in "house 7".
 _WORD = re.compile(rf"[{_UNSPACED}]+|[^\W{_UNSPACED}]+")
 _RUN = re.compile(rf"[{_UNSPACED}]+")
 _STOPWORDS = frozenset(STOPWORDS_EN)
 _STEMS = 2**16
 Analyser = Callable[[str], list[str]]
-"""Returns the words of a text by which it can be found."""
+"""Returns the terms of a text, by which it is indexed and searched."""
 
 
 def analyser(split: Callable[[str], Iterable[str]], *, stemmer: str) -> Analyser:
-    """Return a function that gives the stems of the words that `split` finds in a text in lower
-    case, without the most frequent English words. Threads may share it.
+    """Return a thread-safe function that returns the terms of a text: the stems of the words that
+    `split` finds in the text in lower case, without English stop words.
+
+    Args:
+        stemmer: the name of a Snowball stemmer, such as "english".
     """
-    # Two threads must not share a stemmer, but they may share a cache of stems, which has a lock.
+    # Threads must not share a stemmer, but they may share a cache of stems, which has a lock.
     stem = lru_cache(_STEMS)(lambda word: Stemmer.Stemmer(stemmer).stemWord(word))
     return lambda text: [stem(word) for word in split(text.lower()) if word not in _STOPWORDS]
 
 
 def split(text: str) -> Iterator[str]:
-    """Yield the words of a text in the normal form of queries. In the scripts of
-    `_UNSPACED`, each character and each pair of neighbours is a word.
+    """Yield the words of a text in normal form (see `normalised`). In the scripts of `_UNSPACED`,
+    each character is a word, and so is each pair of adjacent characters.
     """
     for word in _WORD.findall(normalised(text)):
         if _RUN.match(word):
@@ -424,10 +439,10 @@ def split(text: str) -> Iterator[str]:
 ENGLISH = analyser(split, stemmer="english")
 
 
-# Of the libraries, bm25s needs numpy alone and maps its index into memory; rank-bm25 keeps the
-# words of all documents in Python lists, and reads them all for each query.
+# bm25s needs only numpy and memory-maps its index; the alternative, rank-bm25, keeps the words of
+# all documents in Python lists, and reads all of them for each query.
 class Bm25:
-    """A ranking of documents by the words that they share with a query. Threads may share it."""
+    """Ranks documents by the words that they share with a query (BM25). Thread-safe."""
 
     name = "bm25"
 
@@ -439,23 +454,24 @@ class Bm25:
 
     @classmethod
     def build(cls, texts: Iterable[str], words: Analyser = ENGLISH) -> Bm25:
-        """Return the ranking of texts; meanwhile their words are held in memory as numbers. Raises
-        `DataFileError` when no text has a word to search for.
+        """Index the texts of all documents, and return their ranking. The terms of all texts are
+        held in memory, as 4-byte numbers. Raises `DataFileError` if no text has a term.
         """
         vocabulary: dict[str, int] = {}
         rows = [array("i", [vocabulary.setdefault(word, len(vocabulary)) for word in words(text)]) for text in texts]
         if not vocabulary:
             raise DataFileError("no document of the corpus has a word that it can be found by; give it other documents")
         index = bm25s.BM25(k1=_K1, b=_B, method="lucene")
-        # The library sets its level to DEBUG, and would report each index to the terminal.
+        # bm25s sets the level of its logger to DEBUG, and would print a line for each index.
         logging.getLogger("bm25s").setLevel(logging.WARNING)
         index.index(Tokenized(ids=rows, vocab=vocabulary), create_empty_token=False, show_progress=False)
         return cls(index, words)
 
     @classmethod
     def load(cls, folder: Path, words: Analyser = ENGLISH) -> Bm25:
-        """Return the ranking that `save` wrote, given the words that it was built with; postings
-        stay on disk. Raises `DataFileError` when the index is damaged.
+        """Return the ranking that `save` wrote; the postings stay on disk, memory-mapped. `words`
+        must be the analyser that it was built with. Raises `DataFileError` when the index is
+        damaged.
         """
         try:
             return cls(bm25s.BM25.load(folder, mmap=True, show_progress=False), words)
@@ -463,12 +479,12 @@ class Bm25:
             raise DataFileError(f"index {folder} is damaged ({error}); delete it to have it rebuilt") from error
 
     def save(self, folder: Path) -> None:
-        """Write the index into a folder, which is created."""
+        """Write the index into a new folder."""
         self._index.save(folder, show_progress=False)
 
     def rank(self, queries: Sequence[str], top_k: int) -> list[Ranked]:
-        """Return for each query the rows that match best; rows that share no word with it are left
-        out.
+        """Return for each query the `top_k` rows with the highest scores, the best first; rows that
+        share no term with it are left out.
         """
         rankings: list[Ranked] = []
         for query in queries:
@@ -479,16 +495,20 @@ class Bm25:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A document that a query found; a higher `score` is a better match."""
+    """A document that a search found; a higher `score` is a better match."""
 
     document: Document
     score: float
 
 
 class Retriever:
-    """A search over a corpus. Threads may share it.
+    """A search engine for one corpus. Thread-safe.
 
-    Retrievers with the same `fingerprint`, a hash of corpus and ranking, give the same answers.
+    Retrievers with the same `fingerprint`, a hash of the corpus and the settings of the ranking,
+    return the same results.
+
+    Args:
+        corpus: a hash of the documents.
     """
 
     def __init__(self, documents: Sequence[Document], ranker: Ranker, *, corpus: str) -> None:
@@ -499,7 +519,9 @@ class Retriever:
 
     @classmethod
     def of(cls, documents: Iterable[Document]) -> Retriever:
-        """Return a BM25 search of documents in memory, such as those of a generated world."""
+        """Return a BM25 search engine for documents in memory, such as those of a generated
+        environment. Raises `DataFileError` if no document has a term.
+        """
         stored_documents = tuple(documents)
         return cls(
             stored_documents,
@@ -511,9 +533,7 @@ class Retriever:
         return len(self._documents)
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
-        """Return for each query at most `top_k` documents, the best first; `top_k` is at least
-        1.
-        """
+        """Return for each query at most `top_k` (1 or more) documents, the best first."""
         return [
             [Hit(self._documents[row], score) for row, score in ranking]
             for ranking in self._ranker.rank(queries, top_k)
@@ -523,13 +543,13 @@ class Retriever:
 def open_retriever(
     corpus: Path, cache: Path, *, encoder: Encoder | None = None, vectors: Path | None = None
 ) -> Retriever:
-    """Return a search of a corpus file, whose index is built unless the cache has one for the same
-    content.
+    """Return a search engine for a corpus file. Its index is built if the cache has none for the
+    same content.
 
     Args:
-        cache: a folder, created if it does not exist.
-        encoder: if given, the search is by its vectors instead of by words.
-        vectors: a FAISS file made elsewhere, used instead of building one here.
+        cache: the folder of the cache, created if it does not exist.
+        encoder: if given, documents are ranked by its vectors instead of by words.
+        vectors: a FAISS file with the vectors of `encoder`, to be used instead of an own index.
 
     Raises:
         DataFileError: the corpus is missing or malformed, or `vectors` does not fit it.
@@ -560,8 +580,8 @@ def open_retriever(
 
 
 def _cached(cache: Path, identity: tuple[Any, ...], make: Callable[[Path], None]) -> Path:
-    """Return the file or folder of a cache with this identity; if it does not exist, `make` writes
-    it.
+    """Return the path of the file or folder with this identity in a cache. If it does not exist,
+    `make` is called with a temporary path to write it. Raises `DiskError` if it cannot be written.
     """
     path = cache / f"{identity[0]}-{fingerprint(*identity)}"
     if not path.exists():

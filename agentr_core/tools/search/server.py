@@ -1,4 +1,4 @@
-"""A retriever over HTTP; see `wire` for the contract."""
+"""An HTTP server for a retriever; `tool` describes its protocol."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def app(
     document_chars: int = 20_000,
     hosts: Collection[str] | None = None,
 ) -> Starlette:
-    """Return the ASGI application.
+    """Return the ASGI application that serves a retriever.
 
     Args:
-        threads: the number of searches done at once; others wait.
-        document_chars: the most characters of a document in an answer.
+        threads: the maximum number of searches at a time; further ones wait.
+        document_chars: the maximum number of characters of a document in an answer.
         hosts: see `Guard`.
     """
     limiter = CapacityLimiter(threads)
@@ -75,13 +75,15 @@ def _post(
     queries: Callable[[Body], Sequence[str]],
     answer: Callable[[Body], Awaitable[Any]],
 ) -> Route:
-    """Return the route of a request whose body is a `model`; blank queries are refused."""
+    """Return the route for POST requests whose body is a `model`. It answers 422 for another body,
+    400 for a blank query, and 500 if `answer` raises an `AgentrError`.
+    """
 
     async def endpoint(request: Request) -> Response:
         try:
             body = model.model_validate_json(await request.body())
         except ValidationError as error:
-            # The error leaves out the input, which need not be text and may be long.
+            # The answer does not repeat the input, which may be long and need not be text.
             return JSONResponse(
                 {"detail": error.errors(include_url=False, include_context=False, include_input=False)}, 422
             )

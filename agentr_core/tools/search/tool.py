@@ -1,4 +1,6 @@
-"""The search tool: a query in, a call with status, milliseconds and documents out."""
+"""The search tool, which turns a query into a `ToolCall` with the documents found, and its parts:
+connections to search servers, a cache, providers, and the question to a summariser.
+"""
 
 from __future__ import annotations
 
@@ -54,14 +56,15 @@ _NO_SUCH_SERVER: Final = (404, 405, 422)
 
 
 class Connection:
-    """A connection to a server that takes and returns JSON. Searches change nothing, so each may be
-    sent again. Threads share it.
+    """A connection to a server that takes and returns JSON. Requests are retried after transient
+    errors, since searches change nothing. Thread-safe.
 
     Args:
-        url: the server's address, without the paths.
-        secret: a text sent in `headers`; no error repeats it.
-        timeout_s: the most seconds that an answer may take, from the request to its last byte.
-        answer_mib: the most MiB of an answer, unpacked.
+        url: the server's address, without the paths of requests.
+        policy: how often and how long requests are retried.
+        timeout_s: the maximum time from a request to the last byte of its answer, in seconds.
+        answer_mib: the maximum size of an answer, decompressed, in MiB.
+        secret: a key that is sent in `headers`; it is masked in errors.
 
     Raises `ConfigError` for an invalid address, or a secret that cannot be sent.
     """
@@ -86,7 +89,7 @@ class Connection:
         self._secret = secret
         self._policy = policy
         self._timeout_s = timeout_s
-        # Asynchronous: a limit of a client that blocks is for each part of an answer.
+        # An asynchronous client, since the timeout of a blocking one is for each read of an answer.
         self._loop = _loop()
         self._client = httpx2.AsyncClient(
             headers=dict(headers or {}),
@@ -97,21 +100,22 @@ class Connection:
         weakref.finalize(self, _close, self._client, self._loop, os.getpid()).atexit = False
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Return the answer to a request.
+        """Send a POST request, with retries, and return the JSON of the answer.
 
         Raises:
-            EnvironmentTimeout: no answer came in time in the last of several tries.
-            EnvironmentUnavailable: the server cannot be reached, or is overloaded.
-            MalformedAnswer: the answer is not JSON, or cannot be unpacked.
+            EnvironmentTimeout: no answer came in time in the last attempt.
+            EnvironmentUnavailable: in the last attempt the server could not be reached, broke the
+                connection, or answered 408, 429 or 5xx.
+            MalformedAnswer: the answer is not JSON, or cannot be decompressed.
             EnvironmentFault: the answer is larger than allowed.
-            EnvironmentRefusal: the server refuses the request.
+            EnvironmentRefusal: the server refuses the request with another status.
             EnvironmentServerError: the server refuses the key, its account has no credit left, or
-                the server has no such path.
+                it has no such path.
         """
         return self._patiently("POST", path, body)
 
     def get(self, path: str) -> Any:
-        """Return the answer to a request without a body. Raises as `post`."""
+        """Send a GET request, with retries, and return the JSON of the answer. Raises as `post`."""
         return self._patiently("GET", path, None)
 
     def _patiently(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
@@ -160,7 +164,7 @@ class Connection:
             raise EnvironmentUnavailable(f"{url} answered {status}: {detail}")
         if status in _REFUSED_KEY:
             raise EnvironmentServerError(f"{url} refuses the key ({status}: {detail}); export the right one")
-        # Some services answer 400 when an account is empty, as they do to an odd query.
+        # Some services answer 400 both to an invalid query and when the account has no credit.
         if status == _UNPAID or (status == 400 and self._secret and _NO_CREDIT.search(detail)):
             raise EnvironmentServerError(
                 f"the account at {url} has no credit left ({status}: {detail}); pay for more, or export the key of "
@@ -184,30 +188,30 @@ class Connection:
 
 @cache
 def _loop() -> LoopThread:
-    """Return the thread of this process in which requests are sent."""
+    """Return the thread of this process whose event loop sends all requests."""
     return LoopThread()
 
 
-# A forked process has no thread of its parent.
+# A forked process does not have the threads of its parent, so it needs a new one.
 os.register_at_fork(after_in_child=_loop.cache_clear)
 
 
 def _close(client: httpx2.AsyncClient, loop: LoopThread, process: int) -> None:
-    """Close a client that nobody has any longer, without waiting for it."""
+    """Close an unused client without waiting for it; do nothing in a fork of its process."""
     if os.getpid() == process:
         loop.start(client.aclose())
 
 
-# Combines simultaneous calls of several threads to a store into one call.
+# Simultaneous calls of several threads to a store, combined into one.
 
 
 class CallCombiner:
-    """A combiner of the calls of several threads to one function: calls that arrive while it works
-    are passed to it together next.
+    """Combines the calls of several threads to one function into batches: calls that arrive while
+    the function runs are passed to it together in the next batch. Thread-safe.
 
     Args:
-        work: a function that takes different calls, and returns the results for some of them, by
-            identity.
+        work: takes a batch of different calls, and returns results by `ToolCall.identity`; it may
+            leave calls out.
     """
 
     def __init__(self, work: Callable[[Sequence[ToolCall]], Mapping[str, ToolCall]]) -> None:
@@ -218,9 +222,9 @@ class CallCombiner:
         self._working = threading.Lock()
 
     def through(self, call: ToolCall) -> ToolCall | None:
-        """Return the result for a call, or None, once the function has handled it. Raises as the
-        function; the other calls of a failed batch are tried again by the threads that wait for
-        them.
+        """Wait until the function has handled a call, and return its result, None if the function
+        gave none. If the function raises an exception, one thread gets it; the other calls of the
+        batch are tried again by their own threads.
         """
         with self._lock:
             self._waiting.append(call)
@@ -239,21 +243,22 @@ class CallCombiner:
             return self._results.pop(call.identity, None)
 
 
-# Answers equal calls only once: from memory, from the store, or by another thread's call that is
-# under way.
+# A cache of answers: in memory, in the store, or from an equal call that another thread is making.
 
 ANSWERED_STATUSES: Final = ("ok", "empty")
-"""The statuses whose answers are kept. A call that failed is made again the next time."""
+"""The statuses of answers that are cached. A call that failed is made again the next time."""
 
 
 class AnswerCache:
-    """A cache that answers equal calls only once. Threads may share it.
+    """A cache of the answers to calls, by `ToolCall.identity`. Thread-safe; simultaneous equal
+    calls are made only once.
 
     Args:
-        kept: the store where answers are looked up and kept; None means memory alone. Answers that
-            other processes keep there later are not seen. Simultaneous reads or writes are done
-            together.
-        most: the most answers held in memory; the least recently used is dropped first.
+        store: where answers are looked up and stored; None caches in memory alone. Answers that
+            other processes store after the first lookup are not seen. Simultaneous reads or writes
+            are combined.
+        max_answers: the maximum number of answers in memory; the least recently used is dropped
+            first.
     """
 
     def __init__(self, store: AnswerStore | None = None, *, max_answers: int = 10_000) -> None:
@@ -273,12 +278,13 @@ class AnswerCache:
             self._lookups, self._stored = CallCombiner(store.find), CallCombiner(save)
 
     def answer(self, call: ToolCall, ask: Callable[[ToolCall], ToolCall]) -> tuple[ToolCall, bool]:
-        """Return the call with its answer, and whether the answer came from another call. Raises as
-        `ask`, also in threads that wait for the same answer.
+        """Return the call with its answer, and whether the answer is that of another call.
 
         Args:
             call: the call to answer; its status and output are ignored.
-            ask: a function that returns the call with its status and output.
+            ask: makes the call, and returns it with its status and output.
+
+        Raises what `ask` and the store raise, also in threads that wait for the same answer.
         """
         identity = call.identity
         with self._lock:
@@ -294,7 +300,8 @@ class AnswerCache:
             is_stored = False
             if self._store is not None:
                 with self._listing:
-                    # The answers that were kept when the first one was looked for.
+                    # A read of the store takes 10 ms, so the list of the stored answers is read
+                    # once, and only answers that are on it are looked up.
                     if self._known_identities is None:
                         self._known_identities = self._store.identities()
                     is_stored = call.identity in self._known_identities
@@ -317,19 +324,16 @@ class AnswerCache:
             with self._lock:
                 del self._under_way[identity]
 
-    # A read of the store takes 10 ms: only answers that are there are read, by a list that is read
-    # once.
 
-
-# The contract of retrieval servers: `/search`, `/batch_search`, `/health`.
+# The protocol of retrieval servers: POST `/search` and `/batch_search`, GET `/health`.
 #
-# A document is `{"id", "contents"}`, with its title in the first line of the contents. Results are
-# a list of documents, or for a batch a list of lists; with `return_score`, a pair of the results
-# and their scores in the same shape.
+# A document is `{"id", "contents"}`, with its title, if any, in the first line of the contents. The
+# answer to a search is a list of documents, that to a batch a list of such lists, one for each
+# query. With `return_score` it is a pair: that list, and the scores in the same shape.
 
 MOST_RESULTS: Final = 100
 MOST_QUERIES: Final = 256
-"""The most queries of a batch."""
+"""The maximum number of queries in a batch."""
 MOST_QUERY_CHARS: Final = 2000
 
 Query = Annotated[str, Field(max_length=MOST_QUERY_CHARS)]
@@ -359,15 +363,17 @@ class FoundDocument(BaseModel):
 
 
 class Retrievers(BaseModel):
-    """The number of searches a server does at once, and the number of free slots now."""
+    """The maximum number of simultaneous searches (`total`), and how many could start now
+    (`available`).
+    """
 
     total: int
     available: int
 
 
 class Health(BaseModel):
-    """The answer of `/health`. Servers with equal fingerprints give equal answers; a server that is
-    not ours has no fingerprint.
+    """The answer of `/health`. Servers with equal fingerprints give equal answers; the fingerprint
+    is empty for servers of other programs.
     """
 
     status: str
@@ -375,15 +381,14 @@ class Health(BaseModel):
     fingerprint: str = ""
 
 
-# Providers of answers to queries: a retriever in this process, a retrieval server, a web
-# search.
+# Providers, which answer queries: a retriever in this process, a retrieval server, or a web search.
 
 PATIENCE = RetryPolicy(retries=7, seconds=60)
 T = TypeVar("T")
 
 
 class Provider(Protocol):
-    """A source of answers to queries. Threads share it."""
+    """A search engine that answers queries with documents. Thread-safe."""
 
     @property
     def name(self) -> str:
@@ -392,15 +397,15 @@ class Provider(Protocol):
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """Return the settings that, besides the query, determine the answer. May ask the server;
-        raises as `ask`.
+        """The settings that, with the query, determine the answer. The first access may send a
+        request to the server; raises as `ask`.
 
-        Providers with equal parameters give the same answers, as far as the web does.
+        Providers with equal parameters give equal answers, unless the web has changed.
         """
         ...
 
     def ask(self, query: str) -> list[Document]:
-        """Return the documents that a query finds, the best first.
+        """Return the documents found for a query, the best first.
 
         Raises:
             EnvironmentFault: the provider failed this time; see `Connection.post`.
@@ -424,7 +429,7 @@ class InProcess:
 
 
 class RetrievalServer:
-    """A provider over a server with the contract in `wire`, such as `agentr retrieve serve`."""
+    """A provider that asks a server with the protocol above, such as `agentr retrieve serve`."""
 
     name = "server"
 
@@ -437,8 +442,8 @@ class RetrievalServer:
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """See `Provider.parameters`: the server's corpus and ranking, or its address if it does not
-        say.
+        """See `Provider.parameters`. They have the server's fingerprint, or its address if it
+        reports none.
         """
         if not self._fingerprint:
             health = _read(Health, self._connection.url, self._connection.get("/health"))
@@ -455,14 +460,14 @@ class RetrievalServer:
 
 
 class Serper:
-    """A provider that asks Google through serper.dev, whose key costs money. Documents are the
-    snippets format_documents; the pages themselves are not fetched.
+    """A provider that asks Google through serper.dev, a paid service. The documents are the
+    snippets of Google's results; the pages themselves are not fetched.
 
     Args:
-        key: written `${VARIABLE}` in a recipe.
-        language: two letters, such as en.
-        country: two letters, such as us.
-        a_second: the most requests per second, over all threads.
+        key: the key of the account, which a recipe gives as `${VARIABLE}`.
+        language: a code of two letters, such as en.
+        country: a code of two letters, such as us.
+        a_second: the maximum number of requests per second, over all threads.
     """
 
     URL: Final = "https://google.serper.dev"
@@ -493,7 +498,9 @@ class Serper:
         )
 
     def ask(self, query: str) -> list[Document]:
-        """See `Provider.ask`: pages whose snippets differ."""
+        """See `Provider.ask`. Of pages with the same snippet only the first is returned. Waits for
+        the pace of requests.
+        """
         self._pace.wait()
         answer = self._connection.post("/search", {"q": query, **self._body})
         organic = answer.get("organic", []) if isinstance(answer, dict) else answer
@@ -510,7 +517,7 @@ class _Page(BaseModel):
 
 
 class Pace:
-    """A gate that lets threads through at most a given number of times per second."""
+    """A rate limiter for threads: `wait` returns at most `a_second` times per second."""
 
     def __init__(self, a_second: float) -> None:
         if a_second <= 0:
@@ -520,7 +527,7 @@ class Pace:
         self._lock = threading.Lock()
 
     def wait(self) -> None:
-        """Return when it is the caller's turn."""
+        """Sleep until the caller may send its request."""
         with self._lock:
             turn = max(self._next, time.monotonic())
             self._next = turn + self._interval_s
@@ -544,10 +551,10 @@ def _checked(top_k: int) -> int:
     return top_k
 
 
-# The question to a model with the role of summariser about the documents found, so that the
-# transcript holds what they say about a query instead of the documents.
+# The question to a model of role summariser about the documents found, so that the transcript has a
+# summary of what they say about the query instead of the documents.
 #
-# A world asks the question, as `Asking` in `protocols` says, and shows the result of `read`.
+# An environment asks it in its step (see `Transition` in `types`), and shows the result of `read`.
 
 ROLE: Final = "summariser"
 HEADING: Final = "Findings:"
@@ -581,10 +588,9 @@ def question(query: str, documents: str, reasoning: Sequence[str] = ()) -> Quest
     """Return the question about the documents that a query found.
 
     Args:
-        documents: the output of the search tool; beyond 20,000 characters they are cut.
-        reasoning: the text written before the query, one entry per step. If there are many, only
-            the first and the last four entries are included, and at most the last 8,000 characters
-            of all.
+        documents: the output of the search tool, which is cut to 20,000 characters.
+        reasoning: the text that the model wrote before the query, one entry per step; it is
+            shortened by `format_reasoning`.
     """
     text = _PROMPT.format(
         reasoning=format_reasoning(reasoning) or "Nothing yet.",
@@ -597,16 +603,17 @@ def question(query: str, documents: str, reasoning: Sequence[str] = ()) -> Quest
 
 
 def read(reply: str, *, most_chars: int = SUMMARY_CHARS) -> str:
-    """Return the summary in a reply: the text after its last heading, or all that follows its
-    thoughts if it has none; `NOTHING` for an empty summary, or a reply that ends within a thought.
+    """Return the summary in a reply, cut to `most_chars` characters: the text after the last
+    `HEADING`, or all text after the thoughts if it has none. Return `NO_HELP` for an empty summary,
+    or a reply that ends within a thought.
     """
     _, _, summary = (after_thoughts(reply) or "").rpartition(HEADING)
     return truncate(summary.strip(), most_chars) or NO_HELP
 
 
 def format_reasoning(reasoning: Sequence[str], most_chars: int = _REASONING_CHARS) -> str:
-    """Return entries numbered from 1. If there are many, those in the middle are left out; if the
-    text is too long, its beginning is.
+    """Return entries as one text, numbered from 1. Of more than five, only the first and the last
+    four are included; of the text, only the last `most_chars` characters.
     """
     entries = [f"{number}. {entry.strip()}" for number, entry in enumerate(reasoning, start=1)]
     if len(entries) > _LATEST + 1:
@@ -621,11 +628,12 @@ NO_DOCUMENT: Final = "No document was found."
 
 
 class SearchTool:
-    """The search tool. Threads share it.
+    """The search tool. Thread-safe.
 
     Args:
-        once: answers equal queries only once; with a store, also across runs.
-        document_chars: the most characters of a document that are format_documents.
+        once: the cache of answers; with a store, it also has those of other runs. By default, a new
+            one in memory.
+        document_chars: the maximum number of characters of each document in the output.
     """
 
     name = NAME
@@ -638,20 +646,23 @@ class SearchTool:
         self._document_chars = document_chars
 
     def call(self, query: str) -> ToolCall:
-        """Return the call with the documents as its output, the best match first.
+        """Search for a query, and return the call with the documents found as its output, the best
+        first.
 
-        The provider gets the query in normal form, so that all queries with the same form have one
-        answer. The status is
+        The provider gets the query in normal form, so that all queries with the same normal form
+        have the same answer. The status is
 
         - ok;
         - empty: nothing was found;
-        - invalid: the query is blank, too long or not text, and the output says so;
-        - error: the provider refuses this query, and the output says how.
+        - invalid: the query is blank, too long or not valid text, and the output says so;
+        - error: the provider refuses this query, and the output has its answer.
+
+        Other failures are raised, since the model must not see, or lose reward for, what is not the
+        query's fault.
 
         Raises:
-            EnvironmentUnavailable: the provider failed after several tries. What is no fault of the
-                query must not reach the model, let alone its reward.
-            MalformedAnswer: as above, since the answers cannot be read.
+            EnvironmentFault: the provider failed after several attempts, or its answer is too large
+                or malformed; see `Connection.post`.
             UserError: the provider cannot be used at all, for example because of a wrong key.
         """
         start = time.perf_counter()
@@ -675,7 +686,9 @@ class SearchTool:
         return replace(call, cached=cached, milliseconds=(time.perf_counter() - start) * 1000)
 
     def reach(self) -> None:
-        """Return once the provider has answered. Raises as `call`."""
+        """Check that the provider answers if it is a retrieval server; no other is asked. Raises as
+        `call`.
+        """
         self._provider.parameters  # noqa: B018
 
     def _ask(self, call: ToolCall) -> ToolCall:

@@ -1,1 +1,3 @@
-"""Training on groups of sampled episodes in the process that samples: advantages, loss, learner."""
+"""Training on groups of sampled episodes, driven by the process that samples: advantages, loss,
+learner.
+"""

@@ -19,13 +19,15 @@ _LEAST_DEVIATION = 1e-4
 
 
 def has_contrast(rewards: Sequence[float]) -> bool:
-    """Return whether the rewards of a group differ, so that there is anything to learn from it."""
+    """Return whether the rewards of a group differ; without contrast there is nothing to learn from
+    it.
+    """
     return len(set(rewards)) > 1
 
 
 def advantages(rewards: Sequence[float], *, scale: ScaleRewards) -> list[float]:
-    """Return each reward minus the mean of its group, in units of reward or of the group's sample
-    standard deviation plus 1e-4.
+    """Return each reward minus the mean of its group; with scale `group`, divided by the group's
+    sample standard deviation plus 1e-4.
 
     All are 0 in a group without contrast. Sources: arXiv 2402.03300 (`group`), 2503.20783 (`none`).
     """
@@ -38,15 +40,16 @@ def advantages(rewards: Sequence[float], *, scale: ScaleRewards) -> list[float]:
 def sibling_advantages(
     episodes: Sequence[Trajectory], rewards: Sequence[float], *, scale: ScaleRewards
 ) -> list[list[float]]:
-    """Return the advantage of each step of each episode of a group, in the units of `advantages`.
+    """Return the advantage of each step of each episode of a group, scaled as by `advantages`.
     `rewards` are those of the episodes.
 
     The group is a tree: a state is the sequence of actions and observations up to it, and its value
     V is the mean reward of the episodes that act in it. The advantage of a step is the mean reward
     of the episodes that took its action in its state, minus V of the state. If all of them took the
     same action, nothing was chosen, and the step has the advantage of the choice before it. In a
-    world that repeats itself, where no episode ends in a state in which others act, the advantages
-    of the choices that lead to an episode's end sum to its reward minus the mean of the group.
+    deterministic environment, where no episode ends in a state in which others act, the (unscaled)
+    advantages of the choices that lead to an episode's end sum to its reward minus the mean of the
+    group.
     """
     if not has_contrast(rewards):
         return [[0.0] * len(episode.steps) for episode in episodes]
@@ -76,10 +79,10 @@ def state_advantages(
     scale: ScaleRewards,
 ) -> list[list[float]]:
     """Return the advantage of each step of each episode of a group: that of its episode and its
-    own, each times its weight.
+    own, each times its weight in `config`.
 
-    Its own compares its worth, by `advantages`, with those of the other steps in its state; it is 0
-    if no other has one.
+    Its own compares its worth, by `advantages`, with the worths of the other steps in the same
+    state; it is 0 if no other step there has one.
 
     Args:
         states: the keys of the states in which the steps of each episode were taken.
@@ -102,8 +105,9 @@ def state_advantages(
 
 
 def discounted_rewards(rewards: Sequence[float], sizes: Sequence[int], *, discount: float) -> list[list[float]]:
-    """Return the worth of each step of episodes with `sizes` steps to GiGPO (arXiv 2505.10978): the
-    reward of its episode times `discount` to the power of the number of steps after it.
+    """Return the worth of each step of each episode, as GiGPO (arXiv 2505.10978) defines it: the
+    reward of the episode times `discount` to the power of the number of steps after it. `sizes` are
+    the numbers of steps of the episodes.
     """
     return [
         [reward * discount ** (size - 1 - step) for step in range(size)]
@@ -111,11 +115,11 @@ def discounted_rewards(rewards: Sequence[float], sizes: Sequence[int], *, discou
     ]
 
 
-# Actions, since thoughts hardly ever agree; observations too, so that a choice gets no credit for
-# luck in the world.
+# Compare actions, since thoughts hardly ever agree; and observations too, so that a choice gets no
+# credit for luck in the environment.
 def _path(episode: Trajectory) -> list[tuple[tuple[object, ...], tuple[object, ...]]]:
-    """Return the state and the choice of each step: the pairs of action and observation before the
-    step, and those pairs with its action.
+    """Return for each step its state and its choice: the state is the pairs of action and
+    observation before the step, the choice is these pairs and the step's action.
     """
     pairs = [(step.action, step.observation) for step in episode.steps]
     return [((*pairs[:index],), (*pairs[:index], action)) for index, (action, _) in enumerate(pairs)]
@@ -125,15 +129,17 @@ def _unit(rewards: Sequence[float], scale: ScaleRewards) -> float:
     return stdev(rewards) + _LEAST_DEVIATION if scale == "group" else 1.0
 
 
-# How far each state of an instance is from a reward: the graph of the transitions that episodes
-# made. States are told apart by keys (`rollout.state_key`), and a step is an edge from the state in
-# which it was taken to the next one. Source: GraphGPO (arXiv 2605.26684), whose rewards are 0 or 1.
+# How far each state of an instance is from a reward: the graph of the transitions in its episodes.
+# States are told apart by keys (`Step.state_key`), and a step is an edge from the state in which it
+# was taken to the next one. Source: GraphGPO (arXiv 2605.26684), whose rewards are 0 or 1.
 
 
 class Edge(NamedTuple):
-    """One step: from `state` by `action` to `next_state`, or to an end of the episode with a
-    `reward`, of which one below 0 counts as none. Both are None where a limit cut the episode
-    without a reward, so that it is not known where the step led to.
+    """One step, as an edge of the graph: from `state` by `action` to `next_state`, or to the end of
+    the episode with `reward`.
+
+    One of these two is None; both are None where a limit cut the episode without a reward, so that
+    it is unknown where the step led. A reward below 0 counts as 0.
     """
 
     state: str
@@ -145,8 +151,8 @@ class Edge(NamedTuple):
     def of_step(
         cls, state: str, action: str, next_state: str | None, *, ended: bool, terminated: bool, reward: float
     ) -> Edge:
-        """Return the edge of a step. Where its episode `ended` without a reward and the world had
-        not `terminated` it, a limit cut it.
+        """Return the edge of a step. If its episode `ended` with it, without a reward and without
+        being `terminated` by the environment, a limit cut the episode.
         """
         if not ended:
             return cls(state, action, next_state, None)
@@ -154,10 +160,10 @@ class Edge(NamedTuple):
 
 
 def edges_of(trajectory: Trajectory, reward: float, *, key: StateKey) -> list[Edge]:
-    """Return the edge of each step of an episode with a reward.
+    """Return the edge of each step of an episode, in order; `reward` is that of the episode.
 
-    With key `observation`, a state is the last observation, and nothing is known of what it hides.
-    Raises `DataFault` with key `world` if a step has no state key.
+    With key `observation`, a state is identified by the last observation alone, so states that look
+    alike are the same. Raises `DataFault` with key `world` if a step has no state key.
     """
     steps = trajectory.steps
     if key == "observation":
@@ -183,8 +189,9 @@ def edges_of(trajectory: Trajectory, reward: float, *, key: StateKey) -> list[Ed
 
 
 class Agreement(NamedTuple):
-    """Of the edges between two states whose action an earlier edge took in the same state: their
-    number, and how many of them led to another state.
+    """A test of how well keys tell states apart. `pairs` counts the edges between two states whose
+    state and action an earlier edge had; `conflicts` counts those of them that led to another state
+    than the first such edge.
     """
 
     pairs: int
@@ -196,7 +203,7 @@ class Agreement(NamedTuple):
 
     @classmethod
     def of(cls, edges: Iterable[Edge]) -> Agreement:
-        """Return how well keys tell the states of an instance apart."""
+        """Return the agreement among the edges of an instance."""
         first: dict[tuple[str, str], str] = {}
         pairs = conflicts = 0
         for state, action, next_state, _ in edges:
@@ -215,22 +222,23 @@ class StateGraph:
     """The worth of the states of one instance.
 
     The worth of a state is the largest, over all ends that can be reached from it, of the reward
-    there times `discount` to the power of the least number of steps to it; that of an edge is the
-    worth of what it leads to times `discount`, an end being worth its reward. A state from which no
-    reward can be reached counts as one step further away than the worst from which one can.
+    there times `discount` to the power of the least number of steps to that end. The worth of an
+    edge is `discount` times the worth of what it leads to; the worth of an end is its reward. A
+    state from which no reward can be reached counts as one step further away than the worst state
+    from which one can.
     """
 
     worths: Mapping[str, float]
-    """By state; only states from which a reward can be reached."""
+    """Worth by state; only states from which a reward can be reached."""
     led_to: Mapping[tuple[str, str], Edge]
-    """The first edge of each state and action of which it is known where it led to."""
+    """The first edge with a known target, by state and action."""
     furthest: float
     """The worth of a state from which no reward can be reached."""
     discount: float
 
     @classmethod
     def of(cls, edges: Sequence[Edge], *, discount: float) -> StateGraph:
-        """Return the graph of edges; `discount` is in (0, 1)."""
+        """Return the graph of the edges of an instance; `discount` is in (0, 1)."""
         entered_from: defaultdict[str, list[str]] = defaultdict(list)
         led_to: dict[tuple[str, str], Edge] = {}
         # States by worth, the largest first.
@@ -255,8 +263,8 @@ class StateGraph:
         return cls(worths, led_to, discount * min(worths.values(), default=0.0), discount)
 
     def worth(self, edge: Edge) -> float | None:
-        """Return the worth of an edge, in [0, 1]; None if it is not known where it leads to, and no
-        other edge of its state has its action.
+        """Return the worth of an edge, in [0, 1] for rewards up to 1. For an edge with an unknown
+        target, it is that of the first edge with the same state and action; None if there is none.
         """
         if edge.next_state is None and edge.reward is None:
             known_edge = self.led_to.get((edge.state, edge.action))
@@ -267,8 +275,8 @@ class StateGraph:
         return self.discount * (self.furthest if after is None else after)
 
     def is_nearer(self, edge: Edge) -> bool | None:
-        """Return whether an edge is a first step of a best way to a reward; None if that is not
-        known, or no reward can be reached from its state.
+        """Return whether an edge begins a best path from its state to a reward; None if its target
+        is unknown, or no reward can be reached from its state.
         """
         worth = self.worth(edge)
         if worth is None or edge.state not in self.worths:

@@ -1,4 +1,6 @@
-"""Training of a policy: AdamW, a schedule, and updates on episodes, in one or several processes."""
+"""Training of a policy in one or several processes: AdamW, a learning-rate schedule, and updates on
+episodes.
+"""
 
 from __future__ import annotations
 
@@ -39,16 +41,16 @@ from agentr_core.training.run import describe, use_threads
 
 Tell = Callable[[int, Mapping[str, float | None]], None]
 """Called with a step and numbers by name: `loss`, `learning_rate`, `grad_norm`, `trained_tokens`
-and `seconds` as a training on a dataset logs them, and those of group RL. Loggers show all as
-`train/`, but those that begin with `eval_` as `eval/`.
+and `seconds` as a training on a dataset logs them, and those of group RL. Loggers show them under
+`train/`, those whose name begins with `eval_` under `eval/`.
 """
 _TENSORBOARD = "TENSORBOARD_LOGGING_DIR"
 
 
 @contextmanager
 def reporting(job: OnlineJob, model: Any) -> Iterator[Tell]:
-    """Yield a function that reports to the loggers of a job; it does nothing if the job names
-    none.
+    """Yield a function that reports a step to the loggers of a job. It does nothing if the job
+    names none.
     """
     config, steps = job.config, job.objective.grpo.steps
     if not config.report_to:
@@ -93,20 +95,20 @@ def reporting(job: OnlineJob, model: Any) -> Iterator[Tell]:
 
     handler.on_train_begin(arguments, state, control)
     yield tell
-    # To loggers this means success, so it is left out when a training fails.
+    # To loggers this call means success, so it is left out when a training fails.
     handler.on_train_end(arguments, state, control)
 
 
-# The saved state of a training that samples, written completely or not at all.
+# The saved state of a training that samples, written atomically.
 #
-# They contain no state of a random generator, because each draw has its own seed. Processes that
-# hold parts of the state write these into a folder beside its file.
+# It contains no state of a random generator, because each draw has its own seed. Processes that
+# hold parts of the state write them into a folder beside its file.
 
 
 class Snapshot(NamedTuple):
-    """The state after a step: that of the learner, with the folder of the parts that processes
-    hold, the history up to it, and the hashes of what it was made of; none in a state of an earlier
-    version.
+    """The saved state after step `step`: the learner's state, the folder `parts` with what single
+    processes hold of it, the history of all steps so far, and in `made_of` the hashes that
+    `save_snapshot` was given; empty in a state of an earlier version.
     """
 
     step: int
@@ -117,13 +119,16 @@ class Snapshot(NamedTuple):
 
     @property
     def sampler(self) -> tuple[int, Path] | None:
-        """The step after which the sampler's weights were taken, and their file."""
+        """The step after which the sampler's weights were taken, and their file; None if none were
+        saved.
+        """
         file = next(self.parts.glob(f"{_SAMPLER}*.safetensors"), None)
         return None if file is None else (int(file.stem.removeprefix(_SAMPLER)), file)
 
 
 _SAMPLER = "sampler-"
-"""How the name of a file of the sampler's weights begins, before the number of their step."""
+"""The beginning of the name of a file with the sampler's weights, before the number of their step.
+"""
 
 
 def save_snapshot(
@@ -138,9 +143,13 @@ def save_snapshot(
     """Write the state after a step, and remove earlier ones.
 
     Args:
-        state: returns that of the learner; it may write parts of it to a folder, which it makes.
-        sampler: the file of the weights that sample the next step, if they are not the learner's,
-            and the step that they came after.
+        state: returns the learner's state; it may create the given folder and write parts of the
+            state into it.
+        history: all steps so far.
+        made_of: hashes of what the weights were made from: the initial weights and the data of each
+            step.
+        sampler: the step after which the weights that sample the next step were taken, and their
+            file; None if they are the learner's own.
 
     Raises `DiskError`.
     """
@@ -156,7 +165,7 @@ def save_snapshot(
         lines = [STEP.dump_json(entry).decode() for entry in history]
         with draft.open("wb") as stream:
             torch.save({"step": step, "learner": learner, "history": lines, "made_of": list(made_of)}, stream)
-        # Before the earlier states go, this one must outlast a loss of power.
+        # Before the earlier states are removed, this one must be safe from a power failure.
         for path in (draft, *(path for path in _parts(file).rglob("*") if path.is_file())):
             sync(path)
         draft.replace(file)
@@ -169,7 +178,7 @@ def save_snapshot(
 
 
 def load_snapshot(folder: Path) -> Snapshot | None:
-    """Return the newest saved state; None if there is none."""
+    """Return the newest saved state, on the CPU; None if there is none."""
     files = sorted(folder.glob("step-*.pt"))
     if not files:
         return None
@@ -188,16 +197,16 @@ def _parts(file: Path) -> Path:
 
 
 class Learner:
-    """A policy with its optimizer, alone or as one of the processes of `ranks.Ranks`, which then
-    all call the same methods with the same arguments. Not thread-safe; `close` it.
+    """A policy with its optimizer, alone or in one of the processes of `Ranks`, all of which then
+    call the same methods with the same arguments. Not thread-safe; `close` it.
 
     Args:
         updates: the number of updates in the schedule.
         max_tokens: the most sampled tokens that an episode may have.
         seed: for the initialisation of new adapters.
-        held: how this process and others hold the policy.
+        group: how this process and others hold the policy; None: this process holds all of it.
 
-    Raises `ModelDirectoryError` if the model cannot be loaded.
+    Raises what `Policy` raises.
     """
 
     def __init__(
@@ -228,18 +237,19 @@ class Learner:
         return float(self._schedule.get_last_lr()[0])
 
     def settled(self, rows: Sequence[PolicyRow]) -> list[PolicyRow]:
-        """Return episodes that the current weights sampled, as `Policy.settled` does, or this
-        process's share of them; in bfloat16, where policy and sampler differ by more than rounding,
-        they are unchanged.
+        """Return this process's share of episodes that the current weights sampled, with
+        log-probabilities as `Policy.settled` gives them; in bfloat16, where policy and sampler
+        differ by more than rounding, with those of the sampler.
         """
         indices, passes = self._share(rows)
         chosen_rows = [rows[index] for index in indices]
         return chosen_rows if self._training.bf16 is True else self.policy.settled(chosen_rows, passes=passes)
 
     def update(self, rows: Sequence[PolicyRow]) -> Totals:
-        """Take one optimizer step on episodes, and return what was measured in all processes.
+        """Take one optimizer step on episodes; return the totals over all processes.
 
-        Raises `NonFiniteLoss` before any weight is changed; DeepSpeed changes weights at once.
+        Raises `NonFiniteLoss` before any weight is changed, except under DeepSpeed, which changes
+        weights at once.
         """
         self._group.clear()
         weights = token_weights(
@@ -266,23 +276,23 @@ class Learner:
         return totals
 
     def skip(self, updates: int) -> None:
-        """Move on in the schedule by updates that were planned and had nothing to train on."""
+        """Advance the schedule by updates that were planned but had nothing to train on."""
         self._group.clear()
         for _ in range(updates):
             self._group.idle_step()
             self._schedule.step()
 
     def write_weights(self, file: Path, dtype: torch.dtype = torch.float32) -> None:
-        """Write all weights by name as safetensors, each once, in the number format of the samplers
-        that load them.
+        """Write all weights by name as a safetensors file, each once, in the dtype of the samplers
+        that load them. The process of rank 0 writes; the others help to gather.
         """
         weights = self.policy.weights(dtype)
         if self._group.rank == 0:
             save_file(weights, file)
 
     def write_result(self, job: OnlineJob, history: Sequence[TrainingStep], *, goes_on: bool = False) -> None:
-        """Write the training as it is to the staging folder of its job. Unless it `goes_on`, the
-        policy is of no use afterwards.
+        """Write the current model to the staging folder of its job, ready to be published. Unless
+        the training `goes_on`, the policy must not be used afterwards.
         """
         model, alone = self.policy.model, self._group.count == 1 and not self._group.even
         if not alone:
@@ -296,17 +306,17 @@ class Learner:
 
     def state(self, folder: Path) -> dict[str, Any]:
         """Return everything that the next update depends on, as tensors and plain values. If
-        processes hold parts of it, these are written to a folder instead.
+        several processes hold parts of it, they write these to the folder instead.
         """
         return {**self._group.save(folder, self.policy.state()), "schedule": self._schedule.state_dict()}
 
     def restore(self, state: Mapping[str, Any], folder: Path) -> None:
-        """Return to an earlier state of the same training."""
+        """Go back to an earlier state of the same training, as `state` returned and wrote it."""
         self._group.load(folder, state, self.policy.restore)
         self._schedule.load_state_dict(state["schedule"])
 
     def rest(self) -> None:
-        """Leave the GPU to a sampler until `wake`."""
+        """Free the GPU for a sampler until `wake`."""
         self._group.clear()
         self._group.move(away=True)
         if torch.cuda.is_available():
@@ -314,12 +324,12 @@ class Learner:
             torch.cuda.empty_cache()
 
     def wake(self) -> None:
-        """Return to the GPU."""
+        """Move models and optimizer back to the GPU."""
         self._group.move(away=False)
 
     def close(self) -> None:
-        """Give the memory of a GPU back, which a later training of the run needs. The policy is
-        gone afterwards.
+        """Free the GPU's memory, which a later training of the run needs. The learner must not be
+        used afterwards.
         """
         if torch.cuda.is_available():
             del self.policy, self._group, self._schedule
@@ -327,8 +337,9 @@ class Learner:
             torch.cuda.empty_cache()
 
     def _share(self, rows: Sequence[PolicyRow]) -> tuple[list[int], int]:
-        """Return the numbers of the episodes that this process computes, and the least number of
-        its passes: where weights are split, a pass needs all processes.
+        """Return the indices of the episodes that this process computes, and the number of passes
+        that it must make: where weights are split, a pass needs all processes, so all make as many
+        as the busiest one; otherwise 0.
         """
         shares = shared_out([len(row.input_ids) for row in rows], self._group.count)
         passes = (self.policy.count_passes([rows[i] for i in share]) for share in shares)
@@ -337,8 +348,9 @@ class Learner:
 
 # The processes of a training that share its updates, seen from the one that samples.
 #
-# Each holds a `Learner`, and all of them do the same calls at the same time; weights, gradients and
-# optimizer are theirs, whole or in parts (`split`). A process ends with the one that started it.
+# Each holds a `Learner`, and all of them make the same calls at the same time; each has the
+# weights, gradients and optimizer whole or in part (`split`). The processes end with the one that
+# started them.
 
 
 P = ParamSpec("P")
@@ -350,11 +362,11 @@ LESS_MEMORY: Final = (
 )
 """What a user can do when the processes run out of memory."""
 _LOOK_SECONDS = 0.2
-"""How often it is looked whether what the processes compute is still wanted."""
+"""Seconds between two checks whether the result of the processes is still wanted."""
 _CAUSE_SECONDS = 2.0
-"""Seconds after a first fault in which another process may tell the cause of it."""
+"""Seconds to wait after a first fault, in which another process may report its cause."""
 _learners: list[tuple[Learner, Path]] = []
-"""In one of the processes, its learner, and the folder for files."""
+"""In a process of `Ranks`: its learner, and the folder for files."""
 
 
 def make_learner(
@@ -367,8 +379,8 @@ def make_learner(
     folder: Path,
     seed: int = 0,
 ) -> Learner | Ranks:
-    """Return what trains a policy as the settings say: in this process if it is the only one, and
-    nothing is split. The arguments are those of `Ranks`, which see for errors, too.
+    """Return what trains a policy as the settings say: a `Learner` in this process if one process
+    suffices without DeepSpeed, otherwise `Ranks`. Arguments and errors are those of `Ranks`.
     """
     launch = training.launch
     if launch is None or (launch.num_processes == 1 and not launch.deepspeed):
@@ -376,8 +388,8 @@ def make_learner(
     return Ranks(model_dir, training, grpo, updates=updates, max_tokens=max_tokens, folder=folder, seed=seed)
 
 
-# The run holds no policy itself: a collective operation that waits for a lost process ends in no
-# other way than with its process.
+# The run's own process holds no policy: a collective operation that waits for a lost process can
+# only be ended by killing the process that waits.
 class Ranks:
     """A `Learner` whose work several processes share, with the same methods; `close` it.
 
@@ -387,7 +399,7 @@ class Ranks:
         folder: for files that are read at once and then removed, ideally in memory.
         seed: for the initialisation of new adapters.
 
-    Raises what loading the model raises, and `TrainingFault` if one of the processes dies.
+    Raises what `Learner` raises, and `TrainingFault` if one of the processes dies.
     """
 
     def __init__(
@@ -403,7 +415,7 @@ class Ranks:
     ) -> None:
         self._file = folder / f"ranks-{uuid.uuid4().hex}"
         self._bf16 = training.bf16 is True
-        # Forked from one process that has imported everything, for this takes seconds.
+        # Forked from a server process that has imported everything, since importing takes seconds.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
         self._processes = [
@@ -433,7 +445,7 @@ class Ranks:
         return float(self._all(attrgetter("learning_rate"))[0])
 
     def settled(self, rows: Sequence[PolicyRow]) -> list[PolicyRow]:
-        """As `Learner.settled`, for all episodes."""
+        """As `Learner.settled`, but for all episodes, in their order."""
         if self._bf16:
             return list(rows)
         result = list(rows)
@@ -485,7 +497,9 @@ class Ranks:
         self._all(Learner.wake)
 
     def close(self) -> None:
-        """End the processes, whatever they do: they have nothing to keep, and one may hang."""
+        """Kill the processes, even in the middle of an operation: they have nothing to save, and
+        one may hang.
+        """
         for process in self._processes:
             # Python 3.14 has a method for this.
             for worker in list((process._processes or {}).values()):
@@ -493,8 +507,9 @@ class Ranks:
             process.shutdown(cancel_futures=True)
 
     def _all(self, work: Callable[Concatenate[Learner, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        """Have each process do some work with its learner; return the results in order. Raises
-        `TrainingFault` if a process dies, and as `check_wanted` while they work.
+        """Call `work` with the learner in each process; return the results in the order of ranks.
+        Raises the error that a process reports, `TrainingFault` if a process dies, and what
+        `check_wanted` raises while they work.
         """
         return self._results([_submitted(process, _do, work, args, kwargs) for process in self._processes])
 
@@ -505,13 +520,13 @@ class Ranks:
                 # The others wait for one that is gone, or report that it is.
                 wait(futures, timeout=_CAUSE_SECONDS)
                 errors = [error for future in futures if future.done() and (error := future.exception())]
-                # That a process died counts more than what the others then say.
+                # A process that died is the cause of whatever the others then report.
                 if any(isinstance(error, BrokenProcessPool) for error in errors):
                     raise TrainingFault(
                         "a process that shares the updates of the training ended, probably because memory ran out; "
                         f"{LESS_MEMORY}"
                     )
-                # The others only say that one does not answer.
+                # A plain `TrainingFault` may only say that another process does not answer.
                 raise next((error for error in errors if type(error) is not TrainingFault), errors[0])
             if not open_:
                 return [future.result() for future in futures]
@@ -519,13 +534,14 @@ class Ranks:
 
 
 def _submitted(process: ProcessPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-    """Return the future of some work; that of a process which died while it had none has failed
-    already.
+    """Submit a call to a process and return its future. If the process died while it was idle, the
+    future fails with `BrokenProcessPool`.
     """
     try:
         return process.submit(work, *args, **kwargs)
     except RuntimeError as error:
-        # Broken, or shut down: which of them it says of one that was ended depends on the moment.
+        # The pool is broken or shut down; for a process that was killed, either may be reported
+        # first.
         future: Future[T] = Future()
         future.set_exception(BrokenProcessPool(str(error)))
         return future
@@ -569,8 +585,8 @@ def _do(work: Callable[..., T], args: Any, kwargs: Any) -> T:
 
 @contextmanager
 def _own_errors(folder: Path) -> Iterator[None]:
-    """Raise what the block raises as one of our errors: those of libraries may not survive the way
-    to another process.
+    """Convert an exception of the block into one of our errors: those of libraries may not survive
+    pickling on the way to another process.
     """
     try:
         yield

@@ -25,16 +25,17 @@ from agentr_core.types import Message, Span, Step
 # Episodes as token rows: the loss applies to the tokens that the sampler returned, and to no
 # others.
 #
-# A reply that was cut by its token limit is followed by an end of turn that was not sampled, and a
-# server may not return the end of turn: neither has a log-probability, so neither is trained.
+# A reply that was cut by its token limit is followed by an end-of-turn token that was not sampled,
+# and a server may not return that token: neither has a log-probability, so neither is trained.
 
 
 class PolicyRow(NamedTuple):
-    """One episode, or a part of one that is a conversation of its own: its token ids, the positions
-    of the sampled ones, the natural log-probabilities with which they were sampled, and the
-    advantage of each. `episode_tokens` is the number of sampled tokens of the whole episode.
-    `scores` are a scorer's log-probabilities of the sampled tokens, NaN where it gave none; empty
-    without a scorer.
+    """One episode, or a part of one that is a conversation of its own.
+
+    `positions` are the indices of the sampled tokens in `input_ids`; for each of these, `logprobs`
+    has the natural log-probability with which it was sampled, `advantages` its advantage, and
+    `scores` a scorer's log-probability: NaN where it gave none; empty without a scorer.
+    `episode_tokens` is the number of sampled tokens of the whole episode.
     """
 
     input_ids: tuple[int, ...]
@@ -62,8 +63,9 @@ def policy_row(
         advantages: the advantages of the steps.
         num_given: the number of first steps that the episode continued from; they are not trained,
             and need no log-probabilities.
-        scores: the scorer's log-probabilities of the tokens of each step, the first ones at least
-            that are trained; an empty sequence where it gave none. None: there is no scorer.
+        scores: the scorer's log-probabilities of the tokens of each step, or at least of the first
+            of them, those that are trained; an empty sequence where it gave none. None: there is no
+            scorer.
 
     Raises `DataFault` if replies lack the log-probabilities of their tokens, or if the rendered
     conversation does not contain the sampled tokens.
@@ -90,14 +92,15 @@ def policy_row(
         sampled = step.logprobs is not None and len(step.logprobs) == len(step.token_ids)
         if number >= num_given and not sampled:
             raise DataFault(f"the reply {step.reply[:60]!r} has no log-probability for each of its tokens")
-        # If the turn continues after this reply, the end of turn that was sampled is left out.
+        # If the turn continues after this reply, the end-of-turn token that was sampled is left
+        # out.
         before = sample.input_ids[trained_positions[0] - 1] if trained_positions else None
         ids = step.token_ids if ends and not span.is_external else renderer.inner_ids(span, before)
         reply_positions, trained_positions = trained_positions[: len(ids)], trained_positions[len(ids) :]
         if tuple(sample.input_ids[position] for position in reply_positions) != ids:
             raise DataFault(f"the reply {step.reply[:60]!r} is not rendered as the tokens that were sampled")
         if ends and reply_positions and trained_positions[:1] == [reply_positions[-1] + 1]:
-            # This end of turn was not sampled.
+            # This end-of-turn token was not sampled.
             trained_positions = trained_positions[1:]
         if number < num_given:
             continue
@@ -121,8 +124,8 @@ def policy_row(
 
 
 def numbered(rows: Sequence[PolicyRow]) -> list[TokenRow]:
-    """Return rows for `packing.forward_passes` whose labels number the sampled tokens of all rows,
-    from 0.
+    """Return rows for `packing.forward_passes` whose labels, instead of token ids, are the numbers
+    of the sampled tokens: from 0, counted over all rows.
     """
     result, number = [], 0
     for row in rows:
@@ -141,27 +144,27 @@ def numbered(rows: Sequence[PolicyRow]) -> list[TokenRow]:
 
 
 class Surrogate(NamedTuple):
-    """The loss of some tokens, and unweighted sums over them."""
+    """The loss of some tokens (already weighted), and unweighted sums over them; all scalars."""
 
     loss: Tensor
     clipped: Tensor
-    """The number of tokens whose ratio was beyond its limit, so that they have no gradient."""
+    """The number of tokens whose gradient is 0 because the ratio is beyond its limit."""
     sampler_kl: Tensor
-    """The KL divergence from the policy that sampled, in nats."""
+    """The summed estimate of the KL divergence from the policy that sampled, in nats."""
     kl: Tensor
-    """The KL divergence to the reference, in nats; 0 without a reference."""
+    """The summed estimate of the KL divergence to the reference, in nats; 0 without a reference."""
 
 
 def token_weights(
     lengths: Sequence[int], *, wholes: Sequence[int] | None = None, loss_type: LossType, max_tokens: int
 ) -> list[float]:
-    """Return for each episode the weight of its tokens in the sum that is the loss of an optimizer
-    step.
+    """Return for each episode the weight of each of its tokens in the sum that is the loss of an
+    optimizer step.
 
     Args:
         lengths: the number of sampled tokens of each episode, or of each part of one.
-        wholes: the number of sampled tokens of the whole episode that each is a part of: it counts
-            as that fraction of an episode. None: each is whole.
+        wholes: for parts, the number of sampled tokens of the whole episode: a part counts as that
+            fraction of an episode. None: all are whole episodes.
         max_tokens: the most sampled tokens that an episode may have, for `dr_grpo`.
     """
     if loss_type == "dapo":
@@ -212,22 +215,22 @@ def surrogate(
 
 
 def divergence(difference: Tensor) -> Tensor:
-    """Return the k3 estimate of a KL divergence from the differences of log-probabilities, each at
-    least 0.
+    """Return the k3 estimate (Schulman, "Approximating KL Divergence") of a KL divergence for each
+    difference of log-probabilities; it is at least 0.
     """
     return difference.exp() - difference - 1
 
 
 ROUNDING = 1e-3
-"""The limit in nats on the difference between two log-probabilities of one token that the same
-weights computed in 32 bits in different batches; 1e-5 was observed.
+"""The largest difference, in nats, between two log-probabilities of a token that counts as
+rounding: that of the same weights in 32 bits in different batches; 1e-5 was observed.
 """
 
 
 @dataclass(slots=True, kw_only=True)
 class Totals:
-    """Sums over the sampled tokens of updates; `loss` and `norm`, the norm of the gradient before
-    clipping, are summed over the updates instead.
+    """Sums over the sampled tokens of updates; but `updates`, `loss` and `norm`, the norm of the
+    gradient before clipping, are sums over the updates. Entropies and divergences are in nats.
     """
 
     tokens: int = 0
@@ -245,7 +248,7 @@ class Totals:
         return self
 
     def mean(self, name: str) -> float:
-        """Return the sum with this name divided by the number of tokens."""
+        """Return the sum of this name divided by the number of tokens."""
         return float(getattr(self, name)) / max(1, self.tokens)
 
 
@@ -255,10 +258,10 @@ class Policy:
 
     Args:
         seed: for the initialisation of new adapters.
-        held: how this process and others hold it.
+        group: how this process and others hold the policy; None: this process holds all of it.
 
     Raises `ModelDirectoryError` when the model cannot be loaded, `ConfigError` when its adapters
-    could not be given to samplers.
+    could not be given to samplers, and what else `load_parent` raises.
     """
 
     def __init__(
@@ -282,7 +285,7 @@ class Policy:
             raise ConfigError("; ".join(faults))
         self.dtype: torch.dtype = parent.dtype
         """The number format in which the checkpoint is published."""
-        # Samplers, too, draw only tokens that the tokenizer has.
+        # As in the samplers, only tokens that the tokenizer has can be drawn.
         self._vocabulary = max(parent.tokenizer.get_vocab().values()) + 1
         # Evaluation mode: the trained policy must be the one that sampled, without dropout.
         self.model: Any = model.eval()
@@ -293,8 +296,8 @@ class Policy:
             self.model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
             for layer in self.model.modules():
                 if isinstance(layer, GradientCheckpointingLayer):
-                    # A layer does so in training mode only; what it consists of stays without
-                    # dropout.
+                    # A layer does so in training mode only; its submodules stay in evaluation mode,
+                    # without dropout.
                     layer.training = True
         self.model = self.group.placed(self.model)
         # As in the Trainer, norms and biases do not decay.
@@ -322,14 +325,15 @@ class Policy:
         return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
 
     def weights(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return all weights, each once, on the CPU, with adapters merged and the names of a model
-        without adapters; of several processes the first gets them, and the others nothing.
+        """Return all weights, each once, on the CPU in `dtype`, with adapters merged and the names
+        of a model without adapters. Only the process of rank 0 gets them; the others get an empty
+        dict, but must call this, too.
         """
         return whole_weights(self.model, dtype, gather_context=self.group.gathered, collect=self.group.rank == 0)
 
     def whole_state(self) -> dict[str, Tensor]:
-        """Return the trained parameters, and what belongs to them, whole and on the CPU; of several
-        processes the first gets them, and the others nothing.
+        """Return what `state` returns, gathered from all processes and on the CPU. Only the process
+        of rank 0 gets it; the others get an empty dict, but must call this, too.
         """
         state, parameters = {}, dict(self.model.named_parameters(remove_duplicate=False))
         for name, value in self.state().items():
@@ -341,8 +345,8 @@ class Policy:
         return state
 
     def state(self) -> dict[str, Tensor]:
-        """Return what this process holds of the trained parameters, and what belongs to them, in
-        the form that `restore` takes.
+        """Return this process's part of the model's state dict: of all of it, or with adapters of
+        the trained parameters only. `restore` takes it.
         """
         parameters = self.parameters
         return {
@@ -350,20 +354,20 @@ class Policy:
         }
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Return to an earlier state of the same training."""
+        """Load what `state` returned earlier in the same training."""
         self.model.load_state_dict(state, strict=not self._adapted)
 
     def count_passes(self, rows: Sequence[PolicyRow]) -> int:
-        """Return in how many forward passes episodes are computed."""
+        """Return how many forward passes these episodes take."""
         return len(self._passes(rows))
 
     def accumulate(self, rows: Sequence[PolicyRow], weights: Sequence[float], *, passes: int = 0) -> Totals:
-        """Add the gradient of the loss on episodes to that of the parameters, and return the sums
-        measured meanwhile.
+        """Add the gradient of the loss on episodes to the parameters' gradients; return the sums
+        measured on the way.
 
         Args:
             weights: for each episode, the weight of its tokens.
-            passes: how many forward passes there must be: idle ones follow where there are fewer.
+            passes: the least number of forward passes; idle ones are appended if there are fewer.
         """
         totals = Totals(tokens=sum(len(row.positions) for row in rows))
         # The arguments of the loss for each sampled token, in the order of `numbered`.
@@ -408,14 +412,18 @@ class Policy:
         return [row._replace(logprobs=tuple(islice(remaining, len(row.positions)))) for row in rows]
 
     def _passes(self, rows: Sequence[PolicyRow], count: int = 0) -> list[dict[str, Tensor]]:
-        """Return forward passes over episodes, and idle ones up to a number."""
+        """Return the inputs of the forward passes over episodes, with idle passes appended until
+        there are at least `count`.
+        """
         longest = padded_length(max((len(row.input_ids) for row in rows), default=1))
         rows_per_pass = together(self._training, max(1, self._grpo.micro_batch_tokens // max(ROW, longest)))
         result = forward_passes(numbered(rows), packing=self._training.packing, rows_per_pass=rows_per_pass)
         return result + [idle_pass()] * (count - len(result))
 
     def _pass(self, batch: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> tuple[Surrogate, float]:
-        """Return the loss of a forward pass, and the sum of its tokens' entropies in nats."""
+        """Return the loss of a forward pass, and the sum of the entropies, in nats, of the
+        distributions from which its tokens were sampled.
+        """
         numbers, mask = numbers_in(batch)
         pass_values = {name: value[numbers.to(self._device)] for name, value in values.items()}
         scores = self._scores(self._called, batch, mask)
@@ -445,11 +453,11 @@ class Policy:
 def log_probabilities(
     model: Any, batch: Mapping[str, Tensor], mask: Tensor, *, vocabulary: int, device: torch.device
 ) -> Tensor:
-    """Return the log-probabilities [sampled tokens, vocabulary] from which each sampled token of a
-    forward pass was drawn, among the first `vocabulary` tokens.
+    """Return the log-probabilities [sampled tokens, vocabulary] of the distributions from which the
+    sampled tokens of a forward pass were drawn, over the first `vocabulary` tokens.
 
     Args:
-        mask: a mask of the sampled tokens over the flat targets, as of `numbers_in`.
+        mask: which targets are sampled tokens, as `numbers_in` returns it.
     """
     positions = mask.nonzero().squeeze(1)
     # In a pass of one row only the sampled positions are scored, padded to a few lengths.
@@ -466,13 +474,17 @@ def log_probabilities(
 
 
 def chosen_logprobs(scores: Tensor, batch: Mapping[str, Tensor], mask: Tensor) -> Tensor:
-    """Return the log-probabilities [sampled tokens] of the tokens that were drawn."""
+    """Return from `scores`, the result of `log_probabilities`, the log-probabilities [sampled
+    tokens] of the tokens that were drawn.
+    """
     targets = batch["input_ids"][:, 1:].reshape(-1)[mask].to(scores.device)
     return scores.gather(1, targets[:, None])[:, 0]
 
 
 def numbers_in(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the numbers of a pass's sampled tokens, and a mask of them over its flat targets."""
+    """Return the numbers (see `numbered`) of a pass's sampled tokens, and a mask that selects them
+    among its targets: the tokens of all rows but each row's first, flattened.
+    """
     numbers = batch["labels"][:, 1:].reshape(-1)
     mask = numbers != IGNORED
     return numbers[mask], mask

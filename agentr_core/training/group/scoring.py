@@ -1,4 +1,5 @@
-"""Distillation on the policy's own tokens: a frozen model scores them, and each gets its due.
+"""On-policy distillation: a frozen model scores the policy's own tokens, and the scores change the
+tokens' advantages.
 
 Source: arXiv 2609.37522. The advantage of a token is `log q(token) - log p(token)`, where q is the
 scorer, which may read more than the policy p did when it sampled the token.
@@ -29,8 +30,8 @@ from agentr_core.training.packing import ROW, forward_passes, padded_length
 from agentr_core.training.parent import merged
 
 
-# Not a model of the samplers' kind: those batch requests as they come, and the last bits of a
-# score, which trains, would depend on timing. So it also needs no server where the actor has one.
+# Not a sampler's model: those batch requests as they come, so the last bits of a score, which
+# trains, would depend on timing. So it also needs no server where the actor has one.
 class Scorer:
     """A frozen model that gives the log-probabilities of given tokens. Not thread-safe; `close` it.
 
@@ -38,7 +39,7 @@ class Scorer:
     same machine.
 
     Args:
-        batch_tokens: the tokens of a forward pass, which has at least one row.
+        batch_tokens: the most tokens of a forward pass, which has at least one row.
         context_length: the most tokens of a row; 0: as the model's configuration says.
 
     Raises `ModelDirectoryError` if the model cannot be loaded, `ConfigError` for an unknown device
@@ -64,8 +65,8 @@ class Scorer:
 
     @torch.no_grad()
     def scores(self, rows: Sequence[PolicyRow]) -> list[tuple[float, ...]]:
-        """Return the natural log-probability of each sampled token of each row, given the tokens
-        before it, among the tokens that the tokenizer has.
+        """Return for each row the natural log-probabilities of its sampled tokens, each given the
+        tokens before it, over the tokens that the tokenizer has. Raises what `check_wanted` raises.
         """
         values = torch.zeros(sum(len(row.positions) for row in rows))
         longest = padded_length(max((len(row.input_ids) for row in rows), default=1))
@@ -79,7 +80,7 @@ class Scorer:
         return [tuple(next(remaining) for _ in row.positions) for row in rows]
 
     def close(self) -> None:
-        """Give the memory of a GPU back. The scorer is gone afterwards."""
+        """Free the GPU's memory. The scorer must not be used afterwards."""
         with suppress(AttributeError):
             del self._model
         if self._device.type == "cuda":
@@ -88,8 +89,8 @@ class Scorer:
 
 
 def difference(score: float, logprob: float, distil: DistilConfig) -> float:
-    """Return what a scorer adds to the advantage of a token, before its weight: the difference in
-    nats, within limits; 0 for a token without a score.
+    """Return the scorer's term in the advantage of a token, before its weight: `score - logprob` in
+    nats, limited to `max_difference` in both directions; 0 for a token without a score (NaN).
     """
     if math.isnan(score):
         return 0.0
@@ -98,7 +99,7 @@ def difference(score: float, logprob: float, distil: DistilConfig) -> float:
 
 
 def distilled(rows: Sequence[PolicyRow], distil: DistilConfig) -> list[PolicyRow]:
-    """Return rows with the scorer's term added to the advantages of their tokens, by its weight."""
+    """Return rows with the scorer's weighted term added to the advantage of each token."""
     return [
         row._replace(
             advantages=tuple(
@@ -111,8 +112,9 @@ def distilled(rows: Sequence[PolicyRow], distil: DistilConfig) -> list[PolicyRow
 
 
 def divergence_from(rows: Sequence[PolicyRow]) -> float | None:
-    """Return the mean of what the log-probability of a sampled token is above the scorer's, in
-    nats: an estimate of the divergence of the policy from the scorer. None without a score.
+    """Return the mean over all scored tokens of their log-probability under the policy minus the
+    scorer's, in nats: an estimate of the KL divergence of the policy from the scorer. None if no
+    token has a score.
     """
     gaps = [
         logprob - score

@@ -1,7 +1,7 @@
 """How the processes of a training hold the policy: each all of it, or a part of its weights,
 gradients and optimizer, by PyTorch (FSDP 2) or DeepSpeed (ZeRO).
 
-All processes call the same methods in the same order, for most of them wait for the others.
+All processes call the same methods in the same order, since most of them wait for the others.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from agentr_core.training.process import read_zero, splits_weights
 _TAG = "state"
 
 
-# PyTorch and DeepSpeed are called directly: Accelerate leaves FSDP out on a CPU, and a Trainer
-# wants its rows before it begins.
+# PyTorch and DeepSpeed are called directly: Accelerate ignores FSDP on a CPU, and a Trainer needs
+# its rows before it begins.
 class Whole:
     """One process alone, with the whole policy. The other ways to hold it are subclasses.
 
     `rank` is the number of this process among `count`; `even` says whether all of them must make
-    the same number of passes; `zero3` whether DeepSpeed splits weights while a model is read.
+    the same number of passes; `zero3` says whether DeepSpeed splits weights while a model is read.
     """
 
     rank = 0
@@ -49,12 +49,16 @@ class Whole:
         self._models: list[Any] = []
 
     def placed(self, model: Any) -> Any:
-        """Return a model, of which this process holds its part from now on, on its device."""
+        """Return a model on this process's device; where weights are split, with only this
+        process's part of it.
+        """
         return model.to(self.device)
 
     def prepare(self, model: Any, groups: list[dict[str, Any]], rate: float, *, trained: bool = True) -> Any:
-        """Return what is called in place of a model that `placed` returned. Its optimizer, AdamW
-        over groups of parameters, is `optimizer` afterwards, unless it is not `trained`.
+        """Return the callable that computes with a model that `placed` returned.
+
+        If it is `trained`, `optimizer` is set to AdamW over the parameter groups `groups` with
+        learning rate `rate`.
         """
         self._models.append(model)
         if trained:
@@ -62,12 +66,13 @@ class Whole:
         return model
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of a pass to that of the step, which ends with its `last` pass."""
+        """Add the gradient of a pass to that of the step; `last` marks the step's last pass."""
         loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self, parameters: Iterable[Tensor], max_norm: float, *, finite: bool) -> float:
-        """Change the weights by the gradient, clipped to the norm `max_norm`, and return its norm
-        before that; change nothing if the norm, or the loss by `finite`, is not finite.
+        """Clip the gradient to the norm `max_norm`, take an optimizer step, and return the norm
+        before clipping. The weights stay unchanged if that norm is not finite or `finite`, which
+        tells the same of the loss, is False.
         """
         total_norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
         norm = float(full(total_norm))
@@ -76,36 +81,39 @@ class Whole:
         return norm
 
     def clear(self) -> None:
-        """Forget the gradient."""
+        """Drop the gradient."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def idle_step(self) -> None:
-        """Tell the optimizer of a step without gradient, which changes nothing: PyTorch warns of a
-        schedule that goes on without its optimizer.
+        """Call the optimizer without a gradient, which changes nothing: PyTorch warns if a schedule
+        advances without its optimizer.
         """
         self.optimizer.step()
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Return the sums of numbers over all processes."""
+        """Return the sum of each number over all processes."""
         return list(values)
 
     def gathered(self, parameters: Sequence[Tensor]) -> AbstractContextManager[None]:
-        """Return a context in which parameters are whole, unless they are DTensors."""
+        """Return a context in which the given parameters are whole, unless they are DTensors."""
         return nullcontext()
 
     def save(self, folder: Path, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of the model, by `state`, and of its optimizer. If processes hold parts
-        of it, these are written to a folder instead.
+        """Return the state of the model, which is given as `state`, and of the optimizer. If
+        several processes hold parts of it, they write these to the folder instead, and return an
+        empty dict.
         """
         return {"model": state, "optimizer": self.optimizer.state_dict()}
 
     def load(self, folder: Path, state: Mapping[str, Any], restore: Callable[[Any], None]) -> None:
-        """Return to what `save` returned or wrote; `restore` takes the state of the model."""
+        """Go back to the state that `save` returned or wrote; `restore` loads the state of the
+        model.
+        """
         restore(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
 
     def move(self, *, away: bool) -> None:
-        """Move models and optimizer away to main memory, or back to the device."""
+        """Move models and optimizer to main memory (`away`), or back to the device."""
         device = torch.device("cpu") if away else self.device
         for model in self._models:
             model.to(device)
@@ -116,14 +124,14 @@ class Whole:
 
 
 class Replicated(Whole):
-    """Several processes with the whole policy each, whose gradients `step` adds."""
+    """Several processes, each with the whole policy; `step` sums their gradients."""
 
     def __init__(self, rank: int, count: int) -> None:
         super().__init__()
         self.rank, self.count = rank, count
 
     def step(self, parameters: Iterable[Tensor], max_norm: float, *, finite: bool) -> float:
-        """As `Whole.step`, by the gradients of all processes."""
+        """As `Whole.step`, after summing the gradients over all processes."""
         parameters = list(parameters)
         for parameter in parameters:
             if parameter.grad is None:
@@ -132,7 +140,7 @@ class Replicated(Whole):
         return super().step(parameters, max_norm, finite=finite)
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Return the sums of numbers over all processes."""
+        """Return the sum of each number over all processes."""
         sums = torch.tensor(list(values), dtype=torch.float64, device=self.device)
         dist.all_reduce(sums)
         return [float(value) for value in sums]
@@ -150,7 +158,7 @@ class Fsdp(Replicated):
         self._away = bool(self._settings.get("cpu_offload"))
 
     def placed(self, model: Any) -> Any:
-        """Return the model, split: each of its layers is gathered alone when it computes."""
+        """Return the model, split: each of its layers is gathered only while it computes."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
@@ -169,7 +177,7 @@ class Fsdp(Replicated):
             options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         if self._away and self.device.type == "cuda":
             options["offload_policy"] = CPUOffloadPolicy()
-        # From the inside out: a module takes what no module inside it has taken.
+        # From the inside out: a module takes the parameters that no module inside it has taken.
         for module in reversed(list(model.modules())):
             if module is not model and wraps is not None and wraps(module):
                 fully_shard(module, **options)
@@ -177,24 +185,24 @@ class Fsdp(Replicated):
         return model
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """As `Whole.backward`. The gradients of all processes are averaged in each pass, so that
-        none of them holds a whole one.
+        """As `Whole.backward`. FSDP averages the gradients over all processes in each pass, so that
+        none of them holds a whole one; the factor of the loss makes the average a sum.
         """
         (loss * self.count).backward()  # type: ignore[no-untyped-call]
 
     def step(self, parameters: Iterable[Tensor], max_norm: float, *, finite: bool) -> float:
-        """As `Whole.step`; the gradients have been averaged."""
+        """As `Whole.step`; the gradients have been summed already."""
         return Whole.step(self, parameters, max_norm, finite=finite)
 
     def save(self, folder: Path, state: dict[str, Any]) -> dict[str, Any]:
-        """Write the parts of all processes to a folder; return nothing."""
+        """Write the parts of all processes to the folder; return an empty dict."""
         from torch.distributed.checkpoint.state_dict_saver import save
 
         save(self._parts(), checkpoint_id=folder)
         return {}
 
     def load(self, folder: Path, state: Mapping[str, Any], restore: Callable[[Any], None]) -> None:
-        """Return to what `save` wrote."""
+        """Go back to the state that `save` wrote."""
         from torch.distributed.checkpoint.state_dict import set_state_dict
         from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -239,7 +247,7 @@ class DeepSpeed(Replicated):
                 f"training.launch.deepspeed: {training.launch.deepspeed} has a scheduler of its own; leave it out, for "
                 "group RL follows lr_scheduler_type"
             )
-        # As long as it lives, Transformers reads models for ZeRO-3 in parts.
+        # As long as this object lives, Transformers reads models for ZeRO-3 in parts.
         self._config = HfTrainerDeepSpeedConfig(content)
         self._config.trainer_config_process(_as_trainer(training, count))
         self._config.trainer_config_finalize(
@@ -251,11 +259,13 @@ class DeepSpeed(Replicated):
         self._adapted = bool(training.lora_r)
 
     def placed(self, model: Any) -> Any:
-        """Return the model; `prepare` splits it."""
+        """Return the model as it is; `prepare` splits it."""
         return model
 
     def prepare(self, model: Any, groups: list[dict[str, Any]], rate: float, *, trained: bool = True) -> Any:
-        """Return DeepSpeed's engine around a model."""
+        """Return DeepSpeed's engine around a model; for a frozen model without ZeRO-3, the model
+        itself on the device.
+        """
         import deepspeed
 
         if not trained:
@@ -272,24 +282,28 @@ class DeepSpeed(Replicated):
         return self._engine
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """As `Whole.backward`; the gradients of all processes are averaged."""
+        """As `Whole.backward`. DeepSpeed averages the gradients over all processes; the factor of
+        the loss makes the average a sum.
+        """
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss * self.count, scale_wrt_gas=False)
 
     def step(self, parameters: Iterable[Tensor], max_norm: float, *, finite: bool) -> float:
-        """As `Whole.step`, but a gradient that is not finite changes the weights, too."""
+        """As `Whole.step`, but a gradient that is not finite changes the weights, too, and
+        DeepSpeed's configuration has the limit of the norm.
+        """
         self._engine.step()
         return float(self._engine.get_global_grad_norm() or 0.0)
 
     def clear(self) -> None:
-        """Forget the gradient, which DeepSpeed does after each step."""
+        """Do nothing: DeepSpeed drops the gradient after each step."""
 
     def idle_step(self) -> None:
-        """Nothing: DeepSpeed counts the steps that it takes itself."""
+        """Only silence PyTorch's warning about schedules: DeepSpeed counts its own steps."""
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
 
     def gathered(self, parameters: Sequence[Tensor]) -> AbstractContextManager[None]:
-        """Return a context in which parameters are whole."""
+        """Return a context in which the given parameters are whole."""
         if not self.zero3:
             return nullcontext()
         import deepspeed
@@ -298,26 +312,28 @@ class DeepSpeed(Replicated):
         return context
 
     def save(self, folder: Path, state: dict[str, Any]) -> dict[str, Any]:
-        """Write the parts of all processes to a folder; return nothing."""
+        """Write the parts of all processes to the folder; return an empty dict."""
         self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False, exclude_frozen_parameters=self._adapted)
         return {}
 
     def load(self, folder: Path, state: Mapping[str, Any], restore: Callable[[Any], None]) -> None:
-        """Return to what `save` wrote."""
+        """Go back to the state that `save` wrote."""
         self._engine.load_checkpoint(str(folder), tag=_TAG, load_module_strict=not self._adapted)
 
     def move(self, *, away: bool) -> None:
-        """Nothing: what is offloaded is in main memory already, and nothing else leaves the GPU,
-        for DeepSpeed moves the states of its own FusedAdam alone.
+        """Do nothing: what is offloaded is in main memory already, and the rest stays on the GPU,
+        since DeepSpeed moves the states only of its own FusedAdam.
         """
 
 
 def split(rank: int, training: TrainingConfig, model_dir: Path, *, meeting: Path, updates: int) -> Whole:
-    """Join the other processes of a training, and return how this one holds the policy.
+    """Join the other processes of a training, and return how this one holds the policy. Waits until
+    all of them have joined.
 
     Args:
         rank: the number of this process, which is also that of its GPU.
-        meeting: a new file, by which the processes find each other.
+        meeting: the path of a file that does not exist yet, through which the processes find each
+            other.
         updates: the number of updates of the training.
 
     Raises `ConfigError` if a DeepSpeed configuration does not fit group RL.
@@ -325,7 +341,7 @@ def split(rank: int, training: TrainingConfig, model_dir: Path, *, meeting: Path
     launch, count, gpus = training.launch, training.num_processes, torch.cuda.is_available()
     if gpus:
         torch.cuda.set_device(rank)
-    # What FSDP offloads is exchanged in main memory.
+    # Parameters that FSDP offloads are exchanged in main memory, by Gloo.
     mixed = launch is not None and launch.fsdp and launch.fsdp_config.get("cpu_offload")
     backend = "gloo" if not gpus else "cpu:gloo,cuda:nccl" if mixed else "nccl"
     dist.init_process_group(backend, init_method=meeting.absolute().as_uri(), rank=rank, world_size=count)
@@ -341,8 +357,8 @@ def _trained_parts() -> Any:
 
 
 def _as_trainer(training: TrainingConfig, count: int) -> Any:
-    """Return what a Trainer would tell DeepSpeed in place of each `auto`. One of our steps is one
-    batch to it, however many passes that takes.
+    """Return the attributes of a Trainer's arguments with which DeepSpeed's `auto` fields are
+    filled in. One of our steps is one batch to it, however many passes that takes.
     """
     return SimpleNamespace(
         world_size=count,

@@ -1,4 +1,4 @@
-// j and k: the next and the previous step; n and p: pages; /: the search.
+// Keys: j and k for the next and previous step, n and p for pages, / for the search.
 "use strict";
 (() => {
   const steps = [...document.querySelectorAll(".step, .hit")];

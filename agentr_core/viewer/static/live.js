@@ -1,5 +1,6 @@
-// While a run is at work, its page asks for its changing parts and puts them in place; when another
-// stage begins, or the run ends, for all parts. What somebody has selected, opened or scrolled stays.
+// While a run is at work, its page regularly fetches the parts that change and replaces them; when
+// another stage begins, or the run ends, it replaces all parts. Selections, opened details and
+// scroll positions are kept.
 "use strict";
 (() => {
   const shown = new Map();
@@ -53,7 +54,7 @@
     Object.assign(main.dataset, { live: now.live, state: now.state, every: now.every });
     setTimeout(again, 1000 * Number(every));
   };
-  // A page that nobody looks at asks for nothing.
+  // A hidden page fetches nothing.
   const again = () => {
     if (document.hidden) document.addEventListener("visibilitychange", again, { once: true });
     // The server may be away for a moment.

@@ -45,8 +45,8 @@ def take_place() -> None:
             return
         numbers = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
         files = [number for number in numbers if number != warm.fileno() and _is_open(number)]
-        wish = {"words": sys.orig_argv[2:], "folder": str(Path.cwd()), "env": dict(os.environ), "files": files}
-        socket.send_fds(warm, [json.dumps(wish).encode()], files)
+        request = {"words": sys.orig_argv[2:], "folder": str(Path.cwd()), "env": dict(os.environ), "files": files}
+        socket.send_fds(warm, [json.dumps(request).encode()], files)
         fork = int(warm.recv(LONGEST))
         for number in _PASSED_ON:
             signal.signal(number, lambda number, frame: _pass_on(fork, number, frame))

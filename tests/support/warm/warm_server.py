@@ -61,10 +61,10 @@ def serve(path: str) -> dict[str, Any] | None:
     while True:
         for key, _ in chosen.select():
             if key.fileobj is listening:
-                wish = _forked(listening.accept()[0], forks, chosen)
-                if wish is not None:
+                request = _forked(listening.accept()[0], forks, chosen)
+                if request is not None:
                     listening.close()
-                    return wish
+                    return request
             elif key.fileobj == 0:
                 for fork in forks:
                     _kill(fork)
@@ -87,8 +87,8 @@ def _forked(asker: socket.socket, forks: list[Fork], chosen: selectors.BaseSelec
             fork.asker.close()
             os.close(fork.end)
         asker.close()
-        wish: dict[str, Any] = json.loads(message)
-        return wish | {"files": dict(zip(wish["files"], files, strict=True))}
+        request: dict[str, Any] = json.loads(message)
+        return request | {"files": dict(zip(request["files"], files, strict=True))}
     for file in files:
         os.close(file)
     fork = Fork(pid, os.pidfd_open(pid), asker)
@@ -131,18 +131,18 @@ def _kill(fork: Fork) -> None:
     os.kill(fork.pid, signal.SIGKILL)
 
 
-def become(wish: dict[str, Any]) -> NoReturn:
+def become(request: dict[str, Any]) -> NoReturn:
     """Run a program in this fork as Python runs it in a process of its own."""
     os.setsid()
-    _take_files(wish["files"])
-    os.chdir(wish["folder"])
+    _take_files(request["files"])
+    os.chdir(request["folder"])
     own = (sys.path[0], *os.environ["PYTHONPATH"].split(os.pathsep))
     os.environ.clear()
-    os.environ.update(wish["env"])
+    os.environ.update(request["env"])
     paths = os.environ["PYTHONPATH"].split(os.pathsep)
-    sys.path[:] = [wish["folder"], *paths, *(path for path in sys.path if path not in own)]
-    sys.argv[:] = wish["words"]
-    _leave(_run(wish["words"][0]))
+    sys.path[:] = [request["folder"], *paths, *(path for path in sys.path if path not in own)]
+    sys.argv[:] = request["words"]
+    _leave(_run(request["words"][0]))
 
 
 def _take_files(files: dict[int, int]) -> None:

@@ -1,1 +1,3 @@
-"""The protocols in which agents speak to the gateway. Pure: the server sends and receives."""
+"""The protocols in which agents speak to the gateway, as pure functions: the server does the
+sending and receiving.
+"""

@@ -1,7 +1,7 @@
-"""What the dialects share: turns of a conversation, replies, refusals, and the steps of a stream.
+"""What the dialects share: turns of a conversation, replies, refusals, and streamed events.
 
-A dialect is a class of requests, `AgentRequest`. It reads the body of a request into turns, and
-writes a reply, or a refusal, as the clients of its protocol read it.
+A dialect is a class of requests, `AgentRequest`. It parses the body of a request into turns, and
+formats a reply or a refusal for the clients of its protocol.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ from agentr_core.models.openai.wire import ToldCall, argument_text, reply_text
 from agentr_core.texts import lone_surrogate
 
 MODEL: Final = "policy"
-"""The name of the model. Agents may use any: harnesses name a second, small one themselves."""
+"""The name of the model. Agents may send any name: harnesses use a second, small model
+themselves.
+"""
 OVER: Final = ("episode_over", "episode_not_found")
 """The codes of refusals after which an agent should stop."""
 _CODES: Final = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 
 
 class Refused(Exception):
-    """A request that gets no reply: a status, one sentence, a code, and perhaps the field at fault.
+    """A request that gets no reply: an HTTP status, a message of one sentence, a code, and
+    optionally the field at fault (`param`).
 
-    With the code `context_length_exceeded`, `prompt_tokens` and `context` say how long the prompt
-    is and how much the model reads, where that is known.
+    With the code `context_length_exceeded`, `prompt_tokens` and `context` are the length of the
+    prompt and the model's limit, or None if unknown.
     """
 
     def __init__(
@@ -53,8 +56,8 @@ class Refused(Exception):
 
     @property
     def openai_message(self) -> str:
-        """The sentence for clients of OpenAI: whatever the code, harnesses know by these words that
-        they should sum up their history.
+        """The message for clients of OpenAI. If the context limit is known, it begins with words by
+        which harnesses recognise, whatever the code, that they should summarise their history.
         """
         limit = f"This model's maximum context length is {self.context} tokens: " if self.context is not None else ""
         return limit + self.message
@@ -64,8 +67,8 @@ class Refused(Exception):
 
 
 class Turn(TypedDict):
-    """A turn as the run reads it. `ids` are those of the calls in an assistant's turn, in their
-    order, or, of a turn of role `tool`, the one of the call that it answers.
+    """A turn as the run reads it. `ids` are the ids of the tool calls in an assistant's turn, in
+    order, or, in a turn of role `tool`, the one id of the call that it answers.
     """
 
     role: str
@@ -80,11 +83,15 @@ def _named(function: dict[str, Any]) -> dict[str, Any]:
 
 
 Function = Annotated[dict[str, Any], AfterValidator(_named)]
-"""The definition of a function, with `name`, `description` and `parameters`, as it was sent."""
+"""The definition of a function as the agent sent it, with `name`, `description` and
+`parameters`.
+"""
 
 
 def _plain_text(content: Any) -> Any:
-    """Return the content of a message as one text. Raises `ValueError` for what is no text."""
+    """Return the content of a message as one text; other types are left to pydantic. Raises
+    `ValueError` for a part that is not text.
+    """
     if content is None:
         return ""
     if not isinstance(content, list):
@@ -92,7 +99,8 @@ def _plain_text(content: Any) -> Any:
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
-        # Some harnesses send thoughts back and some do not; what they leave of one is not trusted.
+        # Some harnesses send thoughts back, whole or in part, and some do not, so they are left
+        # out.
         if kind in ("thinking", "redacted_thinking", "reasoning"):
             continue
         text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
@@ -107,7 +115,7 @@ Text = Annotated[str, BeforeValidator(_plain_text)]
 
 
 class ToolCall(NamedTuple):
-    """A call of a tool: its id, which may be empty, and its arguments as JSON."""
+    """A tool call: its id, which may be empty, the tool's name, and its arguments as JSON."""
 
     id: str
     name: str
@@ -115,8 +123,8 @@ class ToolCall(NamedTuple):
 
 
 def tools_turn(functions: Sequence[Function]) -> list[Turn]:
-    """Return the turn that offers functions; none without functions. Raises `Refused` for
-    definitions that are no JSON.
+    """Return a list with the turn that offers the functions; empty if there are none. Raises
+    `Refused` if the definitions are not valid JSON.
     """
     if not functions:
         return []
@@ -128,19 +136,21 @@ def tools_turn(functions: Sequence[Function]) -> list[Turn]:
 
 
 def turn(role: str, text: str, ids: Sequence[str] = ()) -> Turn:
-    """Return a turn. Some programs leave ids out; then it has none."""
+    """Return a turn; it gets `ids` only if none of them is empty, since some programs leave ids
+    out.
+    """
     return {"role": role, "text": text, "ids": [*ids]} if ids and all(ids) else {"role": role, "text": text}
 
 
 def assistant_turn(text: str, calls: Sequence[ToolCall]) -> Turn:
-    """Return the turn of an earlier reply: its text, and its calls as text."""
+    """Return the turn of an earlier reply: its text, followed by its tool calls as text."""
     if calls:
         text = reply_text(text, [ToldCall(call.name, call.arguments) for call in calls])
     return turn("assistant", text, [call.id for call in calls])
 
 
 def refusal_of(error: ValidationError) -> Refused:
-    """Return the refusal of a body with an error: a sentence that does not quote the body."""
+    """Return the refusal of an invalid request body; its message does not quote the body."""
     fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
     location = ".".join(map(str, fault["loc"]))
     reason = f"{location or 'the body'}: {fault['msg'].removeprefix('Value error, ')}"
@@ -151,8 +161,8 @@ def refusal_of(error: ValidationError) -> Refused:
 
 
 class Answer(NamedTuple):
-    """A reply, taken apart: `finish` is `stop`, `length` or `tool_calls`, and `text` what stands
-    beside the calls. Token counts are None where no model generated it.
+    """The parts of a reply: `text` is what stands beside the tool calls, and `finish` is `stop`,
+    `length` or `tool_calls`. Token counts are None if no model generated the reply.
     """
 
     text: str
@@ -163,10 +173,11 @@ class Answer(NamedTuple):
 
 
 def read_answer(reply: Mapping[str, Any], name: str, *, offers_tools: bool) -> Answer:
-    """Return the reply of a run, taken apart.
+    """Return the parts of a run's reply.
 
-    A call is one only if tools are offered and its arguments can be told as JSON; else it stays
-    text. The run names calls in `ids`; without them their ids are made of the call's `name`.
+    Calls are recognised only if tools are offered and all arguments can be written as JSON;
+    otherwise they stay in the text. Their ids are those that the run gives in `ids`, else they are
+    made from `name`, the name of the agent's call.
     """
     calls = calls_in(reply["text"]) if offers_tools else ()
     try:
@@ -184,8 +195,9 @@ def read_answer(reply: Mapping[str, Any], name: str, *, offers_tools: bool) -> A
 
 
 def sendable(text: str, *, offers_tools: bool) -> str:
-    """Return how much of the text of a reply so far can be told. Where tools are offered, that ends
-    before what may become a call, and before white space, which a call would cut off.
+    """Return the part of an unfinished reply's text that can be sent already. If tools are offered,
+    it ends before anything that may become a tool call, and before white space, which is removed
+    before a call.
     """
     if not offers_tools:
         return text
@@ -197,16 +209,16 @@ def sendable(text: str, *, offers_tools: bool) -> str:
 
 
 def event(data: Mapping[str, Any], name: str = "") -> str:
-    """Return an event of a stream, with or without a name."""
+    """Return a server-sent event; an empty name is left out."""
     line = f"event: {name}\n" if name else ""
-    # In ASCII: some clients take U+2028 and its like for the end of a line.
+    # In ASCII: some clients treat U+2028 and similar characters as line ends.
     return f"{line}data: {json.dumps(data)}\n\n"
 
 
 class Events(ABC):
-    """An answer as the events of a stream, in steps: a head, pieces of text, and an end or a fault.
+    """A streamed answer: a head, pieces of text, and an end or a fault.
 
-    Every step returns the text to send, which may be empty.
+    Every method returns the text to send, which may be empty.
     """
 
     def __init__(self, *, offers_tools: bool) -> None:
@@ -219,11 +231,13 @@ class Events(ABC):
 
     @abstractmethod
     def ping(self) -> str:
-        """Return a sign of life: clients give up a silent connection."""
+        """Return an event that shows that the server is alive: clients close a silent
+        connection.
+        """
 
     @abstractmethod
     def fault(self, refusal: Refused) -> str:
-        """Return the end of a stream that has no reply."""
+        """Return the end of a stream whose reply was refused."""
 
     @abstractmethod
     def _piece(self, text: str) -> str:
@@ -234,7 +248,9 @@ class Events(ABC):
         """Return the events after all text."""
 
     def more(self, partial: str) -> str:
-        """Return what is new in the text of the reply so far and can be told."""
+        """Return the events for the new text in the reply so far, as far as it can be sent
+        already.
+        """
         text = sendable(partial, offers_tools=self._offers_tools)
         if len(text) <= len(self._sent) or not text.startswith(self._sent):
             return ""
@@ -242,10 +258,10 @@ class Events(ABC):
         return self._piece(piece)
 
     def end(self, answer: Answer) -> str:
-        """Return the rest of the text and what follows it. Raises `Refused` if the answer does not
-        begin with what was sent.
+        """Return the events for the rest of the text and the end of the stream. Raises `Refused` if
+        the answer does not begin with the text that was sent.
         """
-        # White space before a call is not part of what stands beside it.
+        # White space before a call is not part of the answer's text.
         for prefix in (self._sent, self._sent.lstrip()):
             if answer.text.startswith(prefix):
                 rest = answer.text[len(prefix) :]
@@ -255,15 +271,15 @@ class Events(ABC):
 
 
 class AgentRequest(BaseModel, ABC):
-    """What an agent asks the policy. The recipe decides how a reply is drawn, so the agent's
-    temperature, limits and stop strings have no effect, and neither has any field unknown here.
+    """A request of an agent to the policy. The recipe decides how replies are sampled, so the
+    agent's temperature, limits and stop strings are ignored, as are all unknown fields.
     """
 
     model: str
     stream: bool | None = None
 
     status_when_over: ClassVar[int]
-    """The status at which the harnesses of this dialect stop at once."""
+    """The HTTP status at which the harnesses of this dialect stop at once."""
 
     @property
     @abstractmethod
@@ -272,24 +288,29 @@ class AgentRequest(BaseModel, ABC):
 
     @abstractmethod
     def history(self) -> Iterable[Turn]:
-        """Return the turns but that of the tools. Raises `Refused`."""
+        """Return the turns, without that of the tools. Raises `Refused` if a part of the
+        conversation is missing.
+        """
 
     @abstractmethod
     def answer(self, answer: Answer, name: str, timestamp: int) -> dict[str, Any]:
-        """Return the body of the answer to a call of a name that was made at a time, in seconds."""
+        """Return the response body for an answer. `name` and `timestamp` (Unix seconds) are those
+        of the call.
+        """
 
     @abstractmethod
     def events(self, name: str, timestamp: int) -> Events:
-        """Return the same as a stream."""
+        """Return the stream of an answer. `name` and `timestamp` are those of the call."""
 
     @staticmethod
     @abstractmethod
     def error(refusal: Refused) -> dict[str, Any]:
-        """Return the body of a refusal."""
+        """Return the response body of a refusal."""
 
     def turns(self) -> list[Turn]:
-        """Return the whole conversation; the tools that are offered come first. Raises `Refused`
-        for one that the policy cannot answer: handed on, it would cost the episode.
+        """Return the whole conversation; a turn with the offered tools comes first. Raises
+        `Refused` for a conversation that the policy cannot answer, since the episode would fail on
+        it.
         """
         turns = list(self.history())
         if not turns or turns[-1]["role"] == "assistant":
@@ -300,11 +321,11 @@ class AgentRequest(BaseModel, ABC):
 
     @classmethod
     def status(cls, refusal: Refused) -> int:
-        """Return the status of a refusal."""
+        """Return the HTTP status of a refusal."""
         return cls.status_when_over if refusal.code in OVER else refusal.status
 
 
 def openai_error(refusal: Refused) -> dict[str, Any]:
-    """Return the body of a refusal in OpenAI's form."""
+    """Return the response body of a refusal in OpenAI's format."""
     fields = {"type": refusal.kind, "param": refusal.param, "code": refusal.code}
     return {"error": {"message": refusal.openai_message, **fields}}

@@ -52,14 +52,14 @@ class _StreamOptions(BaseModel):
 
 
 class ChatRequest(AgentRequest):
-    """A chat completion that an agent asks for."""
+    """A request for a chat completion."""
 
     messages: Annotated[list[_Message], Field(min_length=1)]
     tools: list[_Tool] | None = None
     n: Literal[1] | None = None
     stream_options: _StreamOptions | None = None
 
-    # At 410, some harnesses go on for minutes.
+    # At status 410, some harnesses retry for minutes.
     status_when_over: ClassVar[int] = HTTPStatus.NOT_FOUND
 
     @property
@@ -85,7 +85,7 @@ class ChatRequest(AgentRequest):
                     yield turn(role, message.content)
 
     def answer(self, answer: Answer, name: str, timestamp: int) -> dict[str, Any]:
-        """Return a whole completion."""
+        """Return the body of a whole completion."""
         content = answer.text or (None if answer.calls else "")
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if answer.calls:
@@ -99,7 +99,7 @@ class ChatRequest(AgentRequest):
         }
 
     def events(self, name: str, timestamp: int) -> Events:
-        """Return the chunks of a completion."""
+        """Return a completion as a stream of chunks."""
         wants_usage = self.stream_options is not None and self.stream_options.include_usage
         frame = {**self._frame(name, timestamp), "object": "chat.completion.chunk"}
         return _Chunks(frame, offers_tools=bool(self.tools), wants_usage=wants_usage)

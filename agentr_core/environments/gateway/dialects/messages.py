@@ -30,7 +30,7 @@ _ERRORS: Final[Mapping[int, str]] = {
     413: "request_too_large",
 }
 _THREAD: Final = "thread_unsupported_request"
-"""The code at which the official client sends whole histories from then on."""
+"""The error code after which the official client sends whole histories."""
 
 
 class _Words(BaseModel):
@@ -68,7 +68,7 @@ class _Message(BaseModel):
     content: Annotated[list[_Block], BeforeValidator(_blocks)]
 
     def turns(self) -> Iterator[Turn]:
-        """Yield the message as turns: each result of a call is one."""
+        """Yield the turns of a message; each result of a tool call is a turn of its own."""
         texts = [block.text for block in self.content if isinstance(block, _Words)]
         calls = [
             ToolCall(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
@@ -85,7 +85,9 @@ class _Message(BaseModel):
 
 
 def _functions(tools: Any) -> Any:
-    """Return the tools of the agent as functions. Those without a schema are run by Anthropic."""
+    """Return the agent's tools as functions. Tools without a schema are left out: Anthropic runs
+    these.
+    """
     if not isinstance(tools, list):
         return tools or []
     return [
@@ -100,14 +102,14 @@ def _functions(tools: Any) -> Any:
 
 
 class MessagesRequest(AgentRequest):
-    """A message that an agent asks for."""
+    """A request for a message."""
 
     messages: Annotated[list[_Message], Field(min_length=1)]
     system: Text = ""
     tools: Annotated[list[Function], BeforeValidator(_functions)] = Field(default_factory=list)
     thread: Any = None
 
-    # Claude Code stops at this one only.
+    # Claude Code stops at this status only.
     status_when_over: ClassVar[int] = HTTPStatus.GONE
 
     @property
@@ -116,8 +118,8 @@ class MessagesRequest(AgentRequest):
         return self.tools
 
     def history(self) -> Iterator[Turn]:
-        """Yield the messages as turns. Raises `Refused` for the rest of a conversation whose
-        beginning should be stored here.
+        """Yield the messages as turns. Raises `Refused` if the beginning of the conversation is
+        missing, as the agent takes it to be stored here.
         """
         if self.thread is not None:
             raise Refused(
@@ -129,13 +131,13 @@ class MessagesRequest(AgentRequest):
             yield from message.turns()
 
     def answer(self, answer: Answer, name: str, timestamp: int) -> dict[str, Any]:
-        """Return a whole message."""
+        """Return the body of a whole message."""
         content = [*([{"type": "text", "text": answer.text}] if answer.text else []), *map(_use, answer.calls)]
         end = {"stop_reason": _stop_reason(answer), "usage": _usage(answer)}
         return {**self._frame(name), "content": content, **end}
 
     def events(self, name: str, timestamp: int) -> Events:
-        """Return the events of a message."""
+        """Return a message as a stream of events."""
         return _MessageEvents(self._frame(name), offers_tools=bool(self.tools))
 
     @staticmethod

@@ -64,8 +64,8 @@ def _items(content: Any) -> Any:
 
 
 def _functions(tools: Any) -> Any:
-    """Return the functions among the tools: what else there is, such as `web_search`, is a service
-    of OpenAI's, or one of several in a `namespace`, which a call of ours could not name.
+    """Return the functions among the tools. Others are left out: services of OpenAI, such as
+    `web_search`, and the functions of a `namespace`, which our calls could not name.
     """
     if not isinstance(tools, list):
         return tools or []
@@ -77,7 +77,7 @@ def _functions(tools: Any) -> Any:
 
 
 class ResponsesRequest(AgentRequest):
-    """A response that an agent asks for."""
+    """A request for a response."""
 
     input: Annotated[list[_Item], BeforeValidator(_items)]
     instructions: str | None = None
@@ -86,7 +86,7 @@ class ResponsesRequest(AgentRequest):
     conversation: Any = None
     prompt: Any = None
 
-    # At 401 to 422, codex goes on for a while.
+    # At a status from 401 to 422, codex retries for a while.
     status_when_over: ClassVar[int] = HTTPStatus.BAD_REQUEST
 
     @property
@@ -95,8 +95,9 @@ class ResponsesRequest(AgentRequest):
         return self.tools
 
     def history(self) -> Iterator[Turn]:
-        """Yield the items as turns: a message of the assistant and the calls after it are one.
-        Raises `Refused` for a conversation of which a part should be stored here.
+        """Yield the items as turns; an assistant's message and the calls after it are one turn.
+        Raises `Refused` if a part of the conversation is missing, as the agent takes it to be
+        stored here.
         """
         for field in ("previous_response_id", "conversation", "prompt"):
             if getattr(self, field) is not None:
@@ -123,11 +124,11 @@ class ResponsesRequest(AgentRequest):
                 yield turn("system" if item.role == "developer" else item.role, item.content)
 
     def answer(self, answer: Answer, name: str, timestamp: int) -> dict[str, Any]:
-        """Return a whole response."""
+        """Return the body of a whole response."""
         return _completed(self._frame(name, timestamp), answer, name)
 
     def events(self, name: str, timestamp: int) -> Events:
-        """Return the events of a response."""
+        """Return a response as a stream of events."""
         return _ResponseEvents(self._frame(name, timestamp), name, offers_tools=bool(self.tools))
 
     @staticmethod
@@ -159,11 +160,12 @@ class _ResponseEvents(Events):
         return self._event("response.created", response=self._frame)
 
     def ping(self) -> str:
-        # Codex counts events, and no comments.
+        # Codex counts only events as a sign of life, not comments.
         return self._event("response.in_progress", response=self._frame)
 
     def fault(self, refusal: Refused) -> str:
-        # Codex stops at these two codes, and tries again at all others.
+        # Codex stops at `invalid_prompt` and `context_length_exceeded`, and retries at all other
+        # codes.
         is_final = refusal.status < HTTPStatus.INTERNAL_SERVER_ERROR and refusal.code != "context_length_exceeded"
         error = {"code": "invalid_prompt" if is_final else refusal.code, "message": refusal.openai_message}
         return self._event("response.failed", response={**self._frame, "status": "failed", "error": error})
@@ -185,7 +187,9 @@ class _ResponseEvents(Events):
         return item_event + self._part_event("content_part.added", part=_part(""))
 
     def _item(self, index: int, item: dict[str, Any]) -> str:
-        """Return the events up to the end of an item: codex reads nothing but the last of them."""
+        """Return the events of an output item, from its beginning to its end; codex reads only the
+        last one.
+        """
         if item["type"] == "message":
             (part,) = item["content"]
             parts = [
@@ -212,8 +216,8 @@ class _ResponseEvents(Events):
 
 
 def _completed(frame: Mapping[str, Any], answer: Answer, name: str) -> dict[str, Any]:
-    # One that reached its limit is complete, too: at `incomplete`, codex, openai-agents and the
-    # official client end with an error, and it is the recipe that sets the limit.
+    # A reply that reached its token limit is complete, too: at `incomplete`, codex, openai-agents
+    # and the official client end with an error, and it is the recipe that sets the limit.
     output = [] if answer.calls and not answer.text else [_message(name, answer.text)]
     for number, call in enumerate(answer.calls):
         function = {"call_id": call.id, "name": call.name, "arguments": call.arguments}

@@ -1,8 +1,8 @@
-"""What `vllm serve` does, for every build of vLLM: a script that the Python of vLLM's environment
-runs.
+"""Does what `vllm serve` does, for every build of vLLM: a script that the Python of vLLM's
+environment runs.
 
-Before `vllm` does anything, it asks for the version of a distribution named vllm, and the build
-for a CPU has another name. Its subcommand does not ask.
+The command `vllm` first looks up the version of a distribution named `vllm`, which fails for the
+CPU build, whose distribution has another name. Its subcommand `serve`, called directly, does not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 
 def main() -> None:
     """Serve the model that the command line names, until the process is told to end."""
-    # As `vllm` itself does, since its default, a fork, hangs some accelerators.
+    # As `vllm` itself does, since the default, a fork, hangs some accelerators.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     # Imported here, since each process of the engine imports this file.
     from vllm.entrypoints.cli.serve import cmd_init

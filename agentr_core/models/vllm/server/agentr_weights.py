@@ -2,7 +2,7 @@
 
 The check comes before all routes of vLLM's server, so those of VLLM_SERVER_DEV_MODE, which need no
 key, stay closed. A request says which weights it is for; a server with other weights, such as one
-that was restarted, refuses it, and never answers with old weights.
+that was restarted, refuses it, and so never answers with old weights.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _App = Callable[[_Message, _Receive, _Send], Awaitable[None]]
 
 
 class Weights:
-    """The middleware that vLLM creates once, around its own application."""
+    """An ASGI middleware, which vLLM creates once, around its own application."""
 
     def __init__(self, app: _App) -> None:
         self._app = app
@@ -39,7 +39,9 @@ class Weights:
         self._asleep = False
 
     async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
-        """Answer a request, or pass it on to vLLM."""
+        """Answer a request of the owner about the weights, refuse one without the key or for other
+        weights, and pass any other on to vLLM.
+        """
         if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"] == _OPEN):
             return await self._app(scope, receive, send)
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
@@ -75,7 +77,7 @@ class Weights:
                     self._asleep = True
             else:
                 folder, version = body["folder"], body["version"]
-                # Until all is done the weights are neither the old nor the new ones.
+                # Until all steps have succeeded, the weights are neither the old nor the new ones.
                 self._version = "none, since replacing them failed"
                 if self._asleep:
                     await engine.wake_up(tags=["weights"])
@@ -83,10 +85,10 @@ class Weights:
                     await engine.pause_generation(mode="wait", clear_cache=True)
                 await engine.collective_rpc(Worker.take_weights.__name__, kwargs={"folder": folder})
                 if self._asleep:
-                    # Only now, so that the new weights had its room to be read into.
+                    # Only now, so that its memory was free for reading the new weights.
                     await engine.wake_up(tags=["kv_cache"])
                     self._asleep = False
-                # The cache has keys and values that the old weights computed.
+                # The cache holds keys and values computed with the old weights.
                 if not await engine.reset_prefix_cache():
                     raise RuntimeError("the prefix cache could not be emptied")
                 await engine.update_weight_version(version)
@@ -105,7 +107,7 @@ class Worker:
     reload_weights: Callable[..., None]
 
     def take_weights(self, folder: str) -> None:
-        """Load the weights in a folder into the model that runs."""
+        """Load the weights in a folder into the running model."""
         self.reload_weights(weights_path=folder)
         for layer in self.model_runner.get_model().modules():
             # On a CPU each layer multiplies by a packed copy of its weights. That of an output
