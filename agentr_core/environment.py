@@ -538,7 +538,7 @@ def _check_answers(kind: type[Any]) -> None:
             setattr(kind, name, _Checked(method, check))
 
 
-def _instances(env: Environment, method: Check, split: str) -> Sequence[Instance]:
+def _instances(env: Environment, method: Callable[..., Any], split: str) -> Sequence[Instance]:
     """Return the instances of a split. Raises `ConfigError` if there is no such split or it is
     empty, and `IllTypedAnswer` if its instances are not a sequence of `Instance`.
     """
@@ -559,19 +559,19 @@ def _instances(env: Environment, method: Check, split: str) -> Sequence[Instance
     return instances
 
 
-def _reset(env: Environment, method: Check, instance: Instance) -> str:
+def _reset(env: Environment, method: Callable[..., Any], instance: Instance) -> str:
     return checked_text(method(instance), f"{env.name}: the first observation of {instance.key}")
 
 
-def _resume(env: Environment, method: Check, instance: Instance, steps: Sequence[Step]) -> str:
+def _resume(env: Environment, method: Callable[..., Any], instance: Instance, steps: Sequence[Step]) -> str:
     return checked_text(method(instance, steps), f"the first observation of {instance.key}")
 
 
-def _step(env: Environment, method: Check, action: str) -> Transition:
+def _step(env: Environment, method: Callable[..., Any], action: str) -> Transition:
     return _record_role(env, checked_transition(method(action), f"{env.name}: action {abbreviate(action)}"))
 
 
-def _answer(env: Environment, method: Check, reply: str) -> Transition:
+def _answer(env: Environment, method: Callable[..., Any], reply: str) -> Transition:
     where = f"{env.name}: the step that asked a model of role {env._role}"
     return _record_role(env, checked_transition(method(reply), where))
 
@@ -583,16 +583,16 @@ def _record_role(env: Environment, transition: Transition) -> Transition:
     return transition
 
 
-def _parse(env: Environment, method: Check, reply: str) -> str:
+def _parse(env: Environment, method: Callable[..., Any], reply: str) -> str:
     return checked_text(method(reply), f"{env.name}: the action that was found in a reply")
 
 
-def _identity(env: Environment, method: Check, instance: Instance) -> str:
+def _identity(env: Environment, method: Callable[..., Any], instance: Instance) -> str:
     with _own_code(env, f"the beginning of {instance.key}"):
         return checked_text(method(instance), f"{env.name}: the identity of {instance.key}")
 
 
-def _depth(env: Environment, method: Check, instance: Instance) -> int | None:
+def _depth(env: Environment, method: Callable[..., Any], instance: Instance) -> int | None:
     with _own_code(env, f"the depth of {instance.key}"):
         value = method(instance)
     if value is None:
@@ -604,7 +604,7 @@ def _depth(env: Environment, method: Check, instance: Instance) -> int | None:
     return int(value)
 
 
-def _facts(env: Environment, method: Check, instance: Instance) -> dict[str, Fact]:
+def _facts(env: Environment, method: Callable[..., Any], instance: Instance) -> dict[str, Fact]:
     subject = f"{env.name}: the facts of {instance.key}"
     with _own_code(env, subject.removeprefix(f"{env.name}: ")):
         facts = method(instance)
@@ -637,7 +637,7 @@ def _fact(value: Any, where: str) -> Fact:
     return checked_text(value, where)
 
 
-def _expert(env: Environment, method: Check, instance: Instance) -> tuple[str, ...] | None:
+def _expert(env: Environment, method: Callable[..., Any], instance: Instance) -> tuple[str, ...] | None:
     with _own_code(env, f"the expert's replies to {instance.key}"):
         replies = method(instance)
     if replies is None:

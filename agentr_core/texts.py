@@ -135,7 +135,7 @@ def quoted(text: str, limit: int) -> str:
 
 
 def unreadable(error: OSError | UnicodeDecodeError) -> str:
-    """Return why a text file cannot be read, as a part of a sentence."""
+    """Return the reason why a text file cannot be read, to follow a colon in a message."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     if error.object.startswith(_GZIP):

@@ -58,11 +58,13 @@ def reference(recipe: Recipe) -> RunRef:
 
 
 def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe in a file with overrides applied: `auto` is replaced by what suits this
-    machine, and `model.from_run` by the path of that run's model.
+    """Return the recipe in a file, with overrides applied. `auto` is replaced by what suits this
+    machine, and `model.from_run` by the path of the model that the run ended with.
 
-    A recipe that names no workspace has `usual_workspace`. Raises `ConfigError` if the recipe, its
-    arms or its environments' options are wrong, or its cluster's package is not installed.
+    A recipe that names no workspace gets `usual_workspace()`. Each environment is made once, as a
+    check. Raises `ConfigError` if the recipe, its arms or its environments' options are wrong, or
+    the package of its task runner is not installed; `StoreError` if `model.from_run` is set and
+    there is no store.
     """
     recipe = settle(_after_its_run(load(path, overrides, workspace=usual_workspace())))
     method_of(recipe).settle(recipe)
@@ -288,8 +290,8 @@ def load_vllm(model: ModelConfig, path: Path, *, logs: Path, at: datetime | None
 
 
 def viewer_address() -> str:
-    """Return the address of a viewer of the workspace, such as http://127.0.0.1:4280:
-    AGENTR_VIEW_URL, or the empty string.
+    """Return AGENTR_VIEW_URL, the address of a viewer of the workspace (such as
+    http://127.0.0.1:4280), without its query; the empty string if it is not set.
     """
     # The address that a viewer prints for other machines contains its token, which must not be
     # passed on.

@@ -19,7 +19,7 @@ from agentr_core.episodes.transcript import (
     NativeCall,
     NativeTurns,
     Tool,
-    calling,
+    call_reply,
     format_results,
     read_calls,
     read_results,
@@ -216,7 +216,7 @@ class _Acting:
         """Return a reply with a labelled action as one with a call; see `Environment.called`."""
         action: str = super().parse(reply)  # type: ignore[misc]
         thought = reply.partition(LABEL)[0] if LABEL in reply else ""
-        return calling(ACT, action, beside=thought.removeprefix("Thought:").strip())
+        return call_reply(ACT, action, before=thought.removeprefix("Thought:").strip())
 
     def _record_reward(self, transition: Transition) -> Transition:
         if transition.info.get("question") is None:

@@ -670,16 +670,18 @@ def text_arguments(call: NativeCall, tools: Sequence[Tool]) -> dict[str, str] | 
     return texts
 
 
-def call_text(name: str, arguments: str, *, beside: str = "") -> str:
-    """Return a reply with a tool call after the text `beside`; `arguments` is a JSON object."""
+def call_text(name: str, arguments: str, *, before: str = "") -> str:
+    """Return a reply with a tool call after the text `before`; `arguments` is a JSON object."""
     call = f'{OPENS}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}\n{CLOSES}'
-    return f"{beside}\n{call}" if beside else call
+    return f"{before}\n{call}" if before else call
 
 
-def calling(tool: Tool, *texts: str, beside: str = "") -> str:
-    """Return a reply that calls a tool with a text for each of its arguments, in their order."""
+def call_reply(tool: Tool, *texts: str, before: str = "") -> str:
+    """Return a reply that calls a tool with a text for each of its arguments, in their order, after
+    the text `before`.
+    """
     arguments = dict(zip((name for name, _ in tool.arguments), texts, strict=True))
-    return call_text(tool.name, json.dumps(arguments, ensure_ascii=False), beside=beside)
+    return call_text(tool.name, json.dumps(arguments, ensure_ascii=False), before=before)
 
 
 # The transcript of native tool calls: messages with tools, as OpenAI's protocol has them.

@@ -48,7 +48,7 @@ def record(section: type[T]) -> type[T]:
 
 
 def in_iteration(values: Sequence[T], iteration: int) -> T:
-    """Return the value for an iteration, counted from 1; the last one is for all later ones."""
+    """Return the value for an iteration, counted from 1; the last serves all later ones, too."""
     return values[min(iteration, len(values)) - 1]
 
 

@@ -109,7 +109,7 @@ def written_calls(beside: str, calls: Iterable[tuple[str, Mapping[str, Any] | st
     text = beside.strip()
     for name, arguments in calls:
         arguments_text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        text = call_text(name, arguments_text, beside=text)
+        text = call_text(name, arguments_text, before=text)
     return text
 
 

@@ -112,7 +112,7 @@ def descend(
     seed: int,
     dive: int,
 ) -> int | None:
-    """Select child after child from `start`; return the index of the unexpanded node reached, or
+    """Go down from `start`, child after child; return the index of the unexpanded node reached, or
     None if it is terminal or all children of a node on the way are.
 
     `children[i]` are the indices of the children of node i, in the order of their creation.
@@ -274,7 +274,7 @@ class Arena:
         self.nodes[node.index] = node
 
     def report(self, growth: Growth) -> Expansion:
-        """Return a growth as an expansion, which has copies of the nodes in their present state."""
+        """Return what a growth created and changed, with the nodes as they are now."""
         first = growth.first_created
         return Expansion(
             created=tuple(self.nodes[first:]),

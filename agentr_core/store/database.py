@@ -145,7 +145,8 @@ class Store:
         files: bool = False,
         seconds: float = questions.SECONDS,
     ) -> pa.Table:
-        """Return the rows of a user's query without loss; it cannot change anything in the store.
+        """Return the rows of a user's query as an Arrow table; the query cannot change the store.
+        `params` are the values of the query's parameters, by position or by name.
 
         Integers keep 64 bits; intervals and other types that Arrow lacks become their text in SQL.
         Other files are neither read nor written unless `files` is given. Writers wait while a query
@@ -162,7 +163,7 @@ class Store:
                 with questions.limited(con, seconds):
                     table = questions.ask(con, sql, params, self.path, files=files)
             except duckdb.Error as error:
-                raise questions.closed_door(error) or connection.query_fault(error, self.path) from error
+                raise questions.file_access_fault(error) or connection.query_fault(error, self.path) from error
         if table is None:
             raise ConfigError("SQL: there is no statement to run; try `select * from v_iterations`")
         return table

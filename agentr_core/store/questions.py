@@ -161,7 +161,7 @@ _FILES_ARE_SHUT = (
 )
 
 
-def closed_door(error: duckdb.Error) -> ConfigError | None:
+def file_access_fault(error: duckdb.Error) -> ConfigError | None:
     """Return the error for a user whose query tried to use a file that it may not use; None if
     DuckDB's error is another one.
     """

@@ -246,8 +246,10 @@ class WorkFolder:
         return self.root / "checkpoints"
 
     @property
-    def references(self) -> Path:
-        """The reference model's log-probabilities of the pairs, computed once for all attempts."""
+    def reference_dataset(self) -> Path:
+        """The folder of the tokenised pairs, beside which TRL keeps the reference model's
+        log-probabilities of them for later attempts.
+        """
         return self.root / "references"
 
     @property

@@ -209,7 +209,7 @@ class TrainerProcess(Generic[Step]):
     grace: float = 5.0
 
     async def run(self, on_progress: Callable[[Step], None]) -> None:
-        """Run the process to its end, and call `on_progress` with each event.
+        """Run the process to its end, and call `on_progress` with each step that it reports.
 
         If it fails, raise the `AgentrError` that it reported, or else one that its exit status
         implies: `OutOfMemory` if it was killed, otherwise `TrainingFault`. Raises `DiskError` if
@@ -228,7 +228,7 @@ class TrainerProcess(Generic[Step]):
                 if kind is AlarmRaised:
                     # The trainer itself has no fault.
                     raise kind(message)
-            # A launcher reports this only in its log.
+            # A launcher tells only its log that a worker was killed.
             elif exit_status == -signal.SIGKILL or any("SIGKILL" in line for line in lines):
                 kind = OutOfMemory
                 message = (

@@ -454,7 +454,7 @@ def preference_trainer(
     disable_progress_bars()
     assert isinstance(job.objective, Preference)
     # A dataset with files of its own: TRL keeps what it computes from them beside these.
-    folder = job.work.references
+    folder = job.work.reference_dataset
     with PartialState().main_process_first():
         if not folder.exists():
             draft = folder.with_suffix(".new")
@@ -480,7 +480,7 @@ def preference_trainer(
     if not all(np.isfinite(trainer.train_dataset[f"ref_{side}_logps"]).all() for side in SIDES):
         # A later attempt computes them again.
         if PartialState().is_main_process:
-            shutil.rmtree(job.work.references)
+            shutil.rmtree(job.work.reference_dataset)
         raise NonFiniteLoss(
             "the log-probabilities of the reference are NaN or infinite; look at the weights of the model that "
             "training starts from, or set training.bf16=false"

@@ -85,7 +85,7 @@ def reply_of(harness: Harness) -> Reply:
             return "A greeting"
         if messages[-1].role != "tool":
             call = {harness.argument: "echo hello"}
-            return call_text(harness.tool, json.dumps(call), beside="I run it.")
+            return call_text(harness.tool, json.dumps(call), before="I run it.")
         return call_text(harness.tool, json.dumps({harness.argument: SUBMIT})) if harness.submit else "It says hello."
 
     return reply

@@ -28,7 +28,7 @@ def training_set(tool: str, argument: str) -> TrainingSet:
     asked, said, *results, last = PARTS
     reply = said
     for room in ("kitchen", "hall"):
-        reply = call_text(tool, json.dumps({argument: f"ls {room}"}), beside=reply)
+        reply = call_text(tool, json.dumps({argument: f"ls {room}"}), before=reply)
     parameters = {"type": "object", "properties": {argument: {"type": "string"}}}
     definition = {"type": "function", "function": {"name": tool, "description": "A shell.", "parameters": parameters}}
     messages = (

@@ -22,7 +22,7 @@ from agentr_core.types import Message
 QUESTION = "What do the anvil and the feather weigh?"
 # Arguments with odd spaces and escapes, and text around the calls.
 CALLS = call_text(
-    "weight", '{ "item":"feather"}', beside=call_text("weight", '{"item": "\\u0061nvil"}', beside="Both.")
+    "weight", '{ "item":"feather"}', before=call_text("weight", '{"item": "\\u0061nvil"}', before="Both.")
 )
 ANSWER = "The anvil weighs 3 kg."
 SCHEMA = {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]}

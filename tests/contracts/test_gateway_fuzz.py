@@ -21,8 +21,8 @@ from agentr_core.episodes.transcript import call_text
 REQUESTS = int(os.environ.get("AGENTR_TEST_FUZZ", "300"))
 REPLIES = (
     "Hello.",
-    call_text("look", '{"at": "the door"}', beside="I look."),
-    call_text("look", "{}", beside=call_text("go", '{"to": [1, 2.5, null]}')),
+    call_text("look", '{"at": "the door"}', before="I look."),
+    call_text("look", "{}", before=call_text("go", '{"to": [1, 2.5, null]}')),
     call_text("look", '{"at": NaN}'),
     call_text("look", '{"at": "\\ud800"}'),
     call_text("look", "{"),

@@ -20,7 +20,7 @@ from toy import Line, instance
 
 from agentr_core.environments.native import ACT, OVER, native
 from agentr_core.episodes.rollout import episode
-from agentr_core.episodes.transcript import calling, read_results
+from agentr_core.episodes.transcript import call_reply, read_results
 from agentr_core.errors import ModelFault
 from agentr_core.models.openai.chat import Endpoint, OpenAIModel
 from agentr_core.models.openai.wire import wire_messages
@@ -160,7 +160,7 @@ def test_what_a_window_parted_is_told_as_text() -> None:
 )
 def test_calls_with_fewer_results_are_told_as_text(results: list[str], told: list[tuple[str, bool]]) -> None:
     """An agent outside may answer one of two calls, and nobody knows which."""
-    reply = calling(ACT, "left") + calling(ACT, "right")
+    reply = call_reply(ACT, "left") + call_reply(ACT, "right")
     turns = [Message(role="assistant", text=reply), *(Message(role="tool", text=text) for text in results)]
     sent = wire_messages([Message(role="user", text="Go."), *turns])[1:]
     assert [(one["role"], "tool_calls" in one) for one in sent] == told

@@ -625,7 +625,7 @@ def test_a_method_names_the_way_of_its_data_by_iteration(name: str, titles: list
 
 def test_a_method_says_whose_inputs_are_stored() -> None:
     taken_over = {name: set(method_named(name).taken_over) for name in ("agent-r", "eto", "grpo", "et-agent")}
-    assert taken_over.pop("et-agent") == {"collect", "critique", "explore", "evaluate", "rollout"}
+    assert taken_over.pop("et-agent") == {"collect", "critique", "explore", "evaluate", "evolve", "rollout"}
     assert all(stages == {"collect", "critique", "explore", "evaluate"} for stages in taken_over.values())
 
 

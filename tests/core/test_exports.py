@@ -304,7 +304,7 @@ def test_xtuner_has_a_flag_for_each_output(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["alpaca", "xtuner"])
 def test_what_inputs_and_outputs_cannot_hold_is_refused(tmp_path: Path, form: str) -> None:
-    row = SampleRow(id="s", sample=calling(call_text("look", "{}"), "a door"), origin=ORIGIN)
+    row = SampleRow(id="s", sample=call_reply(call_text("look", "{}"), "a door"), origin=ORIGIN)
     whole = samples()[1]
     asked = Message(role="user", text="And?")
     twice = replace(row, sample=replace(whole, messages=(*whole.messages, asked, asked)))
@@ -358,7 +358,7 @@ def test_atif_keeps_to_its_schema_and_reads_back(tmp_path: Path) -> None:
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 
-def calling(reply: str, *results: str) -> Sample:
+def call_reply(reply: str, *results: str) -> Sample:
     turns = [
         Message(role="tools", text=json.dumps([LOOK])),
         Message(role="user", text="What?"),
@@ -370,8 +370,8 @@ def calling(reply: str, *results: str) -> Sample:
 
 
 def test_atif_has_calls_with_their_results_token_ids_and_log_probabilities(tmp_path: Path) -> None:
-    reply = call_text("look", '{"at": "door"}', beside=call_text("look", "{}", beside="I look."))
-    sample = calling(reply, "a door", "a room")
+    reply = call_text("look", '{"at": "door"}', before=call_text("look", "{}", before="I look."))
+    sample = call_reply(reply, "a door", "a room")
     row = SampleRow(id="s", sample=sample, origin=ORIGIN, logprobs=((-0.5, -0.25), (float("-inf"),)))
     made = TrainingSet(name="toy-1", facts={}, samples=[row])
     export(made, tmp_path / "out", "atif")
@@ -399,14 +399,14 @@ def test_atif_has_calls_with_their_results_token_ids_and_log_probabilities(tmp_p
     [
         call_text("look", "{}"),
         call_text("look", '{"at":"door"}'),
-        call_text("look", '{"at": "\\u00e9"}', beside=" I look. "),
+        call_text("look", '{"at": "\\u00e9"}', before=" I look. "),
         f"{call_text('look', '{}')}\nThat is all.",
         call_text("look", '{"at": NaN}'),
         "<tool_call>\nlook\n</tool_call>",
     ],
 )
 def test_a_call_comes_back_from_atif_as_it_was_sampled(tmp_path: Path, reply: str) -> None:
-    row = SampleRow(id="s", sample=calling(reply, "a door"), origin=ORIGIN)
+    row = SampleRow(id="s", sample=call_reply(reply, "a door"), origin=ORIGIN)
     export(TrainingSet(name="toy-1", facts={}, samples=[row]), tmp_path / "out", "atif")
     (line,) = import_chat(tmp_path / "out").lines
     assert json.loads(line)["messages"][1]["content"] == reply
@@ -568,12 +568,12 @@ THIRD = Instance(environment="line", split="train", index=3)
 
 def session(*messages: Message) -> TrainingSet:
     """Return the set of one sample of tools, a question and these turns."""
-    sample = calling("")
+    sample = call_reply("")
     told = replace(sample, messages=(*sample.messages[:2], *messages), instance=THIRD)
     return TrainingSet(name="toy-1", facts={}, samples=[SampleRow(id="s", sample=told, origin=ORIGIN)])
 
 
-LOOKED = Message(role="assistant", text=call_text("look", '{"at":1}', beside="I look."), train=True)
+LOOKED = Message(role="assistant", text=call_text("look", '{"at":1}', before="I look."), train=True)
 DOOR = Message(role="tool", text="a door")
 
 

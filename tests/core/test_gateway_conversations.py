@@ -27,7 +27,7 @@ SYSTEM = CallTurn("system", "Play.")
 TASK = CallTurn("user", "Build a bed.")
 ON = CallTurn("user", "Go on.")
 TOOLS = CallTurn("tools", json.dumps([{"type": "function", "function": {"name": "look"}}]))
-LOOK = call_text("look", '{"at": "the door"}', beside="I look.")
+LOOK = call_text("look", '{"at": "the door"}', before="I look.")
 
 
 def assistant(text: str, *ids: str) -> CallTurn:
@@ -208,7 +208,7 @@ def test_titles_and_summaries_are_left_out_unless_the_recipe_takes_them() -> Non
 
 def test_results_stand_in_the_order_of_their_calls() -> None:
     agent = Agent()
-    both = call_text("look", '{"at": "b"}', beside=call_text("look", '{"at": "a"}'))
+    both = call_text("look", '{"at": "b"}', before=call_text("look", '{"at": "a"}'))
     sent = agent.call(TOOLS, TASK, reply=both)
     results = [CallTurn("tool", key, (key,)) for key in sent.ids]
     agent.call(TOOLS, TASK, sent, *reversed(results), ON)

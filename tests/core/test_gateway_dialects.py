@@ -15,7 +15,7 @@ from agentr_core.episodes.transcript import call_text
 
 SCHEMA = {"type": "object", "properties": {}}
 TOOL = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": SCHEMA}}
-CALLS = call_text("go", '{"to": 1}', beside=call_text("look", "{}", beside="I look."))
+CALLS = call_text("go", '{"to": 1}', before=call_text("look", "{}", before="I look."))
 
 CHAT = ChatRequest.model_validate({
     "model": "small",

@@ -32,7 +32,7 @@ from agentr_core.episodes.transcript import (
     OPENS,
     NativeCall,
     NativeTurns,
-    calling,
+    call_reply,
     droppable,
     read_calls,
     transcript,
@@ -80,7 +80,7 @@ OWN = data_path("chat_templates", "qwen3.jinja").read_text(encoding="utf-8")
 PUBLISHED = files("trl").joinpath("chat_templates/qwen3.jinja").read_text(encoding="utf-8")
 MARKS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 """Tokens of Qwen3 that are not marked as special."""
-RIGHT = calling(ACT, "right", beside="I go.")
+RIGHT = call_reply(ACT, "right", before="I go.")
 KNOWLEDGE = Problem(
     id="k",
     question="On which river does Ostra lie?",
@@ -403,7 +403,7 @@ def test_an_action_of_agentgym_is_a_call(name: str, words: str, action: str) -> 
     env = registry.make(
         f"agentgym-{name}", {"url": "http://127.0.0.1:9", "train": "0", "test": "1"}, transcript="native"
     )
-    assert env.parse(calling(ACT, words)) == action
+    assert env.parse(call_reply(ACT, words)) == action
     assert env.name == f"agentgym-{name}"
 
 
@@ -458,7 +458,7 @@ def test_a_turn_of_revision_is_a_call(renderer: Renderer, mode: Any) -> None:
             trajectory=replace(
                 path.trajectory,
                 steps=tuple(
-                    replace(one, reply=calling(ACT, one.action), token_ids=()) for one in path.trajectory.steps
+                    replace(one, reply=call_reply(ACT, one.action), token_ids=()) for one in path.trajectory.steps
                 ),
             ),
         )

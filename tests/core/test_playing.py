@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from agentr_core.environment import Environment, Instances
 from agentr_core.environments import registry
 from agentr_core.environments.native import ACT, native
-from agentr_core.episodes.transcript import calling
+from agentr_core.episodes.transcript import call_reply
 from agentr_core.errors import ConfigError, EndpointError, EnvironmentFault, ModelDirectoryError
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.models import ModelConfig
@@ -92,7 +92,7 @@ def test_each_step_has_thought_action_observation_and_reward(play: Callable[...,
 
 
 def test_each_call_of_a_reply_is_shown_with_its_result(play: Callable[..., list[str]]) -> None:
-    reply = f"So.\n{calling(ACT, 'go')}{calling(ACT, 'stay')}"
+    reply = f"So.\n{call_reply(ACT, 'go')}{call_reply(ACT, 'stay')}"
     lines = play(reply.replace("{", "{{").replace("}", "}}"), kind=native(Hall), max_steps=1)
     at = lines.index("step 1")
     assert lines[at + 1 : at + 4] == ["  thought      So.", "  action       go", "  action       stay (refused)"]

@@ -367,7 +367,7 @@ def test_calls_of_steps_are_written_as_the_model_writes_them(tmp_path: Path) -> 
     record = atif(agent("Two.", tool_calls=both, observation={"results": results}), agent("b"))
     record["agent"]["tool_definitions"] = [TOOL]
     messages = told(tmp_path, record)
-    two = call_text("go", "{}", beside=call_text("look", '{"at": "door"}', beside="Two."))
+    two = call_text("go", "{}", before=call_text("look", '{"at": "door"}', before="Two."))
     assert [(message.role, message.text) for message in messages[2:6]] == [
         ("assistant", two),
         ("tool", "a door"),
@@ -398,7 +398,7 @@ def test_calls_in_turns_of_openai_are_read_with_their_results_in_order(tmp_path:
         said("Found.", "assistant"),
     ]
     messages = told(tmp_path, {"messages": turns, "tools": [TOOL]})
-    text = call_text("go", '{"to": 1}', beside=call_text("look", '{"at":"door"}'))
+    text = call_text("go", '{"to": 1}', before=call_text("look", '{"at":"door"}'))
     assert [message.text for message in messages[2:]] == [text, "a door", "gone", "Found."]
     # A text that has the calls already is taken as it is.
     turns[1] = {"role": "assistant", "content": text, "tool_calls": calls}

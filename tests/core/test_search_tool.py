@@ -150,7 +150,7 @@ def test_equal_queries_under_way_are_asked_once() -> None:
 def test_a_failure_reaches_all_who_wait_and_is_not_kept(tmp_path: Path) -> None:
     provider = Counting()
     provider.fault = EnvironmentUnavailable("the server sleeps")
-    tool = SearchTool(provider, once=AnswerCache(AnsweredCalls(Store(tmp_path / "s.duckdb"))))
+    tool = SearchTool(provider, cache=AnswerCache(AnsweredCalls(Store(tmp_path / "s.duckdb"))))
     with pytest.raises(EnvironmentUnavailable, match="the server sleeps"):
         tool.call("Ada")
     provider.fault = EnvironmentServerError("wrong key")
@@ -166,7 +166,7 @@ def test_a_failure_reaches_all_who_wait_and_is_not_kept(tmp_path: Path) -> None:
 
 def test_memory_is_bounded_by_what_was_used_longest_ago() -> None:
     provider = Counting()
-    tool = SearchTool(provider, once=AnswerCache(max_answers=2))
+    tool = SearchTool(provider, cache=AnswerCache(max_answers=2))
     for query in ("a", "b", "a", "c", "a", "b"):
         tool.call(query)
     assert provider.asked == ["a", "b", "c", "b"]
@@ -175,8 +175,8 @@ def test_memory_is_bounded_by_what_was_used_longest_ago() -> None:
 def test_answers_outlive_a_process_in_the_store(tmp_path: Path) -> None:
     store = Store(tmp_path / "store.duckdb")
     provider = Counting()
-    first = SearchTool(provider, once=AnswerCache(AnsweredCalls(store))).call("Ada")
-    again = SearchTool(provider, once=AnswerCache(AnsweredCalls(store))).call("ADA")
+    first = SearchTool(provider, cache=AnswerCache(AnsweredCalls(store))).call("Ada")
+    again = SearchTool(provider, cache=AnswerCache(AnsweredCalls(store))).call("ADA")
     assert provider.asked == ["ada"]
     assert again == replace(first, cached=True, milliseconds=again.milliseconds)
     ((tool, name, key, told),) = store.rows("select tool, provider, key, status from answered_call")
@@ -219,7 +219,7 @@ def test_other_parameters_are_another_question() -> None:
     one, two = Counting(), Counting()
     two.parameters = {"top_k": 3}
     for provider, chars in ((one, 100), (two, 100), (one, 50), (one, 100)):
-        SearchTool(provider, once=once, document_chars=chars).call("Ada")
+        SearchTool(provider, cache=once, document_chars=chars).call("Ada")
     assert (len(one.asked), len(two.asked)) == (2, 1)
 
 

@@ -17,7 +17,7 @@ from flows.cli import cli
 
 Line = dict[str, Any]
 BASH = {"type": "function", "function": {"name": "Bash", "parameters": {"type": "object"}}}
-TWO = call_text("Bash", '{"command": "b"}', beside=call_text("Bash", '{"command": "a"}', beside="Two."))
+TWO = call_text("Bash", '{"command": "b"}', before=call_text("Bash", '{"command": "a"}', before="Two."))
 SPOKEN = [("user", "Go."), ("assistant", TWO), ("tool", "A"), ("tool", "B"), ("assistant", "Done.")]
 
 
@@ -179,7 +179,7 @@ def test_what_is_no_one_conversation_of_texts_is_refused(tmp_path: Path, lines: 
 def test_a_custom_call_of_codex_has_its_text_as_an_argument(tmp_path: Path) -> None:
     lines = [*CODEX[:5], codex_call("a", "custom_tool_call"), item("custom_tool_call_output", call_id="a", output="A")]
     (record,) = map(json.loads, imported(tmp_path, [*lines, CODEX[-1]]).lines)
-    assert record["messages"][2]["content"] == call_text("Bash", '{"input": "a"}', beside="Two.")
+    assert record["messages"][2]["content"] == call_text("Bash", '{"input": "a"}', before="Two.")
 
 
 def test_instructions_of_codex_in_several_lines_are_one_system_text(tmp_path: Path) -> None:

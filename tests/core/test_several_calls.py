@@ -27,8 +27,8 @@ from agentr_core.episodes.transcript import (
     OPENS,
     Misread,
     NativeCall,
+    call_reply,
     call_text,
-    calling,
     droppable,
     format_results,
     read_calls,
@@ -75,7 +75,7 @@ LOOK, WAIT = call_text("act", '{"action": "look"}'), call_text("act", '{"action"
 def written(calls: Sequence[tuple[str, Mapping[str, object]]], beside: str) -> str:
     """The reply that makes calls after a text."""
     for name, arguments in calls:
-        beside = call_text(name, json.dumps(arguments, ensure_ascii=False), beside=beside)
+        beside = call_text(name, json.dumps(arguments, ensure_ascii=False), before=beside)
     return beside
 
 
@@ -120,7 +120,7 @@ def test_the_call_that_cannot_be_read_is_named(reply: str, why: str) -> None:
     assert read_calls(reply) == Misread(why)
 
 
-RIGHT, LEFT, JUMP = (calling(ACT, words) for words in ("right", "left", "jump"))
+RIGHT, LEFT, JUMP = (call_reply(ACT, words) for words in ("right", "left", "jump"))
 NativeLine = native(Line)
 
 
@@ -169,8 +169,8 @@ def test_the_calls_of_a_reply_are_made_in_their_order() -> None:
     ("calls", "reward", "stop"),
     [
         (RIGHT * 3 + LEFT, 1.0, StopReason.SUCCESS),
-        (calling(ACT, "stop") + RIGHT, 0.0, StopReason.FAILURE),
-        (RIGHT + calling(ACT, "stop") + RIGHT, 1 / 3, StopReason.FAILURE),
+        (call_reply(ACT, "stop") + RIGHT, 0.0, StopReason.FAILURE),
+        (RIGHT + call_reply(ACT, "stop") + RIGHT, 1 / 3, StopReason.FAILURE),
         (JUMP + RIGHT, 0.0, StopReason.DISASTER),
     ],
 )
@@ -367,7 +367,7 @@ def test_a_window_leaves_out_whole_exchanges() -> None:
 # Questions with tools.
 
 FIND, SUM, BAD = (
-    calling(TOOLS[tool], text)
+    call_reply(TOOLS[tool], text)
     for tool, text in (("search", "Ostra"), ("python", "print(6 * 7)"), ("python", "</python>"))
 )
 

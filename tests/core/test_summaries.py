@@ -14,7 +14,15 @@ from toy_paths import renderer, sampled_ids
 from agentr_core.environment import Environment
 from agentr_core.episodes.grading import scored_again
 from agentr_core.episodes.rollout import Reply, episode
-from agentr_core.episodes.transcript import Continuation, NativeTurns, Summaries, Tool, calling, conversations, turns_of
+from agentr_core.episodes.transcript import (
+    Continuation,
+    NativeTurns,
+    Summaries,
+    Tool,
+    call_reply,
+    conversations,
+    turns_of,
+)
 from agentr_core.errors import ConfigError, PromptTooLong
 from agentr_core.evaluation.episodes import count_invalid
 from agentr_core.methods.catalogue import sampled_groups
@@ -285,7 +293,7 @@ async def test_tool_results_are_summed_up_after_a_request_in_a_turn_of_its_own()
         async def __call__(self, request: Request) -> list[Generation]:
             (drawn,) = await super().__call__(request)
             if drawn.text == "Action: right":
-                drawn = replace(drawn, text=calling(TOOL, "right"))
+                drawn = replace(drawn, text=call_reply(TOOL, "right"))
             return [drawn]
 
     policy = Calls()

@@ -305,7 +305,7 @@ def test_a_reference_without_numbers_is_told_and_not_kept(save_tiny_model: Any, 
     job = dpo_job(path, tmp_path)
     with pytest.raises(NonFiniteLoss, match="log-probabilities of the reference"):
         finish(job)
-    assert not job.work.references.exists()
+    assert not job.work.reference_dataset.exists()
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")

@@ -31,7 +31,7 @@ def write(folder: Path) -> None:
     from agentr_core.exchange.formats import export
     from agentr_core.exchange.training_set import SampleRow, TrainingSet
 
-    called = cases.calling(call_text("look", '{"at":"door"}', beside="I look."), "a door")
+    called = cases.calling(call_text("look", '{"at":"door"}', before="I look."), "a door")
     rows = [
         SampleRow(id=f"s{number}", sample=sample, origin=cases.ORIGIN, logprobs=((-0.5, -0.25), (float("-inf"),)))
         for number, sample in enumerate((called, cases.grown(), *cases.samples()))

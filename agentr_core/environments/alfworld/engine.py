@@ -164,6 +164,9 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
         self.state["admissible_commands"] = sorted(set(commands))
 
     def _context(self, mapping: Mapping[Any, Any]) -> dict[str, Any]:
+        """Return what TextWorld's grammar needs to word an action; `mapping` gives the entity for
+        each of its placeholders.
+        """
         return {
             "state": self._pddl_state,
             "facts": list(self._pddl_state.facts),

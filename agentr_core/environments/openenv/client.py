@@ -225,9 +225,9 @@ class OpenEnv(RemoteWorld):
         self.instruction = instruction
         self.step_limit = step_limit
         self._given = {"train": train, "test": test}
-        self._template = reset_arguments
+        self._reset_template = reset_arguments
         self._instances_differ = instances_differ
-        self._observation = observation
+        self._text_template = observation
         self._action = action
         self._bad_action = bad_action
         self._rewards = rewards
@@ -285,8 +285,8 @@ class OpenEnv(RemoteWorld):
 
     @property
     def _arguments(self) -> Mapping[str, Any]:
-        if self._template is not None:
-            return self._template
+        if self._reset_template is not None:
+            return self._reset_template
         numbered = all(value and not names_file(value) for value in self._given.values())
         return {"seed": "{index}"} if numbered else {"split": "{split}", "index": "{index}"}
 
@@ -423,7 +423,10 @@ class OpenEnv(RemoteWorld):
         return {"metadata": answer["data"].get("metadata")} | fields
 
     def _text(self, fields: Mapping[str, Any]) -> str:
-        if template := self._observation:
+        """Return an observation as text: by the template of option `observation`, else the message
+        of its error, the result of a tool, its only text, or all its fields as JSON.
+        """
+        if template := self._text_template:
             paths = _PLACEHOLDER.findall(template)
             values = {path: at_path(fields, path) for path in paths}
             if all(value is _MISSING for value in values.values()):

@@ -227,7 +227,9 @@ class Server:
     @cached_property
     def tools(self) -> tuple[Tool, ...]:
         """The tools that a model may call; if the server has none, a single tool `act` that takes
-        the fields of an action.
+        the fields of an action. The server is asked when they are first used.
+
+        Raises `EnvironmentServerError` if the list cannot be read, and what `begin` raises.
         """
         if not self.calls:
             fields = {name: schema for name, schema in properties(self.action).items() if name != "metadata"}

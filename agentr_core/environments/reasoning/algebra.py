@@ -22,7 +22,7 @@ from agentr_core.environments.reasoning.formulas import (
     bare,
     difference,
     equal,
-    is_printed,
+    has_printed_float,
     plain,
     ratio,
     tokens,
@@ -440,7 +440,7 @@ def _same_leaves(a: _Node, b: _Node) -> bool:
         return False
     if _same_text(first.value, second.value) and first.power == second.power:
         return True
-    printed = is_printed(a.tokens) or is_printed(b.tokens)
+    printed = has_printed_float(a.tokens) or has_printed_float(b.tokens)
     signless = ["".join(value.value.split()).removeprefix("+") for value in (first, second)]
     if any(value in _INFINITE for value in signless):
         return signless[0] == signless[1]

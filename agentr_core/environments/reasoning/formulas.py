@@ -146,8 +146,9 @@ _MOST_DIGITS = 60
 
 
 def plain(answer: str) -> str:
-    """Return an answer in one LaTeX-like notation: Unicode signs become commands, and bracket
-    sizes, spacing, math delimiters, boxes and bold type are removed; words stay.
+    """Return an answer in one LaTeX-like notation: Unicode signs become commands; bracket sizes,
+    spacing, math delimiters, boxes, bold type and openings such as "the answer is" are removed; a
+    few phrases such as "no solution" and "per cent" become signs. Other words stay.
     """
     # Replace Unicode signs by commands, and remove invisible characters.
     text = _VULGAR.sub(_vulgar, answer)
@@ -333,9 +334,9 @@ def tokens(text: str) -> list[str]:
     return result
 
 
-def is_printed(parts: Sequence[str]) -> bool:
-    """Return whether a formula has a number with so many digits (15) that it looks like a printed
-    float, whose last digits may be wrong.
+def has_printed_float(parts: Sequence[str]) -> bool:
+    """Return whether a formula has a number with a point or an exponent and at least 15 digits, the
+    zeros in front not counted: one that a program printed, whose last digits may be wrong.
     """
     return any(
         ("." in token or "e" in token.lower())

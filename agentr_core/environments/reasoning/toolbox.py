@@ -281,7 +281,7 @@ def open_tools(settings: ToolSettings, answers: AnswerStore | None = None) -> Op
 @lru_cache(maxsize=64)
 def _search(settings: ToolSettings, answers: AnswerStore | None) -> PerProcess[SearchTool]:
     return PerProcess(
-        lambda: SearchTool(_provider(settings), once=AnswerCache(answers), document_chars=settings.document_chars)
+        lambda: SearchTool(_provider(settings), cache=AnswerCache(answers), document_chars=settings.document_chars)
     )
 
 

@@ -47,7 +47,7 @@ from agentr_core.episodes.transcript import (
     NativeCall,
     NativeTurns,
     Tool,
-    calling,
+    call_reply,
     read_calls,
     read_results,
     text_arguments,
@@ -169,7 +169,7 @@ class InCalls:
         if not problem.solution or not {move.tool for move in problem.solution[:-1]} <= set(self._toolbox.tools):
             return None
         *moves, last = problem.solution
-        calls = [calling(TOOLS[move.tool], move.query, beside=move.thought) for move in moves]
+        calls = [call_reply(TOOLS[move.tool], move.query, before=move.thought) for move in moves]
         return [*calls, f"{last.thought}\nIt is \\boxed{{{problem.golds[0]}}}."]
 
     def _instruction(self, tools: Sequence[str]) -> str:

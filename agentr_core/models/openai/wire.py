@@ -89,7 +89,7 @@ def reply_text(content: str, calls: Iterable[ToldCall]) -> str:
     """Return a reply as the text that the environment reads: its content, followed by its calls."""
     text = content.strip() if (call_list := list(calls)) else content
     for name, arguments in call_list:
-        text = call_text(name, arguments.strip() or "{}", beside=text)
+        text = call_text(name, arguments.strip() or "{}", before=text)
     return text
 
 

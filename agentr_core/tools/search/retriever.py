@@ -549,10 +549,11 @@ def open_retriever(
     Args:
         cache: the folder of the cache, created if it does not exist.
         encoder: if given, documents are ranked by its vectors instead of by words.
-        vectors: a FAISS file with the vectors of `encoder`, to be used instead of an own index.
+        vectors: a FAISS file with the vectors of `encoder`, used in place of an index built here.
 
     Raises:
-        DataFileError: the corpus is missing or malformed, or `vectors` does not fit it.
+        DataFileError: the corpus is missing or malformed, an index in the cache is damaged, or
+            `vectors` cannot be read or does not fit the corpus or the encoder.
         ConfigError: `vectors` is given without an encoder, or FAISS is not installed.
         DiskError: the cache cannot be written.
     """

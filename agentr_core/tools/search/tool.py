@@ -631,18 +631,18 @@ class SearchTool:
     """The search tool. Thread-safe.
 
     Args:
-        once: the cache of answers; with a store, it also has those of other runs. By default, a new
-            one in memory.
+        cache: the cache of answers; with a store, it also has those of other runs. By default, a
+            new one in memory.
         document_chars: the maximum number of characters of each document in the output.
     """
 
     name = NAME
 
     def __init__(
-        self, provider: Provider, *, once: AnswerCache | None = None, document_chars: int = DOCUMENT_CHARS
+        self, provider: Provider, *, cache: AnswerCache | None = None, document_chars: int = DOCUMENT_CHARS
     ) -> None:
         self._provider = provider
-        self._once = once or AnswerCache()
+        self._cache = cache or AnswerCache()
         self._document_chars = document_chars
 
     def call(self, query: str) -> ToolCall:
@@ -680,7 +680,7 @@ class SearchTool:
             try:
                 parameters = {**self._provider.parameters, "document_chars": self._document_chars}
                 call = replace(call, parameters=parameters)
-                call, cached = self._once.answer(call, self._ask)
+                call, cached = self._cache.answer(call, self._ask)
             except EnvironmentRefusal as error:
                 call = replace(call, status="error", output=f"The search failed: {error}")
         return replace(call, cached=cached, milliseconds=(time.perf_counter() - start) * 1000)

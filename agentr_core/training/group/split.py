@@ -154,8 +154,9 @@ class Fsdp(Replicated):
     def __init__(self, rank: int, count: int, training: TrainingConfig) -> None:
         super().__init__(rank, count)
         assert training.launch is not None
-        self._settings, self._bf16 = dict(training.launch.fsdp_config), training.bf16 is True
-        self._away = bool(self._settings.get("cpu_offload"))
+        self._settings = dict(training.launch.fsdp_config)
+        self._bf16 = training.bf16 is True
+        self._cpu_offload = bool(self._settings.get("cpu_offload"))
 
     def placed(self, model: Any) -> Any:
         """Return the model, split: each of its layers is gathered only while it computes."""
@@ -175,7 +176,7 @@ class Fsdp(Replicated):
         }
         if self._bf16:
             options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        if self._away and self.device.type == "cuda":
+        if self._cpu_offload and self.device.type == "cuda":
             options["offload_policy"] = CPUOffloadPolicy()
         # From the inside out: a module takes the parameters that no module inside it has taken.
         for module in reversed(list(model.modules())):
@@ -218,7 +219,7 @@ class Fsdp(Replicated):
 
     def move(self, *, away: bool) -> None:
         """As `Whole.move`; with `cpu_offload` the parts are in main memory already."""
-        if not self._away:
+        if not self._cpu_offload:
             super().move(away=away)
 
     def _parts(self) -> dict[str, Any]:
