@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 RECIPE ?= deployments/recipes/textcraft-agent-r-rl-tiny.yaml
 STAMP := $(VENV)/.installed
-# Three workers keep two processors busy, for tests of flows wait a lot; those of one file share what is costly.
+# Four workers keep two processors busy, for tests of flows wait a lot; those of one file share what is costly.
 # Unit tests do not wait, and to import what they test takes each worker as long as half of them.
-WORKERS ?= -n 3 --dist loadfile --no-loadscope-reorder
+WORKERS ?= -n 4 --dist loadfile --no-loadscope-reorder
 UNIT_WORKERS ?= -n 2 --dist loadfile
 TIMES := --durations=25 --durations-min=1
 UNIT := tests/core tests/golden tests/properties
