@@ -117,7 +117,7 @@ def _describe(recipe: Recipe, method: Method, gpu_gib: float | None) -> _PlanTex
             shapes,
             counts,
             gpu=None if gpu_gib is None else gpu_gib * GIB,
-            longest=_longest(recipe, counts),
+            longest=longest_row(recipe, counts),
             earlier=_earlier(recipe),
         ),
     ]
@@ -165,16 +165,17 @@ def _earlier(recipe: Recipe) -> Earlier:
     )
 
 
-def _longest(recipe: Recipe, counts: Mapping[str, WorldCounts]) -> int:
+def longest_row(recipe: Recipe, counts: Mapping[str, WorldCounts]) -> int:
     """Return the tokens of the longest training row: of the run's stored samples, else of the
     expert's episodes if only these are trained on, else `data.max_length`, which is also the most.
-    Without stored samples, a `data.max_length` of 0 gives `_CONTEXT`.
+    `_CONTEXT` if neither is known and `data.max_length` is 0.
     """
     most, store = recipe.data.max_length, open_store(Path(recipe.workspace))
     stored_length = longest_sample(store, reference(recipe).run_id) if store.path.exists() else 0
     of_expert = [world.lengths.longest if world.lengths else 0 for world in counts.values()]
     cloned = recipe.data.use == "expert" and not recipe.data.general.share and all(of_expert)
-    return min(most or stored_length, stored_length or (max(of_expert) if cloned else most)) or _CONTEXT
+    longest = stored_length or (max(of_expert) if cloned else most)
+    return min(most or longest, longest) or _CONTEXT
 
 
 def _world_line(name: str, counts: WorldCounts, *, share: float) -> str:

@@ -32,7 +32,8 @@ from agentr_core.store.queries.runs import OutputCounts
 from agentr_core.system import data_path
 from agentr_core.training.parent import lora_config, read_weights
 from flows.cli import cli
-from flows.commands.plan import describe
+from flows.commands.needs import WorldCounts
+from flows.commands.plan import describe, longest_row
 from flows.preflight.requirements import crowding
 
 # PEFT asks for an attribute that Transformers has renamed.
@@ -431,6 +432,24 @@ def test_the_limit_of_an_episode_bounds_its_tokens() -> None:
     )
     asked = {one.stage: one.tokens for one in tokens(limited, 10, 7)}
     assert asked == {"flywheel": 10 * 6 * 500, "evaluate": 7 * 300}
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens_of_row"),
+    [
+        (["data.use=expert", "data.general.share=0", "data.max_length=0"], 300),
+        (["data.use=expert", "data.general.share=0", "data.max_length=200"], 200),
+        (["data.use=expert", "data.general.share=0", "data.max_length=8192"], 300),
+        (["data.max_length=8192"], 8192),
+        (["data.max_length=0"], 4096),
+    ],
+)
+def test_a_row_is_as_long_as_the_expert_s_episodes_where_nothing_else_is_trained(
+    changes: list[str], tokens_of_row: int, tmp_path: Path
+) -> None:
+    lengths = estimates.Lengths(replies=5.0, tokens=20.0, source="s", longest=300)
+    counts = {"": WorldCounts(train=3, test=1, states=0, lengths=lengths)}
+    assert longest_row(recipe("textcraft-tiny", f"workspace={tmp_path}", *changes), counts) == tokens_of_row
 
 
 @pytest.mark.parametrize(
