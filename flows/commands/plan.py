@@ -171,7 +171,9 @@ def longest_row(recipe: Recipe, counts: Mapping[str, WorldCounts]) -> int:
     `_CONTEXT` if neither is known and `data.max_length` is 0.
     """
     most, store = recipe.data.max_length, open_store(Path(recipe.workspace))
-    stored_length = longest_sample(store, reference(recipe).run_id) if store.path.exists() else 0
+    # A run's id has the hash of its weights, so without them nothing of it is stored.
+    has_run = store.path.exists() and not any(map(weights_missing, recipe.own_models().values()))
+    stored_length = longest_sample(store, reference(recipe).run_id) if has_run else 0
     of_expert = [world.lengths.longest if world.lengths else 0 for world in counts.values()]
     cloned = recipe.data.use == "expert" and not recipe.data.general.share and all(of_expert)
     longest = stored_length or (max(of_expert) if cloned else most)

@@ -28,6 +28,7 @@ from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.training import LaunchConfig, TrainingConfig
 from agentr_core.runtime import machine
 from agentr_core.runtime.instances import state_count
+from agentr_core.store.database import Store
 from agentr_core.store.queries.runs import OutputCounts
 from agentr_core.system import data_path
 from agentr_core.training.parent import lora_config, read_weights
@@ -35,6 +36,7 @@ from flows.cli import cli
 from flows.commands.needs import WorldCounts
 from flows.commands.plan import describe, longest_row
 from flows.preflight.requirements import crowding
+from tasks.workspaces import STORE_FILE
 
 # PEFT asks for an attribute that Transformers has renamed.
 pytestmark = [
@@ -450,6 +452,12 @@ def test_a_row_is_as_long_as_the_expert_s_episodes_where_nothing_else_is_trained
     lengths = estimates.Lengths(replies=5.0, tokens=20.0, source="s", longest=300)
     counts = {"": WorldCounts(train=3, test=1, states=0, lengths=lengths)}
     assert longest_row(recipe("textcraft-tiny", f"workspace={tmp_path}", *changes), counts) == tokens_of_row
+
+
+def test_a_row_of_a_model_whose_weights_are_missing_is_estimated_beside_a_store_of_other_runs(tmp_path: Path) -> None:
+    own = recipe("textcraft-grpo-qwen3-4b", f"workspace={tmp_path}")
+    Store(tmp_path / STORE_FILE).write({})
+    assert longest_row(own, {}) == (own.data.max_length or 4096)
 
 
 @pytest.mark.parametrize(
