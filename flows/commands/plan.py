@@ -87,7 +87,7 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float | None = No
 
 
 def _describe(recipe: Recipe, method: Method, gpu_gib: float | None) -> _PlanText:
-    lacks_weights = any(map(weights_missing, recipe.own_models().values()))
+    lacks_weights = _lacks_weights(recipe)
     faults = faults_of(recipe, asks=False)
     lacking = faults.machine if lacks_weights else []
     replace(faults, machine=[] if lacks_weights else faults.machine).tell()
@@ -165,6 +165,10 @@ def _earlier(recipe: Recipe) -> Earlier:
     )
 
 
+def _lacks_weights(recipe: Recipe) -> bool:
+    return any(map(weights_missing, recipe.own_models().values()))
+
+
 def longest_row(recipe: Recipe, counts: Mapping[str, WorldCounts]) -> int:
     """Return the tokens of the longest training row: of the run's stored samples, else of the
     expert's episodes if only these are trained on, else `data.max_length`, which is also the most.
@@ -172,7 +176,7 @@ def longest_row(recipe: Recipe, counts: Mapping[str, WorldCounts]) -> int:
     """
     most, store = recipe.data.max_length, open_store(Path(recipe.workspace))
     # A run's id has the hash of its weights, so without them nothing of it is stored.
-    has_run = store.path.exists() and not any(map(weights_missing, recipe.own_models().values()))
+    has_run = store.path.exists() and not _lacks_weights(recipe)
     stored_length = longest_sample(store, reference(recipe).run_id) if has_run else 0
     of_expert = [world.lengths.longest if world.lengths else 0 for world in counts.values()]
     cloned = recipe.data.use == "expert" and not recipe.data.general.share and all(of_expert)

@@ -593,11 +593,11 @@ async def evolve(place: Workplace, iteration: int) -> dict[str, Any]:
     family_instances = {family_id(iteration_id, collector, instance): instance for instance in instances}
     num_copied = 0
     for run in runs_alike(place.store, place.run_id, STAGE):
+        absent = place.store.missing("family", list(family_instances))
+        if not absent:
+            break
         other_iteration_id = replace(place, run_id=run).iteration_id(iteration)
-        originals = {
-            key: family_id(other_iteration_id, collector, family_instances[key])
-            for key in place.store.missing("family", list(family_instances))
-        }
+        originals = {key: family_id(other_iteration_id, collector, family_instances[key]) for key in absent}
         num_copied += len(copy_families(place.store, originals, iteration_id=iteration_id))
     unfinished_ids = place.store.missing("family", list(family_instances))
     missing, remaining = unfinished_ids[: place.limit], len(unfinished_ids)
