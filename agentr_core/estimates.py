@@ -367,7 +367,7 @@ def expert_lengths(env: Environment, instances: Sequence[Instance], renderer: Re
     renderer's model; None if the expert solves none of them.
     """
     steps, num_tokens, rows = 0, 0, []
-    for instance in instances[:: max(1, len(instances) // _LOOKED_AT)]:
+    for instance in instances[:: -(-len(instances) // _LOOKED_AT) or 1]:
         try:
             trajectory = expert_trajectory(env, instance)
         except EnvironmentFault:
