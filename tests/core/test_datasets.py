@@ -52,7 +52,7 @@ def chat(count: int, words: int = 3) -> list[Sample]:
 
 
 def build(samples: list[Sample], config: DataConfig | None = None, *, test: list[Instance] = TEST, **options):  # type: ignore[no-untyped-def]
-    return build_dataset(samples, config or DataConfig(), renderer(), test=test, **{"seed": 0, **options})
+    return build_dataset(samples, config or DataConfig(), renderer(), test_instances=test, **{"seed": 0, **options})
 
 
 def test_equal_conversations_of_two_pairs_count_once_or_as_often_as_they_were_made() -> None:

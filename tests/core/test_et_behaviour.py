@@ -18,10 +18,10 @@ from agentr_core.methods.et_agent.evaluate import (
     is_concise,
     read_vote,
     redundant_calls,
-    vote,
+    vote_question,
 )
 from agentr_core.methods.et_agent.reward import EfficiencyReward
-from agentr_core.methods.et_agent.selection import fit_for_tuning
+from agentr_core.methods.et_agent.selection import filter_for_tuning
 from agentr_core.types import Instance, Step, StopReason, ToolCall, Trajectory
 
 CALL = "<think>a</think>\n<search>q</search>"
@@ -146,7 +146,7 @@ def test_an_attempt_is_read_from_an_episode() -> None:
         reasoning_tokens=2 * len(CALL) + len(ANSWER),
     )
     unknown = replace(again, steps=(replace(again.steps[0], token_ids=()), *again.steps[1:]))
-    assert attempt_of(unknown, source="s").reasoning_tokens is None
+    assert attempt_of(unknown, source="s").num_reasoning_tokens is None
     assert redundant_calls([call("q"), call("q", tool="python"), call("q"), call("r")]) == 1
 
 
@@ -170,7 +170,7 @@ def test_a_group_is_rewarded_by_what_its_episodes_say_and_cost() -> None:
 
 
 def test_votes_on_conciseness() -> None:
-    question = vote(GOOD, ["1", "one"])
+    question = vote_question(GOOD, ["1", "one"])
     assert question.sampling.temperature == 0.6
     assert all(text in question.messages[0].text for text in ("What is one?", "1 or one", "found", "<search>q"))
     assert read_vote("Well, <answer> Yes </answer>") is True
@@ -191,7 +191,7 @@ def test_only_right_sound_episodes_are_tuned_on() -> None:
     # The word "error" in a document is no failure: what a call came to is its status.
     worded = solved(step(CALL, "\n<result>\nan error\n</result>\n", call("q")), step(ANSWER, reward=1.0))
     episodes = list(enumerate([GOOD, wrong, unformed, failed, refused, GOOD, worded, replace(GOOD, instance=other())]))
-    kept, rejected = fit_for_tuning([(str(name), one) for name, one in episodes], per_question=0, seed=1)
+    kept, rejected = filter_for_tuning([(str(name), one) for name, one in episodes], per_question=0, seed=1)
     assert [name for name, _ in kept] == ["0", "6", "7"]
     assert [(one.subject, one.reason) for one in rejected] == [
         ("1", "wrong-answer"),
@@ -209,20 +209,20 @@ def other() -> Instance:
 
 def test_a_question_keeps_as_many_episodes_as_its_cap() -> None:
     many = [(str(n), solved(step(f"<think>{n}</think>\n<answer>\\boxed{{1}}</answer>", reward=1.0))) for n in range(9)]
-    kept, rejected = fit_for_tuning(many, per_question=4, seed=1)
+    kept, rejected = filter_for_tuning(many, per_question=4, seed=1)
     assert len(kept) == 4
     assert {one.reason for one in rejected} == {"question-cap"}
     assert len(rejected) == 5
-    backwards = fit_for_tuning(many[::-1], per_question=4, seed=1).kept
+    backwards = filter_for_tuning(many[::-1], per_question=4, seed=1).kept_items
     assert {name for name, _ in backwards} == {name for name, _ in kept}
-    assert fit_for_tuning(kept, per_question=4, seed=1).rejected == ()
+    assert filter_for_tuning(kept, per_question=4, seed=1).rejections == ()
 
 
 def test_where_steps_are_counted_refused_ones_have_failed_and_repeated_ones_are_redundant() -> None:
     steps = [step("\nget log", "Got log."), step("\nget log", "Got log."), step("\nfly", "No.", valid=False)]
     found = attempt_of(solved(*steps), source="textcraft", counts="steps")
-    assert (found.calls, found.failed, found.redundant) == (3, 1, 1)
-    assert attempt_of(solved(*steps), source="textcraft").calls == 0
+    assert (found.num_calls, found.num_failed, found.num_redundant) == (3, 1, 1)
+    assert attempt_of(solved(*steps), source="textcraft").num_calls == 0
 
 
 def test_gains_are_paired_by_question() -> None:

@@ -23,12 +23,12 @@ from agentr_core.errors import DataFault, ModelFault, NonFiniteLoss, TrainingFau
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.training import LaunchConfig, TrainingConfig
-from agentr_core.samples.identity import IGNORED
+from agentr_core.samples.identity import IGNORE_INDEX
 from agentr_core.samples.rendering import Renderer, load_renderer
-from agentr_core.system import in_thread
+from agentr_core.system import run_in_thread
 from agentr_core.training.group.learner import Learner, Ranks, load_snapshot, make_learner, save_snapshot
 from agentr_core.training.group.policy import Policy, PolicyRow, Totals, numbered, policy_row
-from agentr_core.training.packing import shared_out
+from agentr_core.training.packing import balanced_shares
 from agentr_core.types import (
     FinishReason,
     Generation,
@@ -148,7 +148,7 @@ def test_a_reply_without_log_probabilities_is_refused(renderer: Renderer) -> Non
 
 def test_labels_number_the_tokens_of_all_rows() -> None:
     rows = [PolicyRow((1, 2, 3), (1, 2), (0.0, 0.0), (1.0, 1.0), 2), PolicyRow((4, 5), (1,), (0.0,), (-1.0,), 1)]
-    assert [row.labels for row in numbered(rows)] == [(IGNORED, 0, 1), (IGNORED, 2)]
+    assert [row.labels for row in numbered(rows)] == [(IGNORE_INDEX, 0, 1), (IGNORE_INDEX, 2)]
 
 
 def rows(count: int = 6) -> list[PolicyRow]:
@@ -239,7 +239,7 @@ async def test_a_process_that_hangs_holds_up_no_end_and_one_that_died_is_reporte
         one, _ = multiprocessing.active_children()
         assert one.pid is not None
         os.kill(one.pid, signal.SIGSTOP)
-        working = asyncio.create_task(in_thread(made.update, rows()))
+        working = asyncio.create_task(run_in_thread(made.update, rows()))
         await asyncio.sleep(0.5)
         assert not working.done()
         working.cancel()
@@ -286,8 +286,8 @@ def test_in_bfloat16_the_log_probabilities_of_the_sampler_stay(tiny_model_dir: P
 
 
 def test_the_longest_rows_are_shared_out_first() -> None:
-    assert shared_out([3, 9, 4, 5], 2) == [[1, 0], [3, 2]]
-    assert shared_out([7], 2) == [[0], []]
+    assert balanced_shares([3, 9, 4, 5], 2) == [[1, 0], [3, 2]]
+    assert balanced_shares([7], 2) == [[0], []]
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from agentr_core.environments.reasoning.grammar import STOPS
 from agentr_core.environments.reasoning.problems import Problem
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
-from agentr_core.episodes.rollout import episode
+from agentr_core.episodes.rollout import roll_out_episode
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.samples.rendering import load_renderer
@@ -44,7 +44,10 @@ async def played(path: Path, count: int) -> list[Trajectory]:
         return (await model.generate([request]))[0]
 
     river = Instance(environment="reasoning", split="train", index=0)
-    found = [await episode(river, world(), sample, max_steps=5, sampling=SAMPLING, seed=seed) for seed in range(count)]
+    found = [
+        await roll_out_episode(river, world(), sample, max_steps=5, sampling=SAMPLING, seed=seed)
+        for seed in range(count)
+    ]
     await model.close()
     return found
 

@@ -24,7 +24,7 @@ async def test_a_log_tells_a_silence_and_the_end(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(progress, "_SILENCE_S", 0.05)
     written = io.StringIO()
     progress.console.set(Console(file=written, width=200))
-    async with progress.stage_progress("collect", 1, Remaining(stage=3725.0, after=600.0)) as report:
+    async with progress.stage_progress("collect", 1, Remaining(stage_s=3725.0, after_s=600.0)) as report:
         report(0, 250, "trees")
         await asyncio.sleep(0.12)
     first, *_, last = written.getvalue().splitlines()
@@ -36,7 +36,7 @@ async def test_a_line_of_a_log_tells_what_is_left(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.0)
     written = io.StringIO()
     progress.console.set(Console(file=written, width=200))
-    async with progress.stage_progress("collect", 1, Remaining(stage=3725.0, after=600.0)) as report:
+    async with progress.stage_progress("collect", 1, Remaining(stage_s=3725.0, after_s=600.0)) as report:
         report(1, 250, "trees")
     first = written.getvalue().splitlines()[0]
     assert first == "iteration 1  collect: 1/250 trees; 1:02:05 left, 1:12:05 of the run"

@@ -119,7 +119,7 @@ def test_trainings_on_a_dataset_log_under_one_naming(
     make: Any, recorded: list[tuple[int, dict[str, Any]]], tiny_model_dir: Path, tmp_path: Path
 ) -> None:
     job = make(tiny_model_dir, tmp_path, report_to=("recorder",))
-    job.work.root.mkdir(parents=True)
+    job.work_folder.root.mkdir(parents=True)
     run(job, lambda step: None)
     history = read_history(job.output_dir)
     steps = [(step, numbers) for step, numbers in recorded if "train/loss" in numbers]

@@ -209,7 +209,7 @@ def test_trainer_and_sampler_take_turns(
     ):
         monkeypatch.setattr(owner, name, noting(name, getattr(owner, name)))
     monkeypatch.setattr(TransformersModel, "sleep", sleep, raising=False)
-    monkeypatch.setattr(ModelConfig, "takes_turns", True)
+    monkeypatch.setattr(ModelConfig, "shares_gpus", True)
     file = recipe(tmp_path, door_model, "", watched=True)
     asyncio.run(groups.trained(file))
 

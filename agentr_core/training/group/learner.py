@@ -28,14 +28,14 @@ from transformers.optimization import get_scheduler
 from agentr_core.errors import NonFiniteLoss, TrainingFault
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.system import check_wanted, keep_freed_memory, sync, writing
+from agentr_core.system import flush_to_disk, keep_freed_memory, raise_if_cancelled, report_write_errors
 from agentr_core.training.group.policy import Policy, PolicyRow, Totals, token_weights
 from agentr_core.training.group.split import Whole, split
 from agentr_core.training.job import STEP, OnlineJob, TrainingStep
-from agentr_core.training.packing import shared_out
+from agentr_core.training.packing import balanced_shares
 from agentr_core.training.parent import write_result
-from agentr_core.training.process import KINDS
-from agentr_core.training.run import describe, use_threads
+from agentr_core.training.process import ERRORS_BY_NAME
+from agentr_core.training.run import make_fault, use_threads
 
 # Reports each step to the loggers in `training.report_to`, as a Trainer does.
 
@@ -63,7 +63,7 @@ def reporting(job: OnlineJob, model: Any) -> Iterator[Tell]:
     from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
     arguments = TrainingArguments(
-        output_dir=str(job.work.checkpoints),
+        output_dir=str(job.work_folder.checkpoints),
         run_name=job.output_dir.name,
         max_steps=steps,
         learning_rate=config.learning_rate,
@@ -77,7 +77,7 @@ def reporting(job: OnlineJob, model: Any) -> Iterator[Tell]:
         seed=job.seed,
     )
     before = os.environ.get(_TENSORBOARD)
-    os.environ[_TENSORBOARD] = str(job.reports)
+    os.environ[_TENSORBOARD] = str(job.logger_folder)
     try:
         loggers = get_reporting_integration_callbacks(list(config.report_to))
         handler = CallbackHandler([DefaultFlowCallback, *loggers], model, None, None, None)
@@ -155,7 +155,7 @@ def save_snapshot(
     """
     file = folder / f"step-{step:06d}.pt"
     draft = file.with_suffix(".new")
-    with writing(folder):
+    with report_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(_parts(file), ignore_errors=True)
         learner = state(_parts(file))
@@ -167,9 +167,9 @@ def save_snapshot(
             torch.save({"step": step, "learner": learner, "history": lines, "made_of": list(made_of)}, stream)
         # Before the earlier states are removed, this one must be safe from a power failure.
         for path in (draft, *(path for path in _parts(file).rglob("*") if path.is_file())):
-            sync(path)
+            flush_to_disk(path)
         draft.replace(file)
-        sync(folder)
+        flush_to_disk(folder)
         for old in sorted(folder.glob("step-*.pt"))[:-1]:
             old.unlink()
         for parts in folder.glob("step-*.parts"):
@@ -341,7 +341,7 @@ class Learner:
         that it must make: where weights are split, a pass needs all processes, so all make as many
         as the busiest one; otherwise 0.
         """
-        shares = shared_out([len(row.input_ids) for row in rows], self._group.count)
+        shares = balanced_shares([len(row.input_ids) for row in rows], self._group.count)
         passes = (self.policy.count_passes([rows[i] for i in share]) for share in shares)
         return shares[self._group.rank], max(passes) if self._group.even else 0
 
@@ -449,7 +449,7 @@ class Ranks:
         if self._bf16:
             return list(rows)
         result = list(rows)
-        shares = shared_out([len(row.input_ids) for row in rows], len(self._processes))
+        shares = balanced_shares([len(row.input_ids) for row in rows], len(self._processes))
         for share, part in zip(shares, self._all(Learner.settled, rows), strict=True):
             for index, row in zip(share, part, strict=True):
                 result[index] = row
@@ -509,7 +509,7 @@ class Ranks:
     def _all(self, work: Callable[Concatenate[Learner, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
         """Call `work` with the learner in each process; return the results in the order of ranks.
         Raises the error that a process reports, `TrainingFault` if a process dies, and what
-        `check_wanted` raises while they work.
+        `raise_if_cancelled` raises while they work.
         """
         return self._results([_submitted(process, _do, work, args, kwargs) for process in self._processes])
 
@@ -530,7 +530,7 @@ class Ranks:
                 raise next((error for error in errors if type(error) is not TrainingFault), errors[0])
             if not open_:
                 return [future.result() for future in futures]
-            check_wanted()
+            raise_if_cancelled()
 
 
 def _submitted(process: ProcessPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -591,8 +591,8 @@ def _own_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        fault = describe(error, folder, less_memory=LESS_MEMORY)
-        raise KINDS[fault.kind](fault.message) from error
+        fault = make_fault(error, folder, memory_hint=LESS_MEMORY)
+        raise ERRORS_BY_NAME[fault.kind](fault.message) from error
 
 
 def _write_state(learner: Learner, folder: Path, file: Path) -> None:

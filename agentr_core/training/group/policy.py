@@ -15,11 +15,27 @@ from torch import Tensor
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.recipes.grpo import GrpoConfig, LossType
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.samples.identity import IGNORED
+from agentr_core.samples.identity import IGNORE_INDEX
 from agentr_core.samples.rendering import Renderer
 from agentr_core.training.group.split import Whole
-from agentr_core.training.packing import LENGTH_STEP, ROW, TokenRow, forward_passes, idle_pass, padded_length, together
-from agentr_core.training.parent import adapted, full, load_parent, plain_faults, recomputes, tied_faults, whole_weights
+from agentr_core.training.packing import (
+    LENGTH_STEP,
+    ROW_LENGTH,
+    TokenRow,
+    forward_passes,
+    idle_pass,
+    max_rows_per_pass,
+    padded_length,
+)
+from agentr_core.training.parent import (
+    add_adapters,
+    gathered_tensor,
+    load_parent,
+    non_lora_faults,
+    tied_faults,
+    uses_gradient_checkpointing,
+    whole_weights,
+)
 from agentr_core.types import Message, Span, Step
 
 # Episodes as token rows: the loss applies to the tokens that the sampler returned, and to no
@@ -81,7 +97,7 @@ def policy_row(
             replies.append((message.parts[0], True))
     if len(replies) != len(steps):
         raise DataFault(f"an episode of {len(steps)} replies has a conversation of {len(replies)}")
-    trained_positions = [position for position, label in enumerate(sample.labels) if label != IGNORED]
+    trained_positions = [position for position, label in enumerate(sample.labels) if label != IGNORE_INDEX]
     positions: list[int] = []
     logprobs: list[float] = []
     token_advantages: list[float] = []
@@ -129,7 +145,7 @@ def numbered(rows: Sequence[PolicyRow]) -> list[TokenRow]:
     """
     result, number = [], 0
     for row in rows:
-        labels = [IGNORED] * len(row.input_ids)
+        labels = [IGNORE_INDEX] * len(row.input_ids)
         for position in row.positions:
             labels[position] = number
             number += 1
@@ -280,8 +296,8 @@ class Policy:
         if parent.lora is not None:
             with torch.random.fork_rng():
                 torch.manual_seed(seed)
-                model = adapted(model, training)
-        if training.lora_r and (faults := [*tied_faults(model, model_dir), *plain_faults(model)]):
+                model = add_adapters(model, training)
+        if training.lora_r and (faults := [*tied_faults(model, model_dir), *non_lora_faults(model)]):
             raise ConfigError("; ".join(faults))
         self.dtype: torch.dtype = parent.dtype
         """The number format in which the checkpoint is published."""
@@ -289,7 +305,7 @@ class Policy:
         self._vocabulary = max(parent.tokenizer.get_vocab().values()) + 1
         # Evaluation mode: the trained policy must be the one that sampled, without dropout.
         self.model: Any = model.eval()
-        if recomputes(training):
+        if uses_gradient_checkpointing(training):
             # The layers compute their activations again in the backward pass.
             from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -339,7 +355,7 @@ class Policy:
         for name, value in self.state().items():
             with self.group.gathered([parameters[name]] if name in parameters else []):
                 # Under ZeRO-3 the value above is empty.
-                tensor = full(parameters.get(name, value)).detach()
+                tensor = gathered_tensor(parameters.get(name, value)).detach()
                 if self.group.rank == 0:
                     state[name] = tensor.to("cpu", copy=True)
         return state
@@ -416,7 +432,9 @@ class Policy:
         there are at least `count`.
         """
         longest = padded_length(max((len(row.input_ids) for row in rows), default=1))
-        rows_per_pass = together(self._training, max(1, self._grpo.micro_batch_tokens // max(ROW, longest)))
+        rows_per_pass = max_rows_per_pass(
+            self._training, max(1, self._grpo.micro_batch_tokens // max(ROW_LENGTH, longest))
+        )
         result = forward_passes(numbered(rows), packing=self._training.packing, rows_per_pass=rows_per_pass)
         return result + [idle_pass()] * (count - len(result))
 
@@ -486,5 +504,5 @@ def numbers_in(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     among its targets: the tokens of all rows but each row's first, flattened.
     """
     numbers = batch["labels"][:, 1:].reshape(-1)
-    mask = numbers != IGNORED
+    mask = numbers != IGNORE_INDEX
     return numbers[mask], mask

@@ -23,11 +23,11 @@ from agentr_core.models.checkpoint_dir import adapter_base, context_length_of
 from agentr_core.models.local.loading import torch_device
 from agentr_core.recipes.grpo import DistilConfig
 from agentr_core.samples.rendering import load_tokenizer
-from agentr_core.system import check_wanted
+from agentr_core.system import raise_if_cancelled
 from agentr_core.training.attention import use_training_attention
 from agentr_core.training.group.policy import PolicyRow, chosen_logprobs, log_probabilities, numbered, numbers_in
-from agentr_core.training.packing import ROW, forward_passes, padded_length
-from agentr_core.training.parent import merged
+from agentr_core.training.packing import ROW_LENGTH, forward_passes, padded_length
+from agentr_core.training.parent import load_merged
 
 
 # Not a sampler's model: those batch requests as they come, so the last bits of a score, which
@@ -53,7 +53,7 @@ class Scorer:
             if base is None:
                 model = AutoModelForCausalLM.from_pretrained(path, dtype=format_)
             else:
-                model = merged(base, path, format_)
+                model = load_merged(base, path, format_)
         except (OSError, ValueError, SafetensorError) as error:
             raise ModelDirectoryError(f"scorer {path} cannot be loaded: {str(error).splitlines()[0]}") from error
         if self._device.type == "cpu":
@@ -66,13 +66,14 @@ class Scorer:
     @torch.no_grad()
     def scores(self, rows: Sequence[PolicyRow]) -> list[tuple[float, ...]]:
         """Return for each row the natural log-probabilities of its sampled tokens, each given the
-        tokens before it, over the tokens that the tokenizer has. Raises what `check_wanted` raises.
+        tokens before it, over the tokens that the tokenizer has. Raises what `raise_if_cancelled`
+        raises.
         """
         values = torch.zeros(sum(len(row.positions) for row in rows))
         longest = padded_length(max((len(row.input_ids) for row in rows), default=1))
-        together = max(1, self._batch_tokens // max(ROW, longest))
+        together = max(1, self._batch_tokens // max(ROW_LENGTH, longest))
         for batch in forward_passes(numbered(rows), packing=False, rows_per_pass=together):
-            check_wanted()
+            raise_if_cancelled()
             numbers, mask = numbers_in(batch)
             scores = log_probabilities(self._model, batch, mask, vocabulary=self._vocabulary, device=self._device)
             values[numbers] = chosen_logprobs(scores, batch, mask).cpu()

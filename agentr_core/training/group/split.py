@@ -21,8 +21,8 @@ from torch import Tensor
 
 from agentr_core.errors import ConfigError
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.training.parent import full, text_config
-from agentr_core.training.process import read_zero, splits_weights
+from agentr_core.training.parent import gathered_tensor, text_config
+from agentr_core.training.process import read_deepspeed, splits_weights
 
 _TAG = "state"
 
@@ -75,7 +75,7 @@ class Whole:
         tells the same of the loss, is False.
         """
         total_norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-        norm = float(full(total_norm))
+        norm = float(gathered_tensor(total_norm))
         if finite and norm < float("inf"):
             self.optimizer.step()
         return norm
@@ -242,7 +242,7 @@ class DeepSpeed(Replicated):
         # On a CPU DeepSpeed would learn of the processes only after splitting the weights.
         comm.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
         assert training.launch is not None
-        content = read_zero(training.launch.deepspeed)
+        content = read_deepspeed(training.launch.deepspeed)
         if "scheduler" in content:
             raise ConfigError(
                 f"training.launch.deepspeed: {training.launch.deepspeed} has a scheduler of its own; leave it out, for "
