@@ -50,7 +50,6 @@ from agentr_core.types import (
 
 _WORD = re.compile(r"\w+")
 
-
 MAX_DIFFERENT_SHARE = 0.01
 """The largest share of repeated pairs of state and action that may lead to another result: a world
 may leave out of its state what rarely matters.
@@ -422,9 +421,7 @@ class Environment(ABC):
         return ""
 
     def reach(self) -> None:
-        """Wait until the server that the world runs on answers. Raises a `UserError` if it does
-        not.
-        """
+        """Wait until the server of the world answers. Raises a `UserError` if it does not."""
 
     def flaws(self) -> Sequence[tuple[str, str]]:
         """Return what makes the world's server unsuitable for training, as the options stand: pairs
@@ -451,9 +448,7 @@ class Environment(ABC):
         return None
 
     def refuse(self, why: str) -> None:
-        """Record why the outside agent's last request gets no reply; the episode ends after
-        this.
-        """
+        """Record why the outside agent's last request gets no reply; the episode then ends."""
 
     def decline(self, fault: AgentrError) -> NoReturn:
         """Tell the outside agent why its request gets no reply, though the episode goes on. Always
@@ -671,8 +666,7 @@ def checked_transition(value: Any, context: str) -> Transition:
     """Return the result of a step as a `Transition` with plain Python numbers and flags; `context`
     begins error messages.
 
-    Raises `IllTypedAnswer` if a part is missing or mistyped, or the reward is not finite or above
-    1.
+    Raises `IllTypedAnswer` if a part is missing or mistyped, or the reward above 1 or not finite.
     """
     if not isinstance(value, tuple | list) or len(value) != 5:
         raise IllTypedAnswer(

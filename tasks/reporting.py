@@ -182,8 +182,8 @@ def compare_runs(workspace: Path, prefixes: Sequence[str], *, viewer: str = VIEW
     run, or one has no evaluated model.
     """
     ids = [find_run(workspace, prefix) for prefix in prefixes]
-    places = [quiet_context(RunRef(workspace=str(workspace), run_id=run_id)) for run_id in ids]
-    runs_report = build_runs(places, viewer=viewer)
+    contexts = [quiet_context(RunRef(workspace=str(workspace), run_id=run_id)) for run_id in ids]
+    runs_report = build_runs(contexts, viewer=viewer)
     html = workspace / "reports" / f"{'-'.join(run_id[:8] for run_id in ids)}.html"
     write_text(html, render_runs(runs_report))
     write_text(html.with_suffix(".md"), render_runs_markdown(runs_report))
@@ -220,15 +220,15 @@ def compare_worlds(workspace: Path, prefix: str, single_prefixes: Sequence[str])
 
     Raises `ConfigError` if there is no such run, or if the worlds or instances do not match.
     """
-    ctx, *single_places = (
+    ctx, *single_contexts = (
         quiet_context(RunRef(workspace=str(workspace), run_id=find_run(workspace, run_prefix)))
         for run_prefix in (prefix, *single_prefixes)
     )
-    scores, worlds = world_comparison(ctx, single_places), ctx.recipe.world_names
+    scores, worlds = world_comparison(ctx, single_contexts), ctx.recipe.world_names
     sections = [
         f"Mean reward {wording.TIMES}100\n{table_text(modes_table(scores, 'reward', worlds))}",
         f"Success %\n{table_text(modes_table(scores, 'success', worlds))}",
-        "".join(f"{line}\n" for line in recipe_differences(ctx, single_places)),
+        "".join(f"{line}\n" for line in recipe_differences(ctx, single_contexts)),
     ]
     return "\n".join(filter(None, sections)).rstrip("\n")
 

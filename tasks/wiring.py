@@ -286,7 +286,9 @@ def load_vllm(model: ModelConfig, path: Path, *, logs: Path, at: datetime | None
         return VllmModel(launch, RemoteFleet(fleet_address, launch), at=at)
     # No other client has the key, so the weights can be replaced between steps of group RL.
     launch = dataclasses.replace(launch, key=secrets.token_hex(16))
-    return VllmModel(launch, make_replicas(launch, environment=vllm_environment(), logs=logs, report_line=print_line), at=at)
+    return VllmModel(
+        launch, make_replicas(launch, environment=vllm_environment(), logs=logs, report_line=print_line), at=at
+    )
 
 
 def viewer_address() -> str:

@@ -81,30 +81,25 @@ class EnvironmentPool:
     @asynccontextmanager
     async def lend(self, instance: Instance) -> AsyncIterator[Environment]:
         """Yield an environment for an instance; it returns to the pool at the end of the block."""
-        idle_environments = self._idle.setdefault(instance.environment, [])
+        idle = self._idle.setdefault(instance.environment, [])
         with phase("environment start"):
-            env = (
-                idle_environments.pop()
-                if idle_environments
-                else await asyncio.to_thread(self._make, instance.environment)
-            )
+            env = idle.pop() if idle else await asyncio.to_thread(self._make, instance.environment)
         try:
             yield env
         except BaseException as error:
-            env.release(
-                f"its run had a fault: {error_summary(error)}" if isinstance(error, Exception) else "its run ended"
-            )
+            why = f"its run had a fault: {error_summary(error)}" if isinstance(error, Exception) else "its run ended"
+            env.release(why)
             env.close()
             raise
         if env.has(Environment.relay):
             await asyncio.to_thread(env.release)
-        idle_environments.append(env)
+        idle.append(env)
 
     def close(self) -> None:
         """Close the environments that are not in use. Calling it twice is harmless."""
-        for idle_environments in self._idle.values():
-            while idle_environments:
-                idle_environments.pop().close()
+        for idle in self._idle.values():
+            while idle:
+                idle.pop().close()
 
 
 # Questions to models of other roles: for a grade after the episode, or by a step that cannot go on
@@ -356,11 +351,9 @@ async def sample_within_context(
     max_dropped = 0 if fits is None else max_droppable(request.messages)
     num_dropped = 0 if fits is None else min_dropped_to_fit(request.messages, fits, minimum=min_dropped)
     while True:
+        messages = without_exchanges(request.messages, num_dropped)
         try:
-            windowed_request = (
-                replace(request, messages=without_exchanges(request.messages, num_dropped)) if num_dropped else request
-            )
-            return await sample_replies(sample, windowed_request, timer), num_dropped
+            return await sample_replies(sample, replace(request, messages=messages), timer), num_dropped
         except PromptTooLong:
             # A server may count more tokens than we do.
             if num_dropped >= max_dropped:
@@ -435,11 +428,8 @@ def restore_state(env: Environment, instance: Instance, steps: Sequence[Step], *
             raise divergence_error(env, f"{step.action!r} asks a model more often than when it was recorded")
         observation, _, terminated, truncated, _ = transition
         if not is_repetition(observation, step.observation, repeatability):
-            raise divergence_error(
-                env,
-                f"{instance.key}: observation {position} after {step.action!r} "
-                f"{_difference(observation, step.observation)}",
-            )
+            context = f"{instance.key}: observation {position} after {step.action!r}"
+            raise divergence_error(env, f"{context} {_difference(observation, step.observation)}")
         if terminated or truncated:
             raise divergence_error(env, f"{instance.key}: the episode ended at step {position} of a replay")
     return actual_observation
@@ -511,8 +501,8 @@ async def roll_out_episode(
         count_tokens: counts the tokens of a prompt; needed if the tokens are limited.
 
     Raises `ConfigError` if an argument does not suit the environment, `ReplayDiverged` as
-    `restore_state` does, and `Undelivered` as `_Progress.handle_undelivered` does. Faults of
-    the environment, of `sample` and of `helper` are raised as they are.
+    `restore_state` does, and `Undelivered` as `_Progress.handle_undelivered` does. Faults of the
+    environment, of `sample` and of `helper` are raised as they are.
     """
     if max_repeats:
         require_state(env)
@@ -525,18 +515,13 @@ async def roll_out_episode(
     on_step(progress.first_observation, progress.steps())
     while stop is None and len(progress.replies) < max_steps:
         steps = progress.steps()
+        first_observation = progress.first_observation
         reply_seed = derive_seed(seed, "step", len(steps))
         request = next_request(
-            env,
-            progress.first_observation,
-            steps,
-            sampling,
-            seed=reply_seed,
-            session=session,
-            diagnosis=prompt_diagnosis,
+            env, first_observation, steps, sampling, seed=reply_seed, session=session, diagnosis=prompt_diagnosis
         )
         try:
-            request = bounds.cap_tokens(request, progress.first_observation, steps)
+            request = bounds.cap_tokens(request, first_observation, steps)
             is_last = len(progress.replies) + 1 == max_steps
             reply = await _next_reply(env, request, sample, timer, bounds, helper, progress, is_last=is_last)
         except Undelivered as error:
@@ -560,9 +545,7 @@ async def roll_out_episode(
 
 @dataclass(slots=True)
 class _Progress:
-    """An episode so far: its first observation, the recorded steps, and the replies of the
-    model.
-    """
+    """An episode so far: its first observation, the recorded steps, and the model's replies."""
 
     first_observation: str
     prefix: Sequence[Step]
@@ -769,8 +752,7 @@ async def _sample_summary(
     progress: _Progress,
 ) -> Reply | None:
     """Sample a summary of as many steps as the context has room for, and return it as a reply. None
-    if there is no step to sum up, or no room. Raises `_CutOff` as
-    `_Bounds.cap_tokens` does.
+    if there is no step to sum up, or no room. Raises `_CutOff` as `_Bounds.cap_tokens` does.
 
     A summary that was cut by its token limit is used as it is. One that is empty or only a thought
     ends the episode: the history does not fit, and there is nothing to replace it.
@@ -792,13 +774,9 @@ async def _sample_summary(
         transition = Transition("", steps[-1].reward, False, False, {"success": steps[-1].success})
         outcome = _make_outcome(generation.text, "", transition, generation)
         is_empty = not (answer_text(generation) or "").strip()
-        return Reply(
-            seed=request.seed,
-            generation=generation,
-            outcome=Outcome(
-                step=replace(outcome.step, summary_of=position + 1), stop=StopReason.CONTEXT_LIMIT if is_empty else None
-            ),
-        )
+        stop = StopReason.CONTEXT_LIMIT if is_empty else None
+        outcome = Outcome(step=replace(outcome.step, summary_of=position + 1), stop=stop)
+        return Reply(seed=request.seed, generation=generation, outcome=outcome)
     return None
 
 

@@ -46,9 +46,7 @@ class Opening:
     """A recipe's changes to what an environment puts before the first observation."""
 
     system: str = ""
-    """The text of a system turn. If the transcript makes the instruction the system turn, this text
-    is put before it in that turn.
-    """
+    """The text of a system turn; put before the instruction if that is the system turn."""
     instruction: str | None = None
     """The instruction that replaces the environment's; None keeps that."""
     examples: tuple[str, ...] = ()
@@ -193,14 +191,9 @@ class TurnTranscript(ABC):
         num_summarised: int,
     ) -> tuple[Message, ...]:
         # An earlier summary may come later in `steps` than the steps that are summed up now.
-        kept_positions = [
-            position for position, step in enumerate(steps) if position < num_summarised or step.summary_of is not None
-        ]
+        positions = [i for i, step in enumerate(steps) if i < num_summarised or step.summary_of is not None]
         before = self._conversation(
-            env,
-            first_observation,
-            [steps[position] for position in kept_positions],
-            [train[position] for position in kept_positions],
+            env, first_observation, [steps[i] for i in positions], [train[i] for i in positions]
         )
         return with_summary_request(before, env.summary_prompt)
 
@@ -335,9 +328,8 @@ def conversations(env: Environment, trajectory: Trajectory) -> tuple[Conversatio
     parts = []
     for positions in _positions_by_conversation(steps):
         prefix = steps[: positions[-1] + 1] if positions else ()
-        messages = env_transcript.sample(
-            env, first_observation, prefix, [position in positions for position in range(len(prefix))]
-        )
+        train = [position in positions for position in range(len(prefix))]
+        messages = env_transcript.sample(env, first_observation, prefix, train)
         parts.append(Conversation(positions, messages))
     return tuple(parts)
 
@@ -346,16 +338,15 @@ def _positions_by_conversation(steps: Sequence[Step]) -> list[tuple[int, ...]]:
     """Return for each conversation of an episode in turns the positions of its steps. A summary
     ends the conversation that it sums up; it is one of its own if it leaves out some of its steps.
     """
-    conversations_positions: list[tuple[int, ...]] = []
+    parts: list[tuple[int, ...]] = []
     start = 0
     for position in summary_positions(steps):
         act_positions = tuple(range(start, position))
-        conversations_positions += (
-            [(*act_positions, position)] if steps[position].summary_of == position else [act_positions, (position,)]
-        )
+        sums_up_all = steps[position].summary_of == position
+        parts += [(*act_positions, position)] if sums_up_all else [act_positions, (position,)]
         start = position + 1
-    conversations_positions.append(tuple(range(start, len(steps))))
-    return [positions for positions in conversations_positions if positions] or [()]
+    parts.append(tuple(range(start, len(steps))))
+    return [positions for positions in parts if positions] or [()]
 
 
 # Replies may be sampled with a diagnosis of an earlier attempt in the prompt, and are trained
@@ -404,13 +395,8 @@ def next_request(
         # The reply may end at its first action.
         stops = dict.fromkeys((*settings.stop, *env.until.stop))
         settings = replace(settings, stop=tuple(stops), until=env.until.pattern)
-    return Request(
-        messages=env_transcript.prompt(env, first_observation, steps),
-        sampling=settings,
-        seed=seed,
-        n=n,
-        session=session,
-    )
+    messages = env_transcript.prompt(env, first_observation, steps)
+    return Request(messages=messages, sampling=settings, seed=seed, n=n, session=session)
 
 
 def _reply_span(step: Step, train: bool) -> Span:
@@ -457,9 +443,7 @@ FitsContext = Callable[[tuple[Message, ...]], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryLimits:
-    """When a history is summed up: once `fits_summary_and_reply` is False for its request for a
-    summary.
-    """
+    """When a history is summed up: once `fits_summary_and_reply` is False for a summary request."""
 
     fits_summary_and_reply: FitsContext
     """Returns whether a prompt that asks for a summary has room for that and a whole reply."""
@@ -578,7 +562,6 @@ def is_grown(messages: Sequence[Message]) -> bool:
 # Models of the Qwen and Hermes families write this; a server of OpenAI's protocol returns calls in
 # separate fields, which `models.openai.wire` translates. A reply may have several calls.
 
-
 CALL_START: Final = "<tool_call>"
 CALL_END: Final = "</tool_call>"
 _CALL_START_PATTERN: Final = re.compile(rf"{CALL_START}\s*")
@@ -639,17 +622,12 @@ def read_calls(reply: str) -> tuple[NativeCall, ...] | UnreadableCall | None:
     text_outside, position = "", 0
     while opening := _CALL_START_PATTERN.search(searchable, position):
         # Code in an argument may contain the marks, so the end of the JSON is found first.
-        end = searchable.find(CALL_END, json_end(searchable, opening.end()))
-        call = (
-            _parse_call(searchable[opening.end() : end])
-            if end >= 0
-            else UnreadableCall(f"it does not end with {CALL_END}")
-        )
+        start = opening.end()
+        end = searchable.find(CALL_END, json_end(searchable, start))
+        call = _parse_call(searchable[start:end]) if end >= 0 else UnreadableCall(f"it does not end with {CALL_END}")
         if isinstance(call, UnreadableCall):
-            is_one_of_several = calls or CALL_START in searchable[opening.end() :]
-            return (
-                UnreadableCall(f"{call.reason} (call {len(calls) + 1}; none was made)") if is_one_of_several else call
-            )
+            is_only_call = not calls and CALL_START not in searchable[start:]
+            return call if is_only_call else UnreadableCall(f"{call.reason} (call {len(calls) + 1}; none was made)")
         calls.append(call)
         text_outside += reply[position : opening.start()]
         position = end + len(CALL_END)
@@ -674,17 +652,14 @@ def _parse_call(call_json: str) -> tuple[str, Mapping[str, Any]] | UnreadableCal
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return UnreadableCall('it is no JSON object with "name" and "arguments"')
     arguments = call.get("arguments")
-    return (
-        (call["name"], arguments)
-        if isinstance(arguments, dict)
-        else UnreadableCall('its "arguments" are no JSON object')
-    )
+    if not isinstance(arguments, dict):
+        return UnreadableCall('its "arguments" are no JSON object')
+    return call["name"], arguments
 
 
 def text_arguments(call: NativeCall, tools: Sequence[Tool]) -> dict[str, str] | UnreadableCall:
-    """Return the arguments of a call by name. Return an `UnreadableCall` if no given tool has the
-    call's name, the names of the arguments are not exactly the tool's, or a value is not a valid
-    string.
+    """Return the arguments of a call by name; an `UnreadableCall` if no given tool has its name,
+    the names of the arguments are not exactly the tool's, or a value is not a valid string.
     """
     tool = next((tool for tool in tools if tool.name == call.name), None)
     if tool is None:
@@ -707,9 +682,7 @@ def call_text(name: str, arguments: str, *, before: str = "") -> str:
 
 
 def call_reply(tool: Tool, *texts: str, before: str = "") -> str:
-    """Return a reply that calls a tool with a text for each of its arguments, in their order, after
-    the text `before`.
-    """
+    """Return a reply: `before`, then a call of a tool with a text for each argument, in order."""
     arguments = dict(zip((name for name, _ in tool.arguments), texts, strict=True))
     return call_text(tool.name, json.dumps(arguments, ensure_ascii=False), before=before)
 
@@ -728,8 +701,7 @@ def call_reply(tool: Tool, *texts: str, before: str = "") -> str:
 # of OpenAI's protocol translates calls to and from fields.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeTurns(TurnTranscript):
-    """Tools, instruction and first observation, then replies and the results of their calls in
-    turn.
+    """Tools, instruction and first observation, then replies and their calls' results in turn.
 
     Args:
         tools: the tools that the model is offered, at least one.
@@ -785,8 +757,7 @@ def format_results(results: Sequence[str]) -> str:
 
 def read_results(observation: str, num_calls: int) -> tuple[str, ...] | None:
     """Return the results in the observation after a reply with `num_calls` calls, in order. None if
-    there were no calls, or the observation has not one result for each, as in an environment that
-    takes one call only.
+    there were no calls, or not one result for each: some environments take one call only.
     """
     results = (observation,) if num_calls == 1 else results_in(observation)
     return results if len(results) == num_calls else None

@@ -112,10 +112,8 @@ def scores_table(
     )
     iterations = {score.iteration for score in all_scores}
     first_by_iteration = {item.iteration: item for item in reversed(pending) if item.iteration not in iterations}
-    return Table(
-        columns,
-        (*rows, *unfinished_rows(columns, sorted(first_by_iteration.values(), key=lambda item: item.iteration))),
-    )
+    unfinished = sorted(first_by_iteration.values(), key=lambda item: item.iteration)
+    return Table(columns, (*rows, *unfinished_rows(columns, unfinished)))
 
 
 def lost_sentences(all_scores: Sequence[IterationScore]) -> list[str]:
@@ -150,15 +148,8 @@ def depth_table(all_scores: Sequence[IterationScore]) -> Table:
     for depth in depth_classes:
         estimates = [successes.get((score.iteration, depth)) for score in all_scores]
         episodes = sorted({estimate.n for estimate in estimates if estimate})
-        rows.append(
-            Row(
-                (
-                    str(depth),
-                    wording.DASH.join(map(wording.count, episodes[:1] + episodes[1:][-1:])),
-                    *map(_meter, estimates),
-                )
-            )
-        )
+        episodes_text = wording.DASH.join(map(wording.count, episodes[:1] + episodes[1:][-1:]))
+        rows.append(Row((str(depth), episodes_text, *map(_meter, estimates))))
     return Table(columns, tuple(rows))
 
 
@@ -275,50 +266,37 @@ def set_depth_table(all_scores: Sequence[IterationScore], name: str, current_ite
         for score, set_score in score_pairs
         for depth_score in set_score.by_depth
     }
-    columns = (
+    columns = [
         Column("Depth", "text"),
         Column("Episodes"),
         *(Column(wording.model_name(score), "meter") for score, _ in score_pairs),
-        *(
-            [Column(f"{wording.iteration_name(current_iteration).capitalize()} against base")]
-            if current_iteration != BASE_ITERATION
-            else []
-        ),
-    )
+    ]
+    if current_iteration != BASE_ITERATION:
+        columns.append(Column(f"{wording.iteration_name(current_iteration).capitalize()} against base"))
     rows = []
     for depth in sorted({depth for _, depth in score_by_cell}):
         depth_scores = [score_by_cell.get((score.iteration, depth)) for score, _ in score_pairs]
-        current_score = score_by_cell.get((current_iteration, depth))
-        rows.append(
-            Row(
-                (
-                    str(depth),
-                    wording.count(max(depth_score.success.n for depth_score in depth_scores if depth_score)),
-                    *(_meter(depth_score.success if depth_score else None) for depth_score in depth_scores),
-                    *(
-                        [gain_cell(current_score.versus_base if current_score else None)]
-                        if current_iteration != BASE_ITERATION
-                        else []
-                    ),
-                )
-            )
-        )
-    return Table(columns, tuple(rows))
+        num_episodes = max(depth_score.success.n for depth_score in depth_scores if depth_score)
+        meters = [_meter(depth_score.success if depth_score else None) for depth_score in depth_scores]
+        cells = [str(depth), wording.count(num_episodes), *meters]
+        if current_iteration != BASE_ITERATION:
+            current_score = score_by_cell.get((current_iteration, depth))
+            cells.append(gain_cell(current_score.versus_base if current_score else None))
+        rows.append(Row(tuple(cells)))
+    return Table(tuple(columns), tuple(rows))
 
 
 def pass_at_table(all_scores: Sequence[IterationScore]) -> Table:
     """Return pass@k, the chance that at least one of k sampled episodes of an instance succeeds,
     for each k: over all instances and by difficulty.
     """
-    score_pairs = [(score, set_score) for score in all_scores for set_score in score.sets if set_score.pass_at]
-    depths = sorted(
-        {
-            depth_score.depth
-            for _, set_score in score_pairs
-            for pass_at_k in set_score.pass_at
-            for depth_score in pass_at_k.by_depth
-        }
-    )
+    results = [
+        (score, set_score.name, pass_at_k)
+        for score in all_scores
+        for set_score in score.sets
+        for pass_at_k in set_score.pass_at
+    ]
+    depths = sorted({depth_score.depth for _, _, pass_at_k in results for depth_score in pass_at_k.by_depth})
     columns = (
         Column("Model", "text"),
         Column("Set", "text"),
@@ -329,25 +307,18 @@ def pass_at_table(all_scores: Sequence[IterationScore]) -> Table:
         Column("Instances"),
     )
     rows = []
-    for score, set_score in score_pairs:
-        for pass_at_k in set_score.pass_at:
-            success_by_depth = {depth_score.depth: depth_score.success for depth_score in pass_at_k.by_depth}
-            rows.append(
-                Row(
-                    (
-                        wording.model_name(score),
-                        set_score.name,
-                        f"pass@{pass_at_k.k}",
-                        wording.percent(pass_at_k.success.value),
-                        wording.interval(pass_at_k.success),
-                        *(
-                            wording.percent(success_by_depth[d].value) if d in success_by_depth else wording.NOTHING
-                            for d in depths
-                        ),
-                        wording.count(pass_at_k.success.n),
-                    )
-                )
-            )
+    for score, name, pass_at_k in results:
+        percent_by_depth = {item.depth: wording.percent(item.success.value) for item in pass_at_k.by_depth}
+        cells = (
+            wording.model_name(score),
+            name,
+            f"pass@{pass_at_k.k}",
+            wording.percent(pass_at_k.success.value),
+            wording.interval(pass_at_k.success),
+            *(percent_by_depth.get(depth, wording.NOTHING) for depth in depths),
+            wording.count(pass_at_k.success.n),
+        )
+        rows.append(Row(cells))
     return Table(columns, tuple(rows))
 
 
@@ -445,12 +416,9 @@ def funnel_table(stages: Sequence[FunnelStage]) -> Table:
     for stage in stages:
         ratio_text = wording.NOTHING
         if previous_count:
-            has_grown = stage.count > previous_count
-            ratio_text = (
-                f"{wording.TIMES}{stage.count / previous_count:.1f}"
-                if has_grown
-                else f"{100 * stage.count / previous_count:.1f}%"
-            )
+            factor_text = f"{wording.TIMES}{stage.count / previous_count:.1f}"
+            percent_text = f"{100 * stage.count / previous_count:.1f}%"
+            ratio_text = factor_text if stage.count > previous_count else percent_text
         cells: tuple[Cell, ...] = (wording.label(stage.name), wording.count(stage.count), ratio_text)
         rows.append(Row((*cells, Bar(wording.share(stage.count, largest_count) or 0.0)), "strong"))
         rows += [
@@ -465,7 +433,7 @@ def time_table(times: Mapping[str, float]) -> Table:
     """Return time and share of each activity, and their total."""
     total = sum(times.values())
     rows = [
-        Row((wording.label(name), wording.duration(seconds), wording.percent(wording.share(seconds, total))))
+        Row((wording.label(name), wording.duration(seconds), _percent(seconds, total)))
         for name, seconds in times.items()
     ]
     rows.append(Row(("total", wording.duration(total), wording.percent(1.0)), "strong"))
@@ -478,20 +446,14 @@ def tokens_table(counts: TokenCounts) -> Table:
     """
     pass_total = sum(counts.trained_by_class.values())
     single_pass = counts.num_trained == pass_total
+    pass_title = "trained (with loss)" if single_pass else "with loss, in one pass"
     rows = [
         Row(("prompt", wording.count(counts.prompt), ""), "strong"),
         Row(("completion", wording.count(counts.completion), ""), "strong"),
-        Row(
-            (
-                "trained (with loss)" if single_pass else "with loss, in one pass",
-                wording.count(pass_total),
-                wording.percent(1.0) if pass_total else wording.NOTHING,
-            ),
-            "strong",
-        ),
+        Row((pass_title, wording.count(pass_total), _percent(pass_total, pass_total)), "strong"),
     ]
     rows += [
-        Row((wording.label(name), wording.count(count), wording.percent(wording.share(count, pass_total))), "minor")
+        Row((wording.label(name), wording.count(count), _percent(count, pass_total)), "minor")
         for name, count in counts.trained_by_class.items()
     ]
     if not single_pass:
@@ -500,18 +462,9 @@ def tokens_table(counts: TokenCounts) -> Table:
 
 
 def cut_replies_table(counts_by_name: Mapping[str, tuple[int, int]], name_title: str, cut_title: str) -> Table:
-    """Return how many replies were cut, by purpose or role; `name_title` and `cut_title` are
-    headings.
-    """
+    """Return how many replies were cut, by purpose or role, under the given headings."""
     rows = (
-        Row(
-            (
-                wording.label(name),
-                wording.count(num_replies),
-                wording.count(num_cut),
-                wording.percent(wording.share(num_cut, num_replies)),
-            )
-        )
+        Row((wording.label(name), wording.count(num_replies), wording.count(num_cut), _percent(num_cut, num_replies)))
         for name, (num_replies, num_cut) in counts_by_name.items()
     )
     return Table((Column(name_title, "text"), Column("Count"), Column(cut_title), Column("%")), tuple(rows))
@@ -545,9 +498,9 @@ def stops_table(record: ErrorRecord) -> Table:
             (
                 wording.label(stop.reason),
                 wording.count(stop.num_collected),
-                wording.percent(wording.share(stop.num_collected, num_paths)),
+                _percent(stop.num_collected, num_paths),
                 wording.count(stop.num_evaluated),
-                wording.percent(wording.share(stop.num_evaluated, num_episodes)),
+                _percent(stop.num_evaluated, num_episodes),
             )
         )
         for stop in record.stops
@@ -577,16 +530,15 @@ def counts_table(title: str, unit: str, counts_by_name: Counts, num_all: int | N
     total = sum(counts_by_name.values()) if num_all is None else num_all
     rows = (
         Row(
-            (
-                wording.label(name),
-                wording.count(count),
-                wording.percent(wording.share(count, total)),
-                Bar(wording.share(count, total) or 0.0),
-            )
+            (wording.label(name), wording.count(count), _percent(count, total), Bar(wording.share(count, total) or 0.0))
         )
         for name, count in counts_by_name.items()
     )
     return Table((Column(title, "text"), Column(unit), Column("%"), Column("", "bar")), tuple(rows))
+
+
+def _percent(part: float, whole: float) -> str:
+    return wording.percent(wording.share(part, whole))
 
 
 def values_table(title: str, values: Mapping[str, str]) -> Table:
@@ -745,11 +697,8 @@ def _by_depth(report: IterationReport, names: tuple[str, ...], label: str) -> It
 def _revision(report: IterationReport) -> Section:
     title = "Revision test"
     if not any(score.revision for score in report.scores):
-        return unmeasured_section(
-            "revision",
-            title,
-            "the recipe has it switched off, the base model failed on no instance, or it is not finished",
-        )
+        reason = "the recipe has it switched off, the base model failed on no instance, or it is not finished"
+        return unmeasured_section("revision", title, reason)
     note = (
         "Failed episodes of the base model are cut at a random step and replayed; the model goes on from there. The "
         "prefixes are chosen once, are the same for every model, and nothing tells it that they fail."
@@ -778,14 +727,13 @@ def _funnel(report: IterationReport) -> Section:
 
 def _time(report: IterationReport) -> Section:
     title = "Where time went"
-    total = sum(report.seconds_by_activity.values())
+    times = report.seconds_by_activity
+    total = sum(times.values())
     if total <= 0:
         return unmeasured_section("time", title, "no timings were recorded")
-    stack_parts = tuple(
-        StackPart(wording.label(name), seconds / total) for name, seconds in report.seconds_by_activity.items()
-    )
+    stack_parts = tuple(StackPart(wording.label(name), seconds / total) for name, seconds in times.items())
     note = "Waits for the environment count while no reply is generated. Times of several workers are summed."
-    return Section("time", title, (Stack(stack_parts), time_table(report.seconds_by_activity)), note)
+    return Section("time", title, (Stack(stack_parts), time_table(times)), note)
 
 
 def _tokens(report: IterationReport) -> Section:
@@ -812,9 +760,8 @@ def _errors(report: IterationReport) -> Section:
         return unmeasured_section("errors", title, "no events were recorded")
     blocks: list[Block] = []
     if record.refusals_by_message:
-        blocks.append(
-            counts_table("Refused action, by the environment's first words", "Steps", record.refusals_by_message)
-        )
+        heading = "Refused action, by the environment's first words"
+        blocks.append(counts_table(heading, "Steps", record.refusals_by_message))
     else:
         blocks.append(Paragraph("No collected action was refused, or the environment does not tell."))
     blocks.append(stops_table(record) if record.stops else Paragraph("Not measured: why episodes stopped."))

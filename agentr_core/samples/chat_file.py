@@ -210,10 +210,9 @@ def is_atif(record: Mapping[str, Any]) -> bool:
     having a list `steps` and an object `agent`.
     """
     version = record.get("schema_version")
-    looks_like_atif = (
-        version is None and isinstance(record.get("steps"), list) and isinstance(record.get("agent"), dict)
-    )
-    return looks_like_atif or str(version).startswith("ATIF-")
+    if version is not None:
+        return str(version).startswith("ATIF-")
+    return isinstance(record.get("steps"), list) and isinstance(record.get("agent"), dict)
 
 
 def atif_turns(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
@@ -272,25 +271,21 @@ def atif_turn(step: Mapping[str, Any], extra: Mapping[str, Any], where: str) -> 
     `tool_calls` and the flag `train`. Raises `DataFileError` for a malformed step.
     """
     turn: dict[str, Any] = {"role": _ATIF_ROLES[step["source"]], "content": text_of(step.get("message"), where)}
-    if has_value(calls := step.get("tool_calls")):
-        turn["tool_calls"] = [
+    if has_value(step.get("tool_calls")):
+        calls = [
             {"id": call.get("tool_call_id"), "name": call.get("function_name"), "arguments": call.get("arguments")}
-            for call in (calls if isinstance(calls, list) else [])
-            if isinstance(call, dict)
+            for call in _objects(step["tool_calls"])
         ]
-        call_is_valid = [
-            isinstance(call["id"], str) and isinstance(call["arguments"], dict) for call in turn["tool_calls"]
-        ]
-        if not call_is_valid or not all(call_is_valid):
+        if not calls or not all(isinstance(call["id"], str) and isinstance(call["arguments"], dict) for call in calls):
             raise DataFileError(
                 f"{where}: each of tool_calls must have a tool_call_id, a function_name, and arguments that are an "
                 "object"
             )
+        turn["tool_calls"] = calls
         if REPLY_TEXT in extra:
             reply = extra[REPLY_TEXT]
-            if not isinstance(reply, str) or [call.text_outside for call in readable_calls(reply)[:1]] != [
-                turn["content"]
-            ]:
+            texts_outside = [call.text_outside for call in readable_calls(reply)[:1]] if isinstance(reply, str) else []
+            if texts_outside != [turn["content"]]:
                 raise DataFileError(f"{where}: extra.{REPLY_TEXT} says something else than its message; leave it out")
             turn["content"] = reply
     # A step that was copied, or that no call of a model wrote, is not the model's.
@@ -488,21 +483,13 @@ def ignored_fields(record: Mapping[str, Any], use: RecordUse) -> frozenset[str]:
     if is_atif(record):
         return frozenset(_ignored_in_atif(record, use))
     turns = next((name for name in _LISTS if has_value(record.get(name))), "prompt")
-    used_fields = {
-        *_FIELDS_BY_USE[use],
-        *SYSTEM_FIELDS,
-        *FLAG_FIELDS,
-        "tools",
-        turns,
-        *(("completion",) if turns == "prompt" else ()),
-    }
-    lists = (turns, "completion", "chosen", "rejected")
-    return frozenset(
-        [
-            *_unused_fields(record, used_fields),
-            *(name for key in lists if key in used_fields for name in _ignored_in_turns(record.get(key), key)),
-        ]
-    )
+    used_fields = {*_FIELDS_BY_USE[use], *SYSTEM_FIELDS, *FLAG_FIELDS, "tools", turns}
+    if turns == "prompt":
+        used_fields.add("completion")
+    names = set(_unused_fields(record, used_fields))
+    for key in used_fields & {turns, "completion", "chosen", "rejected"}:
+        names.update(_ignored_in_turns(record.get(key), key))
+    return frozenset(names)
 
 
 def count_ignored_fields(path: Path, use: RecordUse, *, setting: str) -> Counter[str]:
@@ -531,10 +518,8 @@ def _ignored_in_turns(values: Any, key: str) -> Iterator[str]:
 
 
 def _ignored_in_atif(record: Mapping[str, Any], use: RecordUse) -> Iterator[str]:
-    yield from _unused_fields(
-        record,
-        ("schema_version", "steps", "agent.tool_definitions", *_FIELDS_BY_USE[use], *FLAG_FIELDS, *SYSTEM_FIELDS),
-    )
+    used_fields = (*_FIELDS_BY_USE[use], *FLAG_FIELDS, *SYSTEM_FIELDS)
+    yield from _unused_fields(record, ("schema_version", "steps", "agent.tool_definitions", *used_fields))
     for step in _objects(record.get("steps")):
         yield from (f"steps.{name}" for name in _unused_fields(step, (*_STEP_FIELDS, "observation")))
         yield from (f"steps.tool_calls.{name}" for name in _ignored_in_calls(step))
@@ -619,10 +604,9 @@ def conversation(record: dict[str, Any], where: str) -> tuple[Message, ...]:
             f"{where} was exported for LLaMA-Factory by an earlier version of agentr, without flags, and only its last "
             "reply is to be trained; export it again"
         )
-    values = atif_turns(record, where) if is_atif(record) else _turn_list(record, where)
-    return with_system_and_tools(
-        record, parse_turns(with_flags(record, values, where), where, tools=defined_tools(record) is not None), where
-    )
+    values = with_flags(record, atif_turns(record, where) if is_atif(record) else _turn_list(record, where), where)
+    messages = parse_turns(values, where, tools=defined_tools(record) is not None)
+    return with_system_and_tools(record, messages, where)
 
 
 def with_system_and_tools(record: Mapping[str, Any], messages: tuple[Message, ...], where: str) -> tuple[Message, ...]:
@@ -630,12 +614,10 @@ def with_system_and_tools(record: Mapping[str, Any], messages: tuple[Message, ..
     `DataFileError` if these are malformed, or there are several system texts that differ.
     """
     texts = {text_of(record[name], f"{where}, {name}") for name in SYSTEM_FIELDS if has_value(record.get(name))}
-    own_system_texts = {message.text for message in messages[:1] if message.role == "system"}
-    if len(texts | own_system_texts) > 1:
+    own_texts = {message.text for message in messages[:1] if message.role == "system"}
+    if len(texts | own_texts) > 1:
         raise DataFileError(f"{where} has several system texts that differ; leave all but one out")
-    system = tuple(
-        Message(role="system", text=_valid_text(text, f"{where}, system")) for text in texts - own_system_texts
-    )
+    system = tuple(Message(role="system", text=_valid_text(text, f"{where}, system")) for text in texts - own_texts)
     return (*_tools_message(record, where), *system, *messages)
 
 
@@ -683,11 +665,8 @@ def _tools_message(record: Mapping[str, Any], where: str) -> tuple[Message, ...]
             definitions = json.loads(definitions)
         except (ValueError, RecursionError):
             raise DataFileError(f"{where}: tools is a text that is not JSON; give a list of functions") from None
-    functions = (
-        [entry.get("function") if isinstance(entry, dict) else None for entry in definitions]
-        if isinstance(definitions, list)
-        else []
-    )
+    entries = definitions if isinstance(definitions, list) else []
+    functions = [entry.get("function") if isinstance(entry, dict) else None for entry in entries]
     if not functions or not all(isinstance(entry, dict) and isinstance(entry.get("name"), str) for entry in functions):
         raise DataFileError(
             f'{where}: tools must be a list of functions as OpenAI defines them, {{"type": "function", "function": '

@@ -156,14 +156,9 @@ async def expand(
     """
     env = states.env
     steps = steps_to(arena.nodes, node)
+    seed = derive_seed(arena.seed, "expand", node)
     request = next_request(
-        env,
-        arena.first_observation,
-        steps,
-        sampling_of(config),
-        seed=derive_seed(arena.seed, "expand", node),
-        n=config.width,
-        session=arena.session,
+        env, arena.first_observation, steps, sampling_of(config), seed=seed, n=config.width, session=arena.session
     )
     try:
         generations, num_dropped = await sample_within_context(
@@ -191,7 +186,7 @@ async def expand(
                 at_step_limit=at_step_limit,
                 timer=timer,
                 helper=helper,
-                seed=derive_seed(request.seed, "ask", number),
+                seed=derive_seed(seed, "ask", number),
                 session=request.session,
             )
             for number, generation in enumerate(distinct_replies)
@@ -204,7 +199,7 @@ async def expand(
             )
     outcomes = [with_num_dropped(outcome, num_dropped) for outcome in outcomes]
     outcomes, gradings = await grade_ended_paths(env, arena, steps, outcomes, helper, request)
-    growth = _add_children(arena, node, request.seed, generations, first_positions, outcomes)
+    growth = _add_children(arena, node, seed, generations, first_positions, outcomes)
     graded_nodes = ((growth.first_created + number, grading) for number, grading in gradings.items())
     return replace(growth, gradings=tuple(graded_nodes))
 

@@ -52,7 +52,7 @@ from agentr_core.store.queries.trees import step_hashes
 from agentr_core.store.tables import Rows, merge
 from agentr_core.texts import count_text, path_for_message, quoted
 from agentr_core.training.checkpoints import HISTORY, Manifest, is_complete, publish, read_manifest, relative_to_cwd
-from agentr_core.training.group.advantages import advantages, has_contrast
+from agentr_core.training.group.advantages import group_advantages, has_contrast
 from agentr_core.training.job import write_atomically
 from agentr_core.types import Instance, Trajectory
 
@@ -429,7 +429,7 @@ def _rows_by_step(
         rows = [
             group_rows(
                 group,
-                advantages(group.compared_rewards, scale=ctx.recipe.grpo.scale_rewards),
+                group_advantages(group.compared_rewards, scale=ctx.recipe.grpo.scale_rewards),
                 iteration_id=ctx.iteration_id(iteration),
                 step=step,
                 has_contrast=has_contrast(group.compared_rewards),

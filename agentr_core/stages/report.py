@@ -660,17 +660,17 @@ def _world_scores(ctx: RunContext) -> dict[int, dict[str, _WorldScores]]:
 # instances.
 
 
-def build_runs(places: Sequence[RunContext], *, viewer: str = "") -> RunsReport:
+def build_runs(contexts: Sequence[RunContext], *, viewer: str = "") -> RunsReport:
     """Return the report of runs side by side, in which the others are compared with the first.
 
     Raises `ConfigError` where a run has no model that was evaluated, or is named twice.
     """
-    names = [ctx.run_id for ctx in places]
+    names = [ctx.run_id for ctx in contexts]
     if len(set(names)) < len(names):
         raise ConfigError(f"a run is named twice: {', '.join(names)}; name different runs")
-    first, last = places[0], _last_iteration(places[0])
-    columns = tuple(_run_column(ctx, first, last) for ctx in places)
-    means = tuple(means_over_seeds(first.store, {ctx.run_id: ctx.recipe for ctx in places}))
+    first, last = contexts[0], _last_iteration(contexts[0])
+    columns = tuple(_run_column(ctx, first, last) for ctx in contexts)
+    means = tuple(means_over_seeds(first.store, {ctx.run_id: ctx.recipe for ctx in contexts}))
     # Where each run is a group of its own, its scores stand above.
     if not any(len(mean.runs) > 1 for mean in means):
         means = ()

@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from math import sqrt
 from typing import Any, Final, NamedTuple
 from xml.etree import ElementTree as ET
@@ -29,12 +28,7 @@ from agentr_core.stages.curves import fine_tuning_figures, group_rl_figures
 from agentr_core.stages.means import means_over_seeds
 from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.database import Store
-from agentr_core.store.queries.datasets import (
-    preference_head,
-    rejection_counts,
-    sample_head,
-    training_curve,
-)
+from agentr_core.store.queries.datasets import preference_head, rejection_counts, sample_head, training_curve
 from agentr_core.store.queries.facts import load_facts
 from agentr_core.store.queries.failures import closest_win, neighbour_failures
 from agentr_core.store.queries.listings import (
@@ -100,9 +94,7 @@ _COLUMN_WIDTH: Final = 188
 _BEND: Final = 34
 _MARGIN: Final = 30
 _MAX_PORTRAIT_WIDTH: Final = 1000
-"""A wider drawing is printed in landscape: scaled to a portrait page, its text would be too small
-to read.
-"""
+"""A wider drawing is printed in landscape: on a portrait page its text would be too small."""
 _MAX_LABEL_CHARS: Final = 20
 """Characters of an action that are shown; the page of its node shows all of it."""
 _TONES: Final = ("passed", "", "bad", "good", "both")
@@ -209,13 +201,8 @@ def _draw_node(
         ring = {"class": "ring win" if node.success else "ring lost", "cx": f"{x:g}", "cy": f"{y:g}"}
         ET.SubElement(link, "circle", {**ring, "r": f"{radius + 3:.1f}"})
     action = escape_invisible(" ".join((node.action or ("start" if node.parent < 0 else "no action")).split()))
-    _draw_text(
-        link,
-        x + radius + 5,
-        y - 5,
-        action if len(action) <= _MAX_LABEL_CHARS else action[: _MAX_LABEL_CHARS - 1] + "…",
-        "action",
-    )
+    short_action = action if len(action) <= _MAX_LABEL_CHARS else action[: _MAX_LABEL_CHARS - 1] + "…"
+    _draw_text(link, x + radius + 5, y - 5, short_action, "action")
     label_parts = [f"{node.visits} {wording.TIMES}", wording.NOTHING if node.value is None else f"{node.value:.2f}"]
     if not node.duplicates:
         label_parts.append("the expert's")
@@ -243,9 +230,7 @@ _CONTEXT_CHARS: Final = 160
 
 @dataclass(frozen=True, slots=True)
 class SearchHit:
-    """A text that was found: an extract in pieces, each with a flag for a search word, and the
-    places of the text.
-    """
+    """A text that was found: an extract in pieces, each with a flag for a search word."""
 
     pieces: list[tuple[str, bool]]
     places: list[tuple[str, str]]
@@ -255,6 +240,7 @@ class SearchHit:
 def search_page(store: Store, words: str, matches: Matches, *, page: int, complete: bool) -> Page:
     """Return the page of a search; `complete` says whether the index has all texts of the store."""
     texts = load_texts(store, matches.texts)
+    has_more = (page + 1) * PAGE_ROWS < matches.total
     values = {
         "words": words,
         "hits": [
@@ -267,9 +253,7 @@ def search_page(store: Store, words: str, matches: Matches, *, page: int, comple
         "first": page * PAGE_ROWS + 1,
         "complete": complete,
         "previous": document.with_query("/search", {"q": words, "page": page - 1}) if page else None,
-        "following": document.with_query("/search", {"q": words, "page": page + 1})
-        if (page + 1) * PAGE_ROWS < matches.total
-        else None,
+        "following": document.with_query("/search", {"q": words, "page": page + 1}) if has_more else None,
     }
     return Page("search", values)
 
@@ -305,7 +289,7 @@ def _place_link(place: TextLocation) -> tuple[str, str]:
 
 
 def tree(store: Store, tree_id: str) -> Page | None:
-    """Return the page of a search tree, with a drawing if it has at most `MOST_NODES` nodes."""
+    """Return the page of a search tree, with a drawing if it has at most `MAX_NODES` nodes."""
     head = tree_head(store, tree_id)
     if head is None:
         return None
@@ -329,25 +313,22 @@ def tree(store: Store, tree_id: str) -> Page | None:
 
 
 def node(store: Store, tree_id: str, index: int) -> Page | None:
-    """Return the page of a node: the path to it, step by step, and the siblings it was chosen
-    from.
-    """
+    """Return the page of a node: the path to it, step by step, and its siblings."""
     head = tree_head(store, tree_id)
     nodes = {node.number: node for node in tree_nodes(store, tree_id)} if head else {}
     if head is None or index not in nodes:
         return None
-    calls = tool_calls(store, "node", tree_id)
     steps = node_steps(store, tree_id, _with_ancestors(nodes.values(), [index]))
     position_by_node = {step.node: step.position for step in steps}
+    tree_calls = [call for call in tool_calls(store, "node", tree_id) if call.position in position_by_node]
+    calls = [call._replace(position=position_by_node[call.position]) for call in tree_calls]
     values = {
         "head": head,
         "node": nodes[index],
         "steps": steps,
         "siblings": _siblings(nodes.values(), steps),
         "children": [node for node in nodes.values() if node.parent == index],
-        "calls": calls_by_position(
-            [c._replace(position=position_by_node[c.position]) for c in calls if c.position in position_by_node]
-        ),
+        "calls": calls_by_position(calls),
         "ancestry": ancestry(store, f"{tree_id}#{index}", "node"),
     }
     return Page("node", values)
@@ -378,18 +359,12 @@ def pair(store: Store, pair_id: str) -> Page | None:
         # Only steps from the first one on that the judge saw, so that all three can be compared.
         if step.node is not None and step.position >= min(verdicts, default=0)
     ]
-    drops = [step_verdict.drop for step_verdict in step_verdicts if step_verdict.drop is not None]
+    max_drop = max((line.drop for line in step_verdicts if line.drop is not None), default=0.0)
     values = {
         "head": head,
         "witnesses": step_verdicts,
-        "tree_error": next(
-            (step_verdict.step.position for step_verdict in step_verdicts if step_verdict.drop == max(drops) > 0), None
-        )
-        if drops
-        else None,
-        "oracle_error": next(
-            (step_verdict.step.position for step_verdict in step_verdicts if step_verdict.oracle == "bad"), None
-        ),
+        "tree_error": next((line.step.position for line in step_verdicts if line.drop == max_drop > 0), None),
+        "oracle_error": next((line.step.position for line in step_verdicts if line.oracle == "bad"), None),
         "knows": bool(oracle),
         "siblings": siblings,
         "shared": bad[: head.shared_steps],
@@ -430,14 +405,10 @@ def _siblings(nodes: Collection[TreeNode], steps: Sequence[PathStep]) -> dict[in
 
 def calls_by_position(calls: Sequence[StoredToolCall]) -> dict[int, list[StoredToolCall]]:
     """Return tool calls, grouped by the position of the step that made them."""
-
-    def position_of(call: StoredToolCall) -> int:
-        return call.position
-
-    return {
-        position: list(calls_of_step)
-        for position, calls_of_step in groupby(sorted(calls, key=position_of), key=position_of)
-    }
+    by_position: dict[int, list[StoredToolCall]] = {}
+    for call in sorted(calls, key=lambda call: call.position):
+        by_position.setdefault(call.position, []).append(call)
+    return by_position
 
 
 def _with_ancestors(nodes: Collection[TreeNode], leaves: Iterable[int]) -> set[int]:
@@ -521,9 +492,7 @@ def live_page(store: Store, run_id: str, iteration: int | None = None, stage: st
 
 
 def learning_curves(store: Store, run_id: str, iteration: int) -> list[Figure]:
-    """Return the learning curves of an iteration; those of a fine-tuning that is still running, up
-    to its last reported step.
-    """
+    """Return an iteration's learning curves; during fine-tuning, up to its last reported step."""
     iteration_id = find_iteration_id(store, run_id, iteration)
     if iteration_id is None:
         return []
@@ -589,10 +558,9 @@ def run(store: Store, run_id: str, against: str = "") -> Page | None:
         return None
     head = page.values["run"]
     others = [line for line in run_lines(store) if line.run_id != run_id]
-    earlier_run_ids = [
-        line.run_id for line in others if line.recipe == head.recipe and line.started_at <= head.started_at
-    ]
-    against = next((key for key in [against, *earlier_run_ids] if key in {line.run_id for line in others}), "")
+    earlier = [line for line in others if line.recipe == head.recipe and line.started_at <= head.started_at]
+    candidates = [against, *(line.run_id for line in earlier)]
+    against = next((key for key in candidates if key in {line.run_id for line in others}), "")
     config = mask_secrets(json.loads(run_config(store, run_id) or "{}"))
     versions = run_versions(store, run_id)
     settings: list[SettingDifference] = []
@@ -600,12 +568,12 @@ def run(store: Store, run_id: str, against: str = "") -> Page | None:
         settings = setting_differences(config, mask_secrets(json.loads(run_config(store, against) or "{}")))
         settings += setting_differences({"versions": versions}, {"versions": run_versions(store, against)})
     iterations, curves = iteration_lines(store, run_id), page.values["learning"]
-    evaluations = evaluation_lines(store, run_id)
     # Each evaluation is compared with the earliest one on the same set.
+    evaluations = []
     first_by_set: dict[tuple[str, str], str] = {}
-    for line in evaluations:
-        first_by_set.setdefault((line.name, line.split), line.evaluation_id)
-    first_ids = [first_by_set[line.name, line.split] for line in evaluations]
+    for line in evaluation_lines(store, run_id):
+        base = first_by_set.setdefault((line.name, line.split), line.evaluation_id)
+        evaluations.append((line, base if base != line.evaluation_id else None))
     values = {
         **page.values,
         "scorings": comparisons_by_scoring(store, run_id),
@@ -615,10 +583,7 @@ def run(store: Store, run_id: str, against: str = "") -> Page | None:
         "against": against,
         "settings": settings,
         "iterations": iterations,
-        "evaluations": [
-            (line, base if base != line.evaluation_id else None)
-            for line, base in zip(evaluations, first_ids, strict=True)
-        ],
+        "evaluations": evaluations,
         "events": event_lines(store, run_id),
         # The curves of the iteration at work are drawn already.
         "learning": {
@@ -717,10 +682,7 @@ def token_turns(tokens: Sequence[RenderedToken]) -> list[TokenTurn]:
         if not turns or token.writer not in (turns[-1][0], "end of turn"):
             turns.append((token.writer, []))
         turns[-1][1].append((position, token))
-    return [
-        TokenTurn(name, positioned_tokens, sum(token.train for _, token in positioned_tokens))
-        for name, positioned_tokens in turns
-    ]
+    return [TokenTurn(name, turn, sum(token.train for _, token in turn)) for name, turn in turns]
 
 
 class ReplyRange(NamedTuple):
@@ -756,9 +718,7 @@ def locate_replies(
 
 
 def token_text(text: str) -> str:
-    """Return the text of a token with visible signs in place of white space and of characters that
-    cannot be seen.
-    """
+    """Return the text of a token with visible signs for white space and invisible characters."""
     return escape_invisible(text.replace("\n", "\u23ce").replace("\t", "\u21e5")).replace(" ", "\u00b7")
 
 

@@ -84,7 +84,7 @@ def _share(model: Any, rows: int, temperature: float, history: int, steps: int, 
         AttentionLayers(has_both_kinds=isinstance(config, Gemma3TextConfig)),
         vocabulary=config.vocab_size,
         context_length=config.max_position_embeddings,
-        ended=lambda tokens, stops, until: False,
+        is_end=lambda tokens, stops, until: False,
         prefix_cache_bytes=0,
         clock=clock,
     )

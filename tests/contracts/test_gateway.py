@@ -199,7 +199,7 @@ def test_an_episode_without_room_is_played_anew_if_the_gateway_went_away(
         raise EnvironmentUnavailable("the gateway cannot be reached")
 
     env = world(url)
-    monkeypatch.setattr(env, "_next", gone)
+    monkeypatch.setattr(env, "_next_event", gone)
     env._is_over = False
     with pytest.raises(EnvironmentUnavailable) as fault:
         env.decline(PromptTooLong.counted(9, 8, "m"))

@@ -35,7 +35,7 @@ from agentr_core.recipes.grpo import DistilConfig, GrpoConfig
 from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.store.codec.ledger import Group
 from agentr_core.training.group.policy import PolicyRow, policy_row
-from agentr_core.training.group.scoring import Scorer, difference, distilled, divergence_from
+from agentr_core.training.group.scoring import Scorer, add_scorer_terms, divergence_from_scorer, scorer_term
 from agentr_core.types import Instance, Message, Step, StopReason, Trajectory
 
 DOOR = Instance(environment="door", split="train", index=0)
@@ -83,13 +83,13 @@ def alone(model: Any, row: PolicyRow) -> list[float]:
 
 def test_the_term_of_a_token_is_the_difference_of_log_probabilities_by_its_weight_within_limits() -> None:
     row = PolicyRow((1, 2, 3, 4), (1, 2, 3), (-1.0, -2.0, -0.5), (0.5, 0.5, -1.0), 3, (-0.25, -6.0, math.nan))
-    (plain,) = distilled([row], DistilConfig(weight=2.0))
+    (plain,) = add_scorer_terms([row], DistilConfig(weight=2.0))
     assert plain.advantages == pytest.approx((0.5 + 2 * 0.75, 0.5 - 2 * 4.0, -1.0))
-    (limited,) = distilled([row], DistilConfig(weight=2.0, max_difference=0.5))
+    (limited,) = add_scorer_terms([row], DistilConfig(weight=2.0, max_difference=0.5))
     assert limited.advantages == pytest.approx((1.5, -0.5, -1.0))
-    assert difference(math.nan, -1.0, DistilConfig()) == 0
-    assert divergence_from([row]) == pytest.approx((-0.75 + 4.0) / 2)
-    assert divergence_from([row._replace(scores=(math.nan,) * 3)]) is None
+    assert scorer_term(math.nan, -1.0, DistilConfig()) == 0
+    assert divergence_from_scorer([row]) == pytest.approx((-0.75 + 4.0) / 2)
+    assert divergence_from_scorer([row._replace(scores=(math.nan,) * 3)]) is None
 
 
 def test_without_the_group_only_the_scorer_teaches_and_with_it_groups_that_are_alike_do(renderer: Renderer) -> None:

@@ -19,7 +19,7 @@ from agentr_core.methods.et_agent.reward import EfficiencyReward, efficiency_rew
 from agentr_core.methods.et_agent.selection import check_counts
 from agentr_core.methods.faults import load
 from agentr_core.recipes.et_agent import CurriculumConfig
-from agentr_core.training.group.advantages import advantages
+from agentr_core.training.group.advantages import group_advantages
 from agentr_core.types import Instance, Step, StopReason, ToolCall, Trajectory
 
 RECIPES = Path(__file__).parents[2] / "deployments" / "recipes"
@@ -36,7 +36,7 @@ def rewards(sigma: float = 0.1, **changed: object) -> list[float]:
 
 def test_the_numbers_of_the_method() -> None:
     assert rewards() == pytest.approx([1.1241, 1.0, 0.8830, -1.0], abs=5e-5)
-    assert advantages(rewards(), scale="group") == pytest.approx([0.6186, 0.4953, 0.3789, -1.4928], abs=2e-4)
+    assert group_advantages(rewards(), scale="group") == pytest.approx([0.6186, 0.4953, 0.3789, -1.4928], abs=2e-4)
 
 
 def test_with_the_published_amplitude_a_right_answer_of_mean_cost_is_worth_a_quarter() -> None:

@@ -63,17 +63,25 @@ GOOD = solved(step(CALL, RESULT, call("q")), step(ANSWER, reward=1.0))
 
 
 def attempt(**given: object) -> Attempt:
-    usual = {"question": "q", "source": "s", "score": 1.0, "calls": 0, "failed": 0, "redundant": 0}
+    usual = {"question": "q", "source": "s", "score": 1.0, "num_calls": 0, "num_failed": 0, "num_redundant": 0}
     return Attempt(**{**usual, **given})  # type: ignore[arg-type]
 
 
 def test_the_metrics_by_hand() -> None:
     found = behaviour(
         [
-            attempt(question="a", calls=2, failed=1, redundant=1, reasoning_tokens=100, concise=False),
-            attempt(question="b", score=0.5, calls=0, reasoning_tokens=200, concise=True, nudged_right=False),
-            attempt(question="c", calls=1, reasoning_tokens=None, concise=None),
-            attempt(question="d", score=0.0, calls=3, failed=3, redundant=1, reasoning_tokens=50, nudged_right=True),
+            attempt(question="a", num_calls=2, num_failed=1, num_redundant=1, num_reasoning_tokens=100, concise=False),
+            attempt(question="b", score=0.5, num_calls=0, num_reasoning_tokens=200, concise=True, nudged_right=False),
+            attempt(question="c", num_calls=1, num_reasoning_tokens=None, concise=None),
+            attempt(
+                question="d",
+                score=0.0,
+                num_calls=3,
+                num_failed=3,
+                num_redundant=1,
+                num_reasoning_tokens=50,
+                nudged_right=True,
+            ),
         ]
     )
     assert found.performance.mean == pytest.approx(2.5 / 4)
@@ -89,7 +97,7 @@ def test_the_metrics_by_hand() -> None:
 
 
 def test_intervals_are_over_questions_not_attempts() -> None:
-    alone = [attempt(question=str(i), score=float(i % 2), calls=i % 3) for i in range(12)]
+    alone = [attempt(question=str(i), score=float(i % 2), num_calls=i % 3) for i in range(12)]
     twice = behaviour([one for one in alone for _ in range(2)])
     once = behaviour(alone)
     for name in ("performance", "efficiency", "tool_productivity", "redundant_calls"):
@@ -100,7 +108,7 @@ def test_intervals_are_over_questions_not_attempts() -> None:
 
 
 def test_no_interval_leaves_the_range_of_its_metric() -> None:
-    won = attempt(question="won", calls=3, reasoning_tokens=9)
+    won = attempt(question="won", num_calls=3, num_reasoning_tokens=9)
     few = behaviour([won, replace(won, question="lost", score=0.0)])
     assert (few.tool_productivity.low, few.tool_productivity.high) == (0, 100)
     assert few.reasoning_length.low == 0
@@ -140,10 +148,10 @@ def test_an_attempt_is_read_from_an_episode() -> None:
     assert attempt_of(again, source="s") == attempt(
         question="reasoning/train/0",
         score=0.5,
-        calls=3,
-        failed=1,
-        redundant=1,
-        reasoning_tokens=2 * len(CALL) + len(ANSWER),
+        num_calls=3,
+        num_failed=1,
+        num_redundant=1,
+        num_reasoning_tokens=2 * len(CALL) + len(ANSWER),
     )
     unknown = replace(again, steps=(replace(again.steps[0], token_ids=()), *again.steps[1:]))
     assert attempt_of(unknown, source="s").num_reasoning_tokens is None
@@ -226,15 +234,15 @@ def test_where_steps_are_counted_refused_ones_have_failed_and_repeated_ones_are_
 
 
 def test_gains_are_paired_by_question() -> None:
-    before = [attempt(question=f"q{number}", score=number / 10, calls=2) for number in range(5)]
-    after = [attempt(question=f"q{number}", score=number / 10 + 0.5, calls=1) for number in range(1, 6)]
-    found = gains([*after, attempt(question="q1", score=0.0, calls=1)], before)
+    before = [attempt(question=f"q{number}", score=number / 10, num_calls=2) for number in range(5)]
+    after = [attempt(question=f"q{number}", score=number / 10 + 0.5, num_calls=1) for number in range(1, 6)]
+    found = gains([*after, attempt(question="q1", score=0.0, num_calls=1)], before)
     # Question 1 counts once though it was answered twice; 0 and 5 have nothing to compare with.
     assert found["performance_gain_over_base"].n == 4
     assert found["performance_gain_over_base"].mean == pytest.approx((0.3 - 0.1 + 3 * 0.5) / 4)
     efficiency = [0.3 - 0.05, *(number / 10 + 0.5 - number / 20 for number in (2, 3, 4))]
     assert found["efficiency_gain_over_base"].mean == pytest.approx(fmean(efficiency))
-    apart = gains(after[:3], [attempt(question=f"q{number}", score=number / 10, calls=2) for number in (1, 2, 3)])
+    apart = gains(after[:3], [attempt(question=f"q{number}", score=number / 10, num_calls=2) for number in (1, 2, 3)])
     alike = apart["performance_gain_over_base"]
     # Three questions that gain alike do not say that all others do, as for success.
     assert alike.mean == pytest.approx(0.5)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from agentr_core.environments.gateway.dialects.chat import ChatRequest
 from agentr_core.errors import ConfigError, MalformedReply, ModelFault, Transient
 from agentr_core.models.openai.chat import Endpoint, convert_error
-from agentr_core.models.openai.wire import request_bodies, read_completion, read_models
+from agentr_core.models.openai.wire import read_completion, read_models, request_bodies
 from agentr_core.recipes.models import ServerConfig
 from agentr_core.replies import is_cut_within_thought
 from agentr_core.types import Message, Request, Sampling, Span, grown_turn

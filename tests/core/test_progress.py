@@ -50,7 +50,7 @@ from tasks import progress
 
 async def main():
     progress.console.set(Console(stderr=True))
-    async with progress.stage_progress("demonstrate", 12, Remaining(stage=7200.0, after=86400.0)) as report:
+    async with progress.stage_progress("demonstrate", 12, Remaining(stage_s=7200.0, after_s=86400.0)) as report:
         for done in (1203, 1204):
             report(done, 1500, "episodes of textcraft [of 3], 71,980 replies, 1,117 tokens/s, batches 94% full")
             await asyncio.sleep(0.3)

@@ -38,8 +38,8 @@ from agentr_core.reports.markdown import render_markdown
 
 EMPTY = IterationReport(recipe_name="r", run_id="run-1", iteration=2, date="2026-03-14", environment="e", model="m")
 EMPTY_PARTS: dict[str, Any] = {
-    "data": (survival_section(None), judge_section(None)),
-    "samples": (revision_samples_section(()),),
+    "data_sections": (survival_section(None), judge_section(None)),
+    "sample_sections": (revision_samples_section(()),),
 }
 ATTACK = "</pre></style><script>alert(1)</script><img src=x onerror=alert(2)>\" onload='x' {{ 7 * 7 }} & \x00\ud800"
 VOID = {"meta", "img", "br", "link", "input", "hr"}

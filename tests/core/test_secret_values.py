@@ -64,7 +64,7 @@ def test_a_variable_is_sent_and_neither_stored_nor_shown() -> None:
     assert body["search"] == {"api_key": SECRET, "hits": 3}
     assert body["tags"] == ["t", "x"]
     assert SECRET not in json.dumps([resolved(made), display_data(made)]) + repr(where)
-    assert where.redacted(f"you sent {SECRET}") == "you sent ***"
+    assert where.redact(f"you sent {SECRET}") == "you sent ***"
     other = OpenAIModel(
         make_endpoint(made.model.server, {"SEARCH_KEY": "k", "TAG": "t"}), made.model.server, context_length=9
     )

@@ -410,7 +410,7 @@ def test_several_calls_of_tools_are_run_and_counted() -> None:
     other = questions(search_calls=1, python_calls=2, spare_replies=3)
     restore_state(other, first, [one, two])
     assert other._toolbox.calls == []
-    assert replace(other.snapshot(), resumed=False, text="") == replace(at(questions, replies[:2]), resumed=False)
+    assert replace(other.snapshot(), is_resumed=False, text="") == replace(at(questions, replies[:2]), is_resumed=False)
 
 
 def at(make: Callable[..., Any], replies: Sequence[str]) -> Any:

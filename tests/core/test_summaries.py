@@ -31,7 +31,7 @@ from agentr_core.methods.faults import parse
 from agentr_core.recipes.eto import PreferencesConfig
 from agentr_core.samples.dataset import check_flags, token_row
 from agentr_core.stages.dataset import whole_samples
-from agentr_core.training.group.advantages import advantages
+from agentr_core.training.group.advantages import group_advantages
 from agentr_core.training.group.policy import policy_row
 from agentr_core.types import (
     NO_LIMITS,
@@ -207,7 +207,7 @@ async def test_an_episode_goes_on_from_its_summaries_and_is_trained_as_it_was_re
 async def test_the_reward_reaches_each_token_of_a_summary() -> None:
     won, lost = await played(Walk()), await played(Walk(), max_steps=20)
     assert (won.success, lost.success) == (True, False)
-    for made, advantage in zip((won, lost), advantages([1.0, 0.0], scale="none"), strict=True):
+    for made, advantage in zip((won, lost), group_advantages([1.0, 0.0], scale="none"), strict=True):
         worth = [advantage] * len(made.steps)
         ids: list[int] = []
         drawn: list[float] = []

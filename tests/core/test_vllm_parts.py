@@ -31,15 +31,15 @@ from agentr_core.models.vllm.replicas import (
     HOST,
     Adapter,
     Launch,
-    failure_cause,
     check_compiler,
     check_ports,
-    replica_command,
+    environment_variables,
+    failure_cause,
     free_ports,
     implementation_of,
     make_launch,
     min_allowed_rank,
-    environment_variables,
+    replica_command,
 )
 from agentr_core.models.vllm.server import agentr_serve
 from agentr_core.recipes.models import ModelConfig, VllmConfig
@@ -357,7 +357,10 @@ def quick_install(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_environment_is_made_once(tmp_path: Path, quick_install: list[str]) -> None:
     told: list[str] = []
     for _ in range(2):
-        assert vllm_env.ensure_environment(tmp_path / "env", "cpu", report_line=told.append) == tmp_path / "env" / "bin" / "python"
+        assert (
+            vllm_env.ensure_environment(tmp_path / "env", "cpu", report_line=told.append)
+            == tmp_path / "env" / "bin" / "python"
+        )
     assert quick_install == ["cpu"]
     assert "Collecting much" in told
 
@@ -423,7 +426,9 @@ def test_a_session_stays_with_its_replica_and_few_move() -> None:
 
 
 def test_body_asks_for_ids_with_a_seed() -> None:
-    made = make_body(asked(stop=("\n",), logprobs=True), [5, 6], served_name="abc", max_tokens=9, stop_ids={2, 1}, send_seed=True)
+    made = make_body(
+        asked(stop=("\n",), logprobs=True), [5, 6], served_name="abc", max_tokens=9, stop_ids={2, 1}, send_seed=True
+    )
     assert (made["model"], made["prompt"], made["n"], made["max_tokens"]) == ("abc", [5, 6], 2, 9)
     assert made["stop_token_ids"] == [1, 2]
     assert made["return_token_ids"] is True
@@ -432,21 +437,21 @@ def test_body_asks_for_ids_with_a_seed() -> None:
 
 
 def test_body_has_the_filters_that_are_set() -> None:
-    options: dict[str, Any] = {"served_name": "abc", "limit": 9, "stop_ids": (), "seeds": True}
+    options: dict[str, Any] = {"served_name": "abc", "max_tokens": 9, "stop_ids": (), "send_seed": True}
     filters: dict[str, Any] = {"top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1}
     assert filters.items() <= make_body(asked(**filters), [5], **options).items()
     assert filters.keys().isdisjoint(make_body(asked(), [5], **options))
 
 
 def test_stop_strings_are_kept_on_demand() -> None:
-    options: dict[str, Any] = {"served_name": "abc", "limit": 9, "stop_ids": (), "seeds": True}
+    options: dict[str, Any] = {"served_name": "abc", "max_tokens": 9, "stop_ids": (), "send_seed": True}
     kept = make_body(asked(stop=("\n",), include_stop=True), [5], **options)
     assert (kept["stop"], kept["include_stop_str_in_output"]) == (["\n"], True)
     assert "include_stop_str_in_output" not in make_body(asked(stop=("\n",)), [5], **options)
 
 
 def test_no_seed_where_it_means_nothing_or_is_not_wanted() -> None:
-    options: dict[str, Any] = {"served_name": "abc", "limit": 9, "stop_ids": ()}
+    options: dict[str, Any] = {"served_name": "abc", "max_tokens": 9, "stop_ids": ()}
     assert "seed" not in make_body(asked(temperature=0.0), [5], send_seed=True, **options)
     assert "seed" not in make_body(asked(), [5], send_seed=False, **options)
     seeds = [make_body(asked(seed=seed), [5], send_seed=True, **options)["seed"] for seed in (3, 4)]

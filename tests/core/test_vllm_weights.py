@@ -26,7 +26,7 @@ from starlette.routing import Route
 
 from agentr_core.errors import ConfigError, ModelFault, ModelUnavailable
 from agentr_core.models.vllm.model import VllmModel, check_replacement
-from agentr_core.models.vllm.replicas import Adapter, Launch, replica_command, environment_variables
+from agentr_core.models.vllm.replicas import Adapter, Launch, environment_variables, replica_command
 from agentr_core.models.vllm.server import agentr_weights
 from agentr_core.protocols import Reloading, Sleeping
 from agentr_core.types import Message, Request, Sampling
@@ -264,7 +264,9 @@ def test_a_server_sleeps_only_where_the_recipe_says_so_and_on_a_gpu(tmp_path: Pa
     ours = owned(tmp_path)
     asleep = dataclasses.replace(ours, device="cuda", settings=dataclasses.replace(ours.settings, sleep=True))
     assert "--enable-sleep-mode" in replica_command(Path("python"), asleep, 1)
-    assert "--enable-sleep-mode" not in replica_command(Path("python"), dataclasses.replace(asleep, key=""), 1), "SFT, judges"
+    assert "--enable-sleep-mode" not in replica_command(Path("python"), dataclasses.replace(asleep, key=""), 1), (
+        "SFT, judges"
+    )
     assert "--enable-sleep-mode" not in replica_command(Path("python"), dataclasses.replace(ours, device="cuda"), 1)
     with pytest.raises(ConfigError, match=r"model\.vllm\.sleep: only on a GPU"):
         replica_command(Path("python"), dataclasses.replace(asleep, device="cpu"), 1)

@@ -103,7 +103,7 @@ def test_an_option_called_search_cannot_be_clicked(tmp_path: Path) -> None:
     assert "[SEP] kind [SEP] search [SEP] find [SEP]" in page_text(shop, there, WISH)
     assert visit_after(shop, there, "click[search]") is None
     assert "search" not in buttons(shop, there)
-    assert visit_after(shop, there, "click[find]").chosen == (("kind", "find"),)  # type: ignore[union-attr]
+    assert visit_after(shop, there, "click[find]").chosen_options == (("kind", "find"),)  # type: ignore[union-attr]
 
 
 def test_choices_last_until_the_product_is_left(shop: Catalogue) -> None:
@@ -120,7 +120,7 @@ def test_choices_last_until_the_product_is_left(shop: Catalogue) -> None:
 
 def test_a_value_of_two_options_is_the_last_ones_and_button_names_win(shop: Catalogue) -> None:
     there = after(shop, "search[mug]", "click[B0MUG]")
-    assert visit_after(shop, there, "click[red | white]").chosen == (("size", "red | white"),)  # type: ignore[union-attr]
+    assert visit_after(shop, there, "click[red | white]").chosen_options == (("size", "red | white"),)  # type: ignore[union-attr]
     assert visit_after(shop, there, "click[features]").page == "features"  # type: ignore[union-attr]
 
 

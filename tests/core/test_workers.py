@@ -258,7 +258,7 @@ def test_workers_end_with_the_process_that_started_them(tiny_model_dir: Path) ->
     code = (
         "import sys, time; from pathlib import Path; sys.path[:0] = ['tests/core', 'tests/support']\n"
         "from test_workers import loading, load_local, children\n"
-        f"model = load_local(loading(Path({str(tiny_model_dir)!r})), workers=2)\n"
+        f"model = load_local(loading(Path({str(tiny_model_dir)!r})), num_workers=2)\n"
         "print(*children(), flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

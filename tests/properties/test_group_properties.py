@@ -13,7 +13,7 @@ from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.methods.et_agent.reward import EfficiencyReward
 from agentr_core.methods.grpo.rollouts import GroupInProgress, RewardTally, choose_instances, contrast_probability
 from agentr_core.recipes.grpo import BranchingConfig, GrpoConfig
-from agentr_core.training.group.advantages import advantages, sibling_advantages
+from agentr_core.training.group.advantages import group_advantages, sibling_advantages
 from agentr_core.training.group.policy import token_weights
 from agentr_core.types import Instance, Step, StopReason, Trajectory
 
@@ -25,7 +25,7 @@ INSTANCES = [Instance(environment="door", split="train", index=index) for index 
 
 @given(REWARDS, SCALES)
 def test_advantages_sum_to_nothing_and_keep_the_order_of_rewards(rewards: list[float], scale: str) -> None:
-    found = advantages(rewards, scale=scale)  # type: ignore[arg-type]
+    found = group_advantages(rewards, scale=scale)  # type: ignore[arg-type]
     assert sum(found) == pytest.approx(0, abs=1e-6)
     ordered = [worth for _, worth in sorted(zip(rewards, found, strict=True))]
     assert ordered == sorted(ordered)
@@ -80,7 +80,7 @@ def test_the_choices_of_an_episode_sum_up_to_what_its_end_is_worth(played: list[
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=16), SCALES)
 def test_where_all_part_at_once_a_step_has_the_advantage_of_its_episode(rewards: list[float], scale: str) -> None:
     played = [(f"{chr(97 + number)}xy", reward) for number, reward in enumerate(rewards)]
-    expected = advantages(rewards, scale=scale)  # type: ignore[arg-type]
+    expected = group_advantages(rewards, scale=scale)  # type: ignore[arg-type]
     assert found_of(played, scale) == [pytest.approx([one] * 3) for one in expected]
 
 

@@ -237,9 +237,9 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """The state of an episode: the number of calls of each tool, the spare replies used, whether it
-    continues recorded steps, the text of each step so far (`texts`) and of the present reply
-    (`text`), and the search whose documents are being summarised (`summarised`).
+    """The state of an episode: the number of calls of each tool, the texts of the steps so far and
+    of the present reply (`text`), the spare replies used, whether it continues recorded steps, and
+    the search whose documents are being summarised.
     """
 
     problem: Problem

@@ -72,8 +72,7 @@ from agentr_core.types import (
     Tree,
 )
 
-# The sentences with which an agent turns back from a mistake. Source: Agent-R section 3.2 (themes;
-# own wording).
+# How an agent turns back from a mistake. Source: Agent-R section 3.2 (themes; own wording).
 
 REFLECTIONS = (
     "That was a mistake; let me choose another way.",
@@ -122,14 +121,14 @@ def _normalized(text: str) -> str:
 
 # Replay recorded steps, and find where the result differs from the recording.
 
-_MAX_QUOTE_CHARS = 80
-"""The most characters of an action or observation that are quoted in a message."""
+
+def _quote(text: str) -> str:
+    """Return an action or observation as messages quote it."""
+    return quoted(text, 80)
 
 
 def live_step(recorded_step: Step, outcome: Outcome) -> Step:
-    """Return the step of a replay, with the tokens, log-probabilities, finish reason and tokenizer
-    of the recorded reply.
-    """
+    """Return the step of a replay, with what was recorded of how its reply was sampled."""
     return replace(
         outcome.step,
         token_ids=recorded_step.token_ids,
@@ -155,8 +154,7 @@ def check_replay(env: Environment, pair: PathPair, first_observation: str, outco
             raise divergence_error(
                 env,
                 f"{bad_path.instance.key}, leaf {pair.bad.leaf} of tree {pair.bad.tree_id}: after {number} steps the "
-                f"recording has {quoted(recorded, _MAX_QUOTE_CHARS)} and the replay "
-                f"{quoted(replayed, _MAX_QUOTE_CHARS)}",
+                f"recording has {_quote(recorded)} and the replay {_quote(replayed)}",
             )
 
 
@@ -173,15 +171,12 @@ def divergence_message(recorded_steps: Sequence[Step], outcomes: Sequence[Outcom
         return "all observations are as recorded"
     position, outcome = next((d for d in differences if d[1].step.valid is False), differences[0])
     replayed, recorded = outcome.step.observation, recorded_steps[position].observation
-    return (
-        f"{step_label(position, outcome.step)} gave {quoted(replayed, _MAX_QUOTE_CHARS)}, "
-        f"recorded was {quoted(recorded, _MAX_QUOTE_CHARS)}"
-    )
+    return f"{step_label(position, outcome.step)} gave {_quote(replayed)}, recorded was {_quote(recorded)}"
 
 
 def step_label(position: int, step: Step) -> str:
     """Return the position and the quoted action of a step, for messages."""
-    return f"step {position} ({quoted(step.action, _MAX_QUOTE_CHARS)})"
+    return f"step {position} ({_quote(step.action)})"
 
 
 # Where the bad path of a pair is cut, and why a pair cannot be spliced.
@@ -241,10 +236,8 @@ def good_suffix(pair: PathPair, cut: int) -> tuple[Step, ...]:
     path's first `cut` steps; if none differs, the steps after the first `cut` ones.
     """
     prefix, steps = pair.bad.trajectory.steps[:cut], pair.good.trajectory.steps
-    shared_replies = takewhile(
-        lambda step_pair: step_pair[0].reply == step_pair[1].reply, zip(prefix, steps, strict=False)
-    )
-    return steps[sum(1 for _ in shared_replies) :]
+    shared_replies = takewhile(lambda both: both[0].reply == both[1].reply, zip(prefix, steps, strict=False))
+    return steps[len(list(shared_replies)) :]
 
 
 def rejection_of(pair: PathPair, reason: str, detail: str) -> Rejection:
@@ -259,9 +252,7 @@ def unplayable_rejection(subject: str, error: EnvironmentFault) -> Rejection:
 
 
 def pair_seed_name(pair: PathPair) -> str:
-    """Return the name from which a pair's seeds are derived. It depends on the instance and the two
-    leaves only, so it is the same in every run.
-    """
+    """Return the name that a pair's seeds are derived from, which is the same in every run."""
     return f"{pair.bad.trajectory.instance.key}:{pair.good.leaf}:{pair.bad.leaf}"
 
 
@@ -329,15 +320,14 @@ def diagnosis(pair: PathPair, critique: Critique) -> str:
         raise ValueError(f"pair {pair_id(pair)} has no first error to tell of")
     step = pair.bad.trajectory.steps[error]
     verdict = next(verdict for verdict in critique.verdicts if verdict.position == error)
-    return "\n".join(
-        (
-            "You were here before and went on like this:",
-            f"Action: {step.action}",
-            f"Observation: {step.observation}",
-            f"That was a mistake. {reason_of(verdict.reply)}".rstrip(),
-            "Do something else.",
-        )
+    lines = (
+        "You were here before and went on like this:",
+        f"Action: {step.action}",
+        f"Observation: {step.observation}",
+        f"That was a mistake. {reason_of(verdict.reply)}".rstrip(),
+        "Do something else.",
     )
+    return "\n".join(lines)
 
 
 def continuation_samples(
@@ -361,17 +351,16 @@ def continuation_samples(
         tries: episodes that begin with `prefix`; of the same length, earlier ones come first.
     """
     is_rollback, prefix_length = config.mode == "rollback", len(prefix)
-    candidates = [
-        (len(episode.steps), number, key)
-        for number, (key, episode) in enumerate(tries.items())
+    candidates = {
+        key: episode
+        for key, episode in tries.items()
         if episode.steps and not episode.steps[-1].disaster and clears(episode.reward, alpha, rule)
-    ]
-    winners = [
-        candidate
-        for candidate in candidates
-        for episode in [tries[candidate[-1]]]
+    }
+    winners = {
+        key: episode
+        for key, episode in candidates.items()
         if episode.reward > (episode.steps[prefix_length - 1].reward if prefix_length else 0.0)
-    ]
+    }
     if candidates and not winners:
         moment = "before the first error" if is_rollback else "at the revision turn"
         return rejection_of(pair, "no-gain", f"{len(candidates)} tries end with the reward that they had {moment}")
@@ -384,15 +373,12 @@ def continuation_samples(
     if is_rollback and critique is not None:
         extra["diagnosis"] = diagnosis(pair, critique)
     samples = {}
-    for *_, key in sorted(winners)[: config.continuation.per_pair or None]:
-        episode = tries[key]
+    shortest_first = sorted(winners.items(), key=lambda item: len(item[1].steps))
+    for key, episode in shortest_first[: config.continuation.per_pair or None]:
         revision_turn: tuple[Step, ...] = ()
         if not is_rollback:
-            revision_turn = (
-                replace(
-                    _revision_step(pair, env, config, seed), observation=episode.steps[prefix_length - 1].observation
-                ),
-            )
+            observation = episode.steps[prefix_length - 1].observation
+            revision_turn = (replace(_revision_step(pair, env, config, seed), observation=observation),)
         samples[key] = _revision_sample(
             pair,
             env,
@@ -412,17 +398,13 @@ def good_sample(path: Path, env: Environment, *, prune: bool = False) -> Sample:
     trajectory = path.trajectory
     steps = trajectory.steps
     if prune:
-        replies = [step.reply for step in steps]
-        positions = needed_positions(env, trajectory.instance, replies)
-        first_observation, outcomes = play_replies(
-            env, trajectory.instance, [replies[position] for position in positions]
-        )
+        positions = needed_positions(env, trajectory.instance, [step.reply for step in steps])
+        needed_steps = [steps[position] for position in positions]
+        first_observation, outcomes = play_replies(env, trajectory.instance, [step.reply for step in needed_steps])
         last = outcomes[-1].step
         as_recorded = first_observation == trajectory.first_observation
         if as_recorded and not last.disaster and last.reward >= trajectory.reward:
-            steps = tuple(
-                live_step(steps[position], outcome) for position, outcome in zip(positions, outcomes, strict=False)
-            )
+            steps = tuple(live_step(step, outcome) for step, outcome in zip(needed_steps, outcomes, strict=False))
     return Sample(
         kind=SampleKind.GOOD,
         messages=transcript(env, trajectory.first_observation, steps, train=[True] * len(steps)),
@@ -452,31 +434,24 @@ def _verified_sample(
 
     The revision turn's action is played too, since a trained agent will send it.
     """
-    revision_step = _revision_step(pair, env, config, seed)
+    instance, revision_step = pair.bad.trajectory.instance, _revision_step(pair, env, config, seed)
     planned_steps = (*pair.bad.trajectory.steps[:cut], revision_step, *good_suffix(pair, cut))
     num_planned = len(planned_steps)
     if config.prune:
-        positions = needed_positions(
-            env, pair.bad.trajectory.instance, [step.reply for step in planned_steps], start=cut + 1
-        )
+        positions = needed_positions(env, instance, [step.reply for step in planned_steps], start=cut + 1)
         planned_steps = tuple(planned_steps[position] for position in positions)
-    first_observation, outcomes = play_replies(
-        env, pair.bad.trajectory.instance, [step.reply for step in planned_steps]
-    )
+    first_observation, outcomes = play_replies(env, instance, [step.reply for step in planned_steps])
     check_replay(env, pair, first_observation, outcomes[:cut])
     last, last_position = outcomes[-1], len(outcomes) - 1
     if last_position <= cut:
         location = "in the kept part" if last_position < cut else "at the revision turn"
-        return rejection_of(
-            pair, "verify-ended-early", f"{last.stop} {location}, {step_label(last_position, last.step)}"
-        )
+        detail = f"{last.stop} {location}, {step_label(last_position, last.step)}"
+        return rejection_of(pair, "verify-ended-early", detail)
     if last.step.disaster or not clears(last.step.reward, alpha, rule):
         ended_early = len(outcomes) < len(planned_steps)
-        end = (
-            f"{last.stop} at step {last_position} of {len(planned_steps)}"
-            if ended_early
-            else f"played {len(planned_steps)} steps"
-        )
+        end = f"played {len(planned_steps)} steps"
+        if ended_early:
+            end = f"{last.stop} at step {last_position} of {len(planned_steps)}"
         difference = divergence_message(planned_steps, outcomes, cut + 1)
         detail = f"live reward {last.step.reward:g}, alpha {alpha:g}; {end}; {difference}"
         return rejection_of(pair, "verify-ended-early" if ended_early else "verify-reward-below-alpha", detail)
@@ -508,8 +483,7 @@ def _verified_sample(
 def _revision_step(pair: PathPair, env: Environment, config: SpliceConfig, seed: int) -> Step:
     """Return the revision turn as a step that was not played."""
     reply = revision_text(derive_seed(seed, "reflection", pair_seed_name(pair)), config.action, config.reflections)
-    reply = env.called(reply)
-    return Step(reply=reply, action=config.action, observation=ACKNOWLEDGEMENT, reward=0.0)
+    return Step(reply=env.called(reply), action=config.action, observation=ACKNOWLEDGEMENT, reward=0.0)
 
 
 def _revision_sample(
@@ -521,14 +495,10 @@ def _revision_sample(
     extra: Mapping[str, Any],
 ) -> Sample:
     bad_trajectory = pair.bad.trajectory
+    train = [False] * len(prefix) + [True] * len(trained_steps)
     return Sample(
         kind=SampleKind.REVISION,
-        messages=transcript(
-            env,
-            bad_trajectory.first_observation,
-            (*prefix, *trained_steps),
-            train=[False] * len(prefix) + [True] * len(trained_steps),
-        ),
+        messages=transcript(env, bad_trajectory.first_observation, (*prefix, *trained_steps), train=train),
         instance=bad_trajectory.instance,
         provenance=Provenance(
             tree_id=pair.bad.tree_id,
@@ -706,10 +676,8 @@ async def _make_samples(
 
     def make_rows() -> tuple[_SampleRows, _SampleRows]:
         with ctx.worlds() as worlds:
-            return (
-                _revision_rows(ctx, worlds, pairs, critiques, continuations_by_pair, iteration, fits, seed),
-                _good_path_rows(ctx, worlds, trees, iteration, fits),
-            )
+            revisions = _revision_rows(ctx, worlds, pairs, critiques, continuations_by_pair, iteration, fits, seed)
+            return revisions, _good_path_rows(ctx, worlds, trees, iteration, fits)
 
     with ctx.timed(STAGE, iteration):
         (revision_rows, pair_rejections), (good_path_rows, path_rejections) = await run_in_thread(make_rows)
@@ -745,8 +713,7 @@ def _revision_rows(
         result: Sample | dict[str, Sample] | Rejection
         try:
             if critique is None and config.mode != "direct":
-                detail = "judging its tree failed; table event has the error"
-                result = Rejection(stage=STAGE, subject=key, reason="not-judged", detail=detail)
+                result = rejection_of(pair, "not-judged", "judging its tree failed; table event has the error")
             elif continuation is None:
                 result = splice(pair, critique, env, config, alpha=alpha, rule=rule, seed=seed)
             elif isinstance(continuation.prefix, Rejection):
@@ -787,7 +754,8 @@ def _good_path_rows(
     rejections: list[Rejection] = []
     for paths in rescored_paths(ctx, trees).values():
         for path in good_paths(paths, alpha, rule):
-            subject = f"{path.tree_id}:{path.leaf}"
+            tree_id, leaf = path.tree_id, path.leaf
+            subject = f"{tree_id}:{leaf}"
             try:
                 sample = good_sample(path, worlds.env_of(path.trajectory.instance), prune=ctx.recipe.splice.prune)
             except UNPLAYABLE as error:
@@ -802,15 +770,10 @@ def _good_path_rows(
             if isinstance(parts, Rejection):
                 rejections.append(parts)
                 continue
-            trajectory_id = fingerprint("path", path.tree_id, path.leaf)
+            trajectory_id = fingerprint("path", tree_id, leaf)
             # The path is stored beside its samples, as a trajectory of its own.
             path_rows = trajectory_rows(
-                trajectory_id,
-                path.trajectory,
-                source="tree",
-                iteration_id=iteration_id,
-                tree_id=path.tree_id,
-                leaf=path.leaf,
+                trajectory_id, path.trajectory, source="tree", iteration_id=iteration_id, tree_id=tree_id, leaf=leaf
             )
             sample_units = (
                 sample_rows(sample_id(part), part, iteration_id=iteration_id, trajectory_id=trajectory_id)
@@ -828,6 +791,5 @@ def _split_by_window(
     """
     if fits is None:
         return (sample,)
-    return split_windowed(
-        sample, count_dropped(sample.messages, fits), ctx.recipe.data.windowed, stage=STAGE, subject=subject
-    )
+    drop_counts = count_dropped(sample.messages, fits)
+    return split_windowed(sample, drop_counts, ctx.recipe.data.windowed, stage=STAGE, subject=subject)

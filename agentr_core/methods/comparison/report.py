@@ -123,17 +123,7 @@ def build_comparison(ctx: RunContext) -> ComparisonReport:
         name: [arm_run for arm_result, arm_run in finished if arm_result.arm.name == name]
         for name in recipe.compare.arms
     }
-    trained_on_by_arm: dict[str, str] = {}
-    for arm in arms:
-        # Name what the arm trains on, and the changes that make its samples differ from the pool's.
-        sample_changes = [
-            change
-            for change in recipe.compare.arms[arm.name]
-            if arm.samples_recipe and change.startswith(SAMPLE_FIELDS)
-        ]
-        trained_on_by_arm[arm.name] = (
-            arm.recipe.method if arm.is_whole_run else ", ".join([arm.recipe.data.use, *sample_changes])
-        )
+    trained_on_by_arm = {arm.name: _trained_on(arm, recipe.compare.arms[arm.name]) for arm in arms}
     # In a comparison of whole runs, the arms' runs evaluate the model that they all begin with.
     scoreboards = (
         [arm_result.scoreboard for arm_result in arm_results] if recipe.method == COMPARE_RUNS else [Scoreboard(ctx)]
@@ -173,6 +163,16 @@ def build_comparison(ctx: RunContext) -> ComparisonReport:
         differences=differences(models),
         recipe_yaml=yaml.safe_dump(display_data(recipe), sort_keys=False),
     )
+
+
+def _trained_on(arm: Arm, changes: Sequence[str]) -> str:
+    """Return what an arm trains on, and those of its changes to the recipe that make its samples
+    differ from the pool's.
+    """
+    if arm.is_whole_run:
+        return arm.recipe.method
+    sample_changes = [change for change in changes if arm.samples_recipe and change.startswith(SAMPLE_FIELDS)]
+    return ", ".join([arm.recipe.data.use, *sample_changes])
 
 
 def _arm_results(ctx: RunContext, arms: Sequence[Arm]) -> Iterator[_ArmResult]:

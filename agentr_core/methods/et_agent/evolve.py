@@ -624,9 +624,7 @@ async def evolve(ctx: RunContext, iteration: int) -> dict[str, Any]:
                 edit.answer, round_of(edit.subject)
             )
         # Trajectories that wait for their grade.
-        ungraded_trajectories: Mapping[str, Trajectory] = load_trajectories(
-            ctx.store, iteration_id=iteration_id, source=UNGRADED
-        )
+        ungraded_trajectories = load_trajectories(ctx.store, iteration_id=iteration_id, source=UNGRADED)
         draws = load_draws(ctx.store, "step", list(ungraded_trajectories))
         ungraded_by_instance: dict[str, dict[str, DrawnTrajectory]] = {}
         for key, trajectory in ungraded_trajectories.items():

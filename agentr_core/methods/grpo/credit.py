@@ -16,12 +16,12 @@ from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.store.codec.ledger import Group, load_steps
 from agentr_core.store.database import Store
 from agentr_core.training.group.advantages import (
-    Agreement,
     Edge,
+    KeyAgreement,
     StateGraph,
-    advantages,
     discounted_rewards,
     edges_of,
+    group_advantages,
     sibling_advantages,
     state_advantages,
 )
@@ -77,7 +77,7 @@ def episode_advantages(group: Group, grpo: GrpoConfig) -> list[float]:
     """
     if grpo.distil is not None and grpo.distil.advantage == "none":
         return [0.0] * len(group.episodes)
-    return advantages(group.compared_rewards, scale=grpo.scale_rewards)
+    return group_advantages(group.compared_rewards, scale=grpo.scale_rewards)
 
 
 def is_trained_on(group: Group, grpo: GrpoConfig) -> bool:
@@ -100,7 +100,7 @@ def credit_measures(groups: Sequence[Group], grpo: GrpoConfig) -> dict[str, floa
     episodes = (episode for group in groups for episode in group.episodes.values())
     if grpo.states.key == "world" and any(step.state_key is None for episode in episodes for step in episode.steps):
         return dict.fromkeys(("compared_share", "praised_unhelpful", "punished_helpful", "state_conflicts"))
-    agreement = Agreement(0, 0)
+    agreement = KeyAgreement(0, 0)
     num_steps = num_compared = 0
     helps_by_sign: dict[bool, list[bool]] = {True: [], False: []}
     for group in groups:
@@ -108,7 +108,7 @@ def credit_measures(groups: Sequence[Group], grpo: GrpoConfig) -> dict[str, floa
         agreement = agreement.plus(_agreement(edges_by_episode))
         if not is_trained_on(group, grpo):
             continue
-        graph = StateGraph.of(list(chain(*edges_by_episode)), discount=grpo.states.discount)
+        graph = StateGraph.from_edges(list(chain(*edges_by_episode)), discount=grpo.states.discount)
         sampled_steps = [
             step
             for edges, advantages_of_steps, num_given in zip(
@@ -120,7 +120,7 @@ def credit_measures(groups: Sequence[Group], grpo: GrpoConfig) -> dict[str, floa
         num_steps += len(sampled_steps)
         num_compared += sum(count for count in num_by_state.values() if count > 1)
         for edge, advantage in sampled_steps:
-            helps = graph.is_nearer(edge)
+            helps = graph.begins_best_path(edge)
             if advantage and helps is not None:
                 helps_by_sign[advantage > 0].append(helps)
     praised_helps, punished_helps = helps_by_sign[True], helps_by_sign[False]
@@ -145,8 +145,8 @@ def _state_credit(
     discount = grpo.states.discount
     values_by_episode: list[list[float | None]]
     if grpo.credit == "graph":
-        graph = StateGraph.of([*chain(*edges_by_episode), *earlier_edges], discount=discount)
-        values_by_episode = [[graph.worth(edge) for edge in edges] for edges in edges_by_episode]
+        graph = StateGraph.from_edges([*chain(*edges_by_episode), *earlier_edges], discount=discount)
+        values_by_episode = [[graph.edge_value(edge) for edge in edges] for edges in edges_by_episode]
     else:
         sizes = [len(edges) for edges in edges_by_episode]
         values_by_episode = [
@@ -157,7 +157,7 @@ def _state_credit(
     return state_advantages(
         [[edge.state for edge in edges] for edges in edges_by_episode],
         values_by_episode,
-        advantages(group.compared_rewards, scale=grpo.scale_rewards),
+        group_advantages(group.compared_rewards, scale=grpo.scale_rewards),
         config=grpo.states,
         scale=grpo.scale_rewards,
     )
@@ -171,16 +171,16 @@ def _edges_by_episode(group: Group, grpo: GrpoConfig) -> list[list[Edge]]:
     ]
 
 
-def _agreement(edges_by_episode: Sequence[Sequence[Edge]]) -> Agreement:
-    return Agreement.of(chain(*edges_by_episode))
+def _agreement(edges_by_episode: Sequence[Sequence[Edge]]) -> KeyAgreement:
+    return KeyAgreement.from_edges(chain(*edges_by_episode))
 
 
-def check_keys(agreements: Iterable[Agreement], step: int) -> None:
+def check_keys(agreements: Iterable[KeyAgreement], step: int) -> None:
     """Raise `TrainingFault` if, of the actions taken again in a state, a larger share than
     `MAX_DIFFERENT_SHARE` led to another state than before: then distances between states mean
     nothing.
     """
-    agreement = Agreement(0, 0)
+    agreement = KeyAgreement(0, 0)
     for group_agreement in agreements:
         agreement = agreement.plus(group_agreement)
     if agreement.conflicts > MAX_DIFFERENT_SHARE * agreement.pairs:
@@ -204,11 +204,11 @@ def stored_edges(
             state, next_state = fingerprint(stored_step.previous_observation), fingerprint(stored_step.observation)
         if state is not None:
             edges_by_instance[stored_step.instance_id].append(
-                Edge.of_step(
+                Edge.from_step(
                     state,
                     stored_step.action,
                     next_state,
-                    ended=stored_step.is_last,
+                    is_last=stored_step.is_last,
                     terminated=stored_step.terminated,
                     reward=stored_step.reward,
                 )

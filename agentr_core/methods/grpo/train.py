@@ -65,15 +65,15 @@ from agentr_core.training.checkpoints import Manifest, is_complete, publish, pub
 from agentr_core.training.group.advantages import has_contrast
 from agentr_core.training.group.learner import (
     Learner,
-    Ranks,
+    ProcessLearner,
     load_snapshot,
     make_learner,
+    open_step_reporter,
     remove_snapshots,
-    reporting,
     save_snapshot,
 )
 from agentr_core.training.group.policy import PolicyRow, Totals, policy_row
-from agentr_core.training.group.scoring import distilled, divergence_from
+from agentr_core.training.group.scoring import add_scorer_terms, divergence_from_scorer
 from agentr_core.training.job import GroupRelative, OnlineJob, TrainingStep, write_atomically
 from agentr_core.training.parent import meta_model
 from agentr_core.training.run import limited_threads
@@ -184,7 +184,7 @@ def job_of(ctx: RunContext, iteration: int) -> OnlineJob:
 
 def publish_policy(
     job: OnlineJob,
-    learner: Learner | Ranks,
+    learner: Learner | ProcessLearner,
     history: list[TrainingStep],
     rows_hash: str,
     config: dict[str, Any],
@@ -203,12 +203,16 @@ def publish_policy(
 
 
 def publish_policy_step(
-    job: OnlineJob, learner: Learner | Ranks, history: list[TrainingStep], rows_hash: str, config: dict[str, Any]
+    job: OnlineJob,
+    learner: Learner | ProcessLearner,
+    history: list[TrainingStep],
+    rows_hash: str,
+    config: dict[str, Any],
 ) -> None:
     """Publish the policy after the last step of its history, as `publish_policy` does, while its
     training goes on.
     """
-    learner.write_result(job, history, goes_on=True)
+    learner.write_result(job, history, training_continues=True)
     manifest = _manifest(job, history, "save_steps", rows_hash, config)
     publish_step(job.work_folder.staging, job.output_dir, manifest, max_folders=job.config.save_total_limit)
 
@@ -396,7 +400,7 @@ class _Training:
             first_step = 1 + await self._resume(learner)
             # Loggers look at a model's configuration and shape, and others may hold its weights.
             model_shape = meta_model(adapter_base(job.model_dir) or job.model_dir) if job.config.report_to else None
-            with ctx.worlds() as worlds, reporting(job, model_shape) as log_step:
+            with ctx.worlds() as worlds, open_step_reporter(job, model_shape) as log_step:
                 for step in range(first_step, grpo.steps + 1):
                     step_measures = await self._run_step(step, learner, worlds)
                     if grpo.eval_steps and step % grpo.eval_steps == 0:
@@ -422,7 +426,7 @@ class _Training:
                 await asyncio.gather(self.next_sampling, return_exceptions=True)
             await asyncio.to_thread(learner.close)
 
-    async def _restore_saved_weights(self, learner: Learner | Ranks) -> bool:
+    async def _restore_saved_weights(self, learner: Learner | ProcessLearner) -> bool:
         """Restore the last saved weights if the recipe says so (`alarms.reaction: back`) and there
         are any; return whether that was done.
         """
@@ -430,11 +434,11 @@ class _Training:
         if snapshot is None or self.rollouts.ctx.recipe.alarms.reaction != "back":
             return False
         await self._wake_learner(learner)
-        await run_in_thread(learner.restore, snapshot.learner, snapshot.parts)
+        await run_in_thread(learner.restore, snapshot.learner_state, snapshot.parts_folder)
         self.history = snapshot.history
         return True
 
-    async def _save(self, step: int, learner: Learner | Ranks) -> None:
+    async def _save(self, step: int, learner: Learner | ProcessLearner) -> None:
         """Publish the weights after a step if the recipe asks for that, then save the state. In
         this order, since a training that goes on from the state does not publish them again.
         """
@@ -444,20 +448,20 @@ class _Training:
         await self._wake_learner(learner)
         save = partial(
             save_snapshot,
-            sampler=(self.loaded_step, self._weights_file(self.loaded_step)) if self.next_sampling else None,
+            sampler_weights=(self.loaded_step, self._weights_file(self.loaded_step)) if self.next_sampling else None,
         )
         await run_in_thread(
             save, job.work_folder.checkpoints, step, learner.state, self.history, self._input_hashes(step)
         )
 
-    async def _publish(self, publish_function: Callable[..., None], learner: Learner | Ranks) -> None:
+    async def _publish(self, publish_function: Callable[..., None], learner: Learner | ProcessLearner) -> None:
         ctx, job = self.rollouts.ctx, self.job
         config = resolved(replace(ctx.recipe, training=job.config))["training"]
         rows_hash = step_rows_hash(ctx, job.iteration)
         await self._wake_learner(learner)
         await run_in_thread(publish_function, job, learner, self.history, rows_hash, config)
 
-    async def _resume(self, learner: Learner | Ranks) -> int:
+    async def _resume(self, learner: Learner | ProcessLearner) -> int:
         """Restore the last saved state, and return its step; 0 if there is none. If the store lacks
         the rows that a state was trained on, remove all states and return 0: all steps are then
         trained again, and those that the store lacks are sampled again.
@@ -465,7 +469,7 @@ class _Training:
         checkpoints_folder = self.job.work_folder.checkpoints
         if (snapshot := load_snapshot(checkpoints_folder)) is None:
             return 0
-        if snapshot.made_of != self._input_hashes(snapshot.step):
+        if snapshot.input_hashes != self._input_hashes(snapshot.step):
             _log.warning(
                 "the state of training after step %s was not made of the rows of %s; its steps are trained again",
                 snapshot.step,
@@ -473,8 +477,8 @@ class _Training:
             )
             remove_snapshots(checkpoints_folder)
             return 0
-        await run_in_thread(learner.restore, snapshot.learner, snapshot.parts)
-        self.history, self.resume_weights = snapshot.history, snapshot.sampler
+        await run_in_thread(learner.restore, snapshot.learner_state, snapshot.parts_folder)
+        self.history, self.resume_weights = snapshot.history, snapshot.sampler_weights
         return snapshot.step
 
     def _input_hashes(self, step: int) -> list[str]:
@@ -484,7 +488,7 @@ class _Training:
         rows = step_hashes(self.rollouts.ctx.store, self.job.iteration)
         return [self.job.parent_weights, *(rows.get(number, "") for number in range(1, step + 1))]
 
-    async def _run_step(self, step: int, learner: Learner | Ranks, worlds: Worlds) -> dict[str, float | None]:
+    async def _run_step(self, step: int, learner: Learner | ProcessLearner, worlds: Worlds) -> dict[str, float | None]:
         """Sample a step, train on it, store its measures and return them, by name."""
         ctx, job, iteration_id = self.rollouts.ctx, self.job, self.job.experience
         sampling_start = time.perf_counter()
@@ -521,7 +525,7 @@ class _Training:
         )
         step_measures = measures(groups, totals, job.objective.grpo) | {
             "learning_rate": learning_rate,
-            "scorer_kl": divergence_from(rows),
+            "scorer_kl": divergence_from_scorer(rows),
             "sampling_seconds": sampling_seconds,
             "training_seconds": training_end - sampling_end,
         }
@@ -534,7 +538,7 @@ class _Training:
         ctx.progress(step, job.objective.grpo.steps, f"steps, {mixed_share:.0%} of the groups mixed")
         return step_measures
 
-    async def _validate(self, step: int, learner: Learner | Ranks) -> dict[str, float | None]:
+    async def _validate(self, step: int, learner: Learner | ProcessLearner) -> dict[str, float | None]:
         """Play the development set with the weights after a step, unless its episodes are stored;
         return their mean success and reward by name.
         """
@@ -552,7 +556,7 @@ class _Training:
         validation = validation_of(store, self.job.experience, step)
         return {} if validation is None else {"eval_success": validation.success, "eval_reward": validation.reward}
 
-    async def _load_weights(self, step: int, learner: Learner | Ranks) -> Checkpoint:
+    async def _load_weights(self, step: int, learner: Learner | ProcessLearner) -> Checkpoint:
         """Load the weights after a step into the sampler unless it has them, and return the policy
         that then samples.
         """
@@ -571,7 +575,7 @@ class _Training:
                     await self._wake_learner(learner)
                     await run_in_thread(learner.write_weights, file, dtype)
             if self.shares_gpus:
-                await run_in_thread(learner.rest)
+                await run_in_thread(learner.offload)
                 self.is_learner_resting = True
             await model.reload(file)
             for old_folder in self.weights_folder.glob("step-*"):
@@ -583,14 +587,14 @@ class _Training:
     def _weights_file(self, step: int) -> Path:
         return self.weights_folder / f"step-{step}" / "model.safetensors"
 
-    async def _wake_learner(self, learner: Learner | Ranks) -> None:
+    async def _wake_learner(self, learner: Learner | ProcessLearner) -> None:
         """Return the GPU to the learner, if the sampler has it: put the sampler to sleep first."""
         if self.is_learner_resting:
             await _sleeping_model(self.rollouts.sampler.model).sleep()
             self.loaded_step, self.is_learner_resting = -1, False
-            await run_in_thread(learner.wake)
+            await run_in_thread(learner.load_to_gpu)
 
-    async def _groups_of_step(self, step: int, learner: Learner | Ranks, worlds: Worlds) -> _SampledStep:
+    async def _groups_of_step(self, step: int, learner: Learner | ProcessLearner, worlds: Worlds) -> _SampledStep:
         """Return the groups of a step: those that were sampled ahead or are stored, or new ones."""
         if self.next_sampling is not None:
             sampled_step, self.next_sampling = await self.next_sampling, None
@@ -668,16 +672,19 @@ def _sleeping_model(model: ChatModel) -> Sleeping:
     return model
 
 
-def _update(learner: Learner | Ranks, rows: list[PolicyRow], job: OnlineJob, step: int) -> tuple[float, Totals]:
+def _update(
+    learner: Learner | ProcessLearner, rows: list[PolicyRow], job: OnlineJob, step: int
+) -> tuple[float, Totals]:
     """Train on the rows of a step, in minibatches that a seed shuffles; return the learning rate of
     the first update, and the totals of all updates. The learning-rate schedule also advances by the
     planned updates for which there were no rows.
     """
     grpo, totals, learning_rate = job.objective.grpo, Totals(), learner.learning_rate
-    rows = learner.settled(rows) if rows else rows
+    rows = learner.remove_rounding_noise(rows) if rows else rows
     if grpo.distil is not None:
-        # Only now: `settled` replaces log-probabilities of the sampler that differ by rounding.
-        rows = distilled(rows, grpo.distil)
+        # Only now: `remove_rounding_noise` replaces log-probabilities of the sampler that
+        # differ by rounding.
+        rows = add_scorer_terms(rows, grpo.distil)
     for number in range(grpo.num_iterations if rows else 0):
         generator = torch.Generator().manual_seed(derive_seed(job.seed, "minibatches", step, number) % 2**63)
         order = torch.randperm(len(rows), generator=generator)

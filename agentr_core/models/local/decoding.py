@@ -197,9 +197,8 @@ class Grid:
         self._seen_tokens: Tensor | None = None
         self._seen_lines_by_reply = {number: line for line, number in enumerate(penalised_numbers)}
         if penalised_numbers:
-            self._seen_tokens = torch.zeros(
-                (len(penalised_numbers) + 1, vocabulary), dtype=torch.bool, device=self._device
-            )
+            shape = (len(penalised_numbers) + 1, vocabulary)
+            self._seen_tokens = torch.zeros(shape, dtype=torch.bool, device=self._device)
             for line, number in enumerate(penalised_numbers):
                 ids = torch.tensor(prompts[replies[number].prompt_index], device=self._device)
                 self._seen_tokens[line, ids[ids < vocabulary]] = True

@@ -37,7 +37,7 @@ from agentr_core.models.connections import (
     connection_limits,
     sync_read_hooks,
 )
-from agentr_core.models.openai.wire import request_bodies, read_completion, read_models, read_prompt_tokens
+from agentr_core.models.openai.wire import read_completion, read_models, read_prompt_tokens, request_bodies
 from agentr_core.recipes.models import MASK, ServerConfig, fill_references, references, url_fault
 from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.system import RetryPolicy, retry_after_seconds, wait_before_retry
@@ -413,8 +413,8 @@ class OpenAIModel:
             max_prompt_tokens = num_turn_tokens + self._template_reserve(_MAX_TEMPLATE_TOKENS)
             if max_prompt_tokens < self.context_length:
                 raise ModelFault(
-                    f"{refusal}: it refuses a conversation of at most {max_prompt_tokens} tokens, but its context is said to "
-                    f"have {self.context_length}; set model.context_length to what the server was started with"
+                    f"{refusal}: it refuses a conversation of at most {max_prompt_tokens} tokens, but its context is "
+                    f"said to have {self.context_length}; set model.context_length to what the server was started with"
                 ) from None
             raise PromptTooLong(f"a prompt leaves no room for a reply at {refusal}") from None
         except ModelFault as error:
@@ -430,14 +430,14 @@ class OpenAIModel:
         return num_tokens
 
     def _template_reserve(self, num_tokens: int) -> int:
-        """Return the number of tokens to reserve for an unknown template: `num_tokens`, but at most an
-        eighth of the context.
+        """Return the number of tokens to reserve for an unknown template: `num_tokens`, but at most
+        an eighth of the context.
         """
         return min(num_tokens, self.context_length // _TEMPLATE_DIVISOR)
 
     async def _post(self, body: dict[str, Any], read_payload: Callable[[bytes], T]) -> T:
-        """Send an HTTP request, as often as the retry policy allows, and return what `read_payload` makes
-        of the response body. Raises the last fault as `convert_error` gives it.
+        """Send an HTTP request, as often as the retry policy allows, and return what `read_payload`
+        makes of the response body. Raises the last fault as `convert_error` gives it.
         """
         from openai import OpenAIError
 

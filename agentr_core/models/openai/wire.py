@@ -382,8 +382,8 @@ def read_completion(payload: bytes, request: Request, *, n: int, max_tokens: int
     """Return the `n` replies in a response body, in the order of their indices.
 
     If the server returns token ids, they give the token count of each reply. Otherwise the server's
-    total is divided: `max_tokens` to each reply that was cut there, the rest by length of text. Sums are
-    always the server's.
+    total is divided: `max_tokens` to each reply that was cut there, the rest by length of text.
+    Sums are always the server's.
 
     Raises:
         MalformedReply: the body is truncated or breaks the protocol, or has a wrong number of

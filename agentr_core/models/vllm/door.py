@@ -1,9 +1,9 @@
-"""The small HTTP server of `agentr models serve`, here called the door: runs ask it for the
-replicas' addresses, or to make them serve other weights.
+"""The control server: the small HTTP server of `agentr models serve`. Runs ask it for the replicas'
+addresses, or to make them serve other weights.
 
 GET returns the current state. POST, with a recipe's settings for its model, makes the replicas
-serve that model. Both answer at once with a `FleetState`; since replicas take time to start, clients ask
-again. Only this machine can reach the door.
+serve that model. Both answer at once with a `FleetState`; since replicas take time to start,
+clients ask again. Only this machine can reach the server.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _MAX_SILENCE_SECONDS = 30.0
 
 
 class FleetState(BaseModel):
-    """The answer of the door: `addresses` is empty while replicas start, and `fault` says why if
-    they cannot.
+    """The answer of the control server: `addresses` is empty while replicas start, and
+    `fault` says why if they cannot.
 
     `seeds` and `options` are the settings of `model.vllm` with which `agentr models serve` was
     started; no request changes them.
@@ -53,10 +53,10 @@ class FleetState(BaseModel):
 
 
 class ServeRequest(BaseModel):
-    """A request to the door to serve a model directory, with the dtype and context length of a
-    recipe.
+    """A request to the control server to serve a model directory, with the dtype and context length
+    of a recipe.
 
-    `suspected` are addresses of replicas that failed a request; they are checked before the door
+    `suspected` are addresses of replicas that failed a request; they are checked before the server
     answers.
     """
 
@@ -67,7 +67,7 @@ class ServeRequest(BaseModel):
 
 
 class ReplicaMonitor:
-    """Watches the replicas, and answers for the door. Thread-safe."""
+    """Watches the replicas, and answers for the control server. Thread-safe."""
 
     def __init__(self, replicas: Replicas, model: ModelConfig, *, report_line: Callable[[str], None]) -> None:
         self._replicas = replicas
@@ -128,8 +128,8 @@ class ReplicaMonitor:
 
 @contextmanager
 def open_control_server(monitor: ReplicaMonitor, port: int) -> Iterator[str]:
-    """Answer requests at a port of this machine during the block, and yield the door's address.
-    Raises `ConfigError` if the port cannot be used.
+    """Answer requests at a port of this machine during the block, and yield the server's
+    address. Raises `ConfigError` if the port cannot be used.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -158,7 +158,7 @@ def open_control_server(monitor: ReplicaMonitor, port: int) -> Iterator[str]:
             self._answer(status, monitor.state.model_copy(update={"fault": fault}))
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Log nothing: requests to the door are not worth a line."""
+            """Log nothing: requests to the control server are not worth a line."""
 
         def _answer(self, status: int, state: FleetState) -> None:
             content = state.model_dump_json().encode()
@@ -214,11 +214,11 @@ def _body_refusal(headers: Message) -> tuple[int, str] | None:
 
 
 class RemoteFleet:
-    """A Fleet behind the door of this machine. If it serves weights other than those of `launch`,
-    they are replaced.
+    """A Fleet behind the control server of this machine. If it serves weights other than those
+    of `launch`, they are replaced.
 
-    When others have replaced our weights for the third time, `poll_addresses` gives up: two runs that each
-    restore their own weights would stop each other's replicas for ever.
+    When others have replaced our weights for the third time, `poll_addresses` gives up: two runs
+    that each restore their own weights would stop each other's replicas for ever.
 
     Raises `ConfigError` for an invalid address.
     """
@@ -230,16 +230,16 @@ class RemoteFleet:
         self._host_and_port = (url_parts.hostname, url_parts.port)
         self._launch = launch
         self._failed_addresses: set[str] = set()
-        # Whether the door has been asked for our weights, or was found to serve them.
+        # Whether the server has been asked for our weights, or was found to serve them.
         self._was_served = False
         self._num_replaced = 0
 
     def poll_addresses(self) -> tuple[str, ...] | None:
-        """See `Fleet.poll_addresses`; the process behind the door restarts the replicas.
+        """See `Fleet.poll_addresses`; the process of the control server restarts the replicas.
 
-        Raises `ModelServerError` if the door cannot serve our weights, or others keep replacing
-        them; `ModelFault` if the replicas of our weights failed; `ModelUnavailable` if the door
-        does not answer.
+        Raises `ModelServerError` if the server cannot serve our weights, or others keep replacing
+        them; `ModelFault` if the replicas of our weights failed; `ModelUnavailable` if the
+        server does not answer.
         """
         state = self._fetch_state("GET")
         is_served = state.served_name == self._launch.served_name
@@ -248,13 +248,13 @@ class RemoteFleet:
             if self._num_replaced >= _MAX_REPLACEMENTS:
                 raise ModelServerError(
                     f"the servers at {self._url} were made to serve {state.model} instead of {self._launch.model} "
-                    f"{self._num_replaced} times: another run, or another model of this one, wants other weights from the "
-                    "same `agentr models serve`; start one for each, and give each its own AGENTR_VLLM"
+                    f"{self._num_replaced} times: another run, or another model of this one, wants other weights from "
+                    "the same `agentr models serve`; start one for each, and give each its own AGENTR_VLLM"
                 )
         if not is_served or self._failed_addresses:
             state = self._fetch_state("POST")
             if state.served_name != self._launch.served_name:
-                # Behind the door the same weights have another name, since the name depends on
+                # At the server the same weights have another name, since the name depends on
                 # these settings, too.
                 settings = self._launch.settings
                 differences = ", and ".join(
@@ -306,8 +306,7 @@ class RemoteFleet:
                 return _STATE_ADAPTER.validate_json(connection.getresponse().read(_MAX_BODY_BYTES))
             except (OSError, http.client.HTTPException, ValidationError) as error:
                 raise ModelUnavailable(
-                    f"`agentr models serve` does not answer at {self._url} ({error}); start it, or unset "
-                    "AGENTR_VLLM"
+                    f"`agentr models serve` does not answer at {self._url} ({error}); start it, or unset AGENTR_VLLM"
                 ) from error
 
 

@@ -28,7 +28,7 @@ from agentr_core.models.connections import (
 )
 from agentr_core.models.local.waves import make_generation, text_streamer, visible_text
 from agentr_core.models.vllm.replicas import Fleet, Launch
-from agentr_core.models.vllm.server.agentr_weights import WRONG_WEIGHTS_STATUS, WEIGHTS_PATH, VERSION_HEADER
+from agentr_core.models.vllm.server.agentr_weights import VERSION_HEADER, WEIGHTS_PATH, WRONG_WEIGHTS_STATUS
 from agentr_core.protocols import HIGHEST_LOGPROB, MOST_TOKENS
 from agentr_core.samples.rendering import Renderer, load_tokenizer
 from agentr_core.types import Generation, Request
@@ -56,7 +56,9 @@ def check_replacement(weights_file: Path, model_dir: Path) -> None:
         )
     if _TIED_PARAMETER not in new_shapes and read_json(model_dir / "config.json").get("tie_word_embeddings"):
         current_shapes.pop(_TIED_PARAMETER, None)
-    if mismatches := sorted(name for name in current_shapes.keys() | new_shapes.keys() if current_shapes.get(name) != new_shapes.get(name)):
+    if mismatches := sorted(
+        name for name in current_shapes.keys() | new_shapes.keys() if current_shapes.get(name) != new_shapes.get(name)
+    ):
         raise ModelFault(
             f"the weights in {weights_file} are not those of {model_dir}: {', '.join(mismatches[:_MAX_LISTED_NAMES])} "
             f"({len(mismatches)} of {len(current_shapes)})"
@@ -118,7 +120,13 @@ class _WeightsVersion(_Strict):
 # Token ids, not the chat endpoint: that renders with its own copy of the template and tokenises
 # earlier replies again, so the tokens that are trained would not be those that were sampled.
 def make_body(
-    request: Request, prompt_ids: Sequence[int], *, served_name: str, max_tokens: int, stop_ids: Collection[int], send_seed: bool
+    request: Request,
+    prompt_ids: Sequence[int],
+    *,
+    served_name: str,
+    max_tokens: int,
+    stop_ids: Collection[int],
+    send_seed: bool,
 ) -> dict[str, Any]:
     """Return the JSON body of a request.
 
@@ -299,7 +307,9 @@ class VllmModel:
                 # Replicas that lack the right weights load them.
                 if addresses is not None and (
                     weights_file is None
-                    or all(await asyncio.gather(*(self._ensure_weights(address, weights_file) for address in addresses)))
+                    or all(
+                        await asyncio.gather(*(self._ensure_weights(address, weights_file) for address in addresses))
+                    )
                 ):
                     self._addresses = addresses
                 else:
@@ -368,7 +378,10 @@ class VllmModel:
                 raise PromptTooLong.counted(len(prompt_ids), self.context_length, self.name)
         addresses = await self.ready()
         return await gather_or_cancel(
-            [self._generate_one(request, prompt_ids, addresses) for request, prompt_ids in zip(requests, prompts, strict=True)]
+            [
+                self._generate_one(request, prompt_ids, addresses)
+                for request, prompt_ids in zip(requests, prompts, strict=True)
+            ]
         )
 
     def count_tokens(self, request: Request) -> int:
@@ -381,7 +394,9 @@ class VllmModel:
         await self._client.close()
         await asyncio.to_thread(self._fleet.close)
 
-    async def _generate_one(self, request: Request, prompt_ids: tuple[int, ...], addresses: tuple[str, ...]) -> list[Generation]:
+    async def _generate_one(
+        self, request: Request, prompt_ids: tuple[int, ...], addresses: tuple[str, ...]
+    ) -> list[Generation]:
         # Without a session, requests that begin alike go to one replica and share its cache.
         address = addresses[replica_of(request.session or request.messages[0].text, len(addresses))]
         request_body = make_body(
@@ -398,7 +413,9 @@ class VllmModel:
         headers = {VERSION_HEADER: self._weights_version} if self._launch.key else {}
         try:
             if request.on_text is None or request.n > 1:
-                response_body = await self._client.post(url, cast_to=bytes, body=request_body, options={"headers": headers})
+                response_body = await self._client.post(
+                    url, cast_to=bytes, body=request_body, options={"headers": headers}
+                )
             else:
                 ids_to_text = partial(visible_text, self.renderer, self._end_ids, prompt_ids)
                 on_tokens = text_streamer(request.on_text, request.sampling, ids_to_text)
@@ -431,8 +448,8 @@ class VllmModel:
         self, url: str, body: dict[str, Any], headers: dict[str, str], on_tokens: Callable[[Sequence[int]], None]
     ) -> bytes:
         """Send a request whose reply is streamed, call `on_tokens` with all its tokens after each
-        event, and return the body that `StreamedReply.response_body` makes. Raises `MalformedReply`, and
-        what the client raises.
+        event, and return the body that `StreamedReply.response_body` makes. Raises
+        `MalformedReply`, and what the client raises.
         """
         from openai import AsyncStream
 
@@ -474,7 +491,9 @@ class VllmModel:
                 f"the vLLM replica at {address} did not take the weights in {weights_file}: {error.message[:500]}"
             ) from error
         if (version := read_version(payload)) != self._weights_version:
-            raise ModelFault(f"the vLLM replica at {address} has the weights {version!r}, not {self._weights_version!r}")
+            raise ModelFault(
+                f"the vLLM replica at {address} has the weights {version!r}, not {self._weights_version!r}"
+            )
         return True
 
     async def _put_to_sleep(self, address: str) -> None:

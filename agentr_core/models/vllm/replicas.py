@@ -61,7 +61,10 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 def constraints_file() -> Path:
     """Return the file of pinned versions. Raises `ConfigError` when the installation lacks it."""
-    for file in (_PACKAGE_ROOT / "_data" / "vllm-constraints.txt", _PACKAGE_ROOT.parent / "deployments" / "vllm-constraints.txt"):
+    for file in (
+        _PACKAGE_ROOT / "_data" / "vllm-constraints.txt",
+        _PACKAGE_ROOT.parent / "deployments" / "vllm-constraints.txt",
+    ):
         if file.is_file():
             return file
     raise ConfigError("deployments/vllm-constraints.txt is missing; install agentr again")
@@ -107,8 +110,8 @@ def ensure_environment(folder: Path, device: Device, *, report_line: Callable[[s
     missing, incomplete or outdated. Waits if another process is making it.
 
     Args:
-        report_line: called with a line of progress now and then while the environment is made (minutes, 3
-            to 10 GB).
+        report_line: called with a line of progress now and then while the environment is made
+            (minutes, 3 to 10 GB).
 
     Raises:
         ConfigError: the folder contains something else, or this machine cannot run vLLM.
@@ -132,7 +135,10 @@ def ensure_environment(folder: Path, device: Device, *, report_line: Callable[[s
             shutil.rmtree(folder)
         folder.mkdir()
         (folder / MARKER_FILE).touch()
-        report_line(f"making an environment for {_PACKAGE_BY_DEVICE[device]} {vllm_version()} in {folder}: some minutes, gigabytes")
+        report_line(
+            f"making an environment for {_PACKAGE_BY_DEVICE[device]} {vllm_version()} in {folder}: some minutes, "
+            "gigabytes"
+        )
         with (folder / INSTALL_LOG).open("w", encoding="utf-8") as log_stream:
             for command_line in install_commands(folder, device, constraints):
                 last_lines = _run_command(command_line, log_stream, report_line)
@@ -162,8 +168,8 @@ def check_machine(device: Device, *, system: str = "", machine: str = "", flags:
 
 
 def _run_command(command_line: Sequence[str], log_stream: IO[str], report_line: Callable[[str], None]) -> Sequence[str]:
-    """Run a command to its end, with its output in `log_stream` and news from it to `report_line`; return its
-    last lines if it failed, else nothing.
+    """Run a command to its end, with its output in `log_stream` and news from it to `report_line`;
+    return its last lines if it failed, else nothing.
     """
     last_lines: deque[str] = deque(maxlen=8)
     with subprocess.Popen(command_line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
@@ -370,7 +376,10 @@ def environment_variables(launch: Launch, replica_number: int, parent_environmen
     # weights.
     environment["VLLM_USE_RUST_FRONTEND"] = "0"
     if launch.key:
-        environment |= {agentr_weights.KEY_VARIABLE: launch.key, "PYTHONPATH": str(Path(agentr_weights.__file__).parent)}
+        environment |= {
+            agentr_weights.KEY_VARIABLE: launch.key,
+            "PYTHONPATH": str(Path(agentr_weights.__file__).parent),
+        }
     settings = launch.settings
     if launch.device == "cpu":
         # If vLLM itself bound replicas to cores, all would share the first one.
@@ -385,10 +394,13 @@ def environment_variables(launch: Launch, replica_number: int, parent_environmen
     if visible_gpus and len(visible_gpus) <= max(gpu_numbers):
         note = f" (GPUs {', '.join(map(str, gpu_numbers))} of those)" if settings.gpus else ""
         raise ConfigError(
-            f"{num_replicas} replicas of {gpus_per_replica} GPUs need {max(gpu_numbers) + 1}{note}, and CUDA_VISIBLE_DEVICES names "
-            f"{len(visible_gpus)}; lower model.vllm.replicas or model.vllm.tensor_parallel_size"
+            f"{num_replicas} replicas of {gpus_per_replica} GPUs need {max(gpu_numbers) + 1}{note}, and "
+            f"CUDA_VISIBLE_DEVICES names {len(visible_gpus)}; lower model.vllm.replicas or "
+            "model.vllm.tensor_parallel_size"
         )
-    gpus = [visible_gpus[gpu] if visible_gpus else str(gpu) for gpu in gpu_numbers][replica_number * gpus_per_replica : (replica_number + 1) * gpus_per_replica]
+    gpus = [visible_gpus[gpu] if visible_gpus else str(gpu) for gpu in gpu_numbers][
+        replica_number * gpus_per_replica : (replica_number + 1) * gpus_per_replica
+    ]
     return environment | {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
 
 
@@ -465,8 +477,8 @@ class Fleet(Protocol):
         ...
 
     def report_failure(self, address: str) -> None:
-        """Report that a request to the replica at `address` failed; the next `poll_addresses` checks
-        whether that replica still works.
+        """Report that a request to the replica at `address` failed; the next `poll_addresses`
+        checks whether that replica still works.
         """
         ...
 
@@ -499,7 +511,7 @@ class Replicas:
     Args:
         launch: What the replicas serve, and how; `launch.settings` says how many.
         python: The interpreter of vLLM's environment.
-        logs: The folder of `replica-N.log_file`.
+        logs: The folder of `replica-N.log`.
         ports: One for each replica; if empty, free ones are chosen. A replica keeps its port when
             it is restarted.
         report_line: Called with a line when a replica is restarted.
@@ -516,7 +528,7 @@ class Replicas:
         python: Path,
         logs: Path,
         ports: Sequence[int] = (),
-        report_line: Callable[[str], None] = lambda command_line: None,
+        report_line: Callable[[str], None] = lambda line: None,
         make_command: Callable[[Path, Launch, int], list[str]] = replica_command,
     ) -> None:
         check_ports(ports)
@@ -639,7 +651,8 @@ class Replicas:
         replica.num_deaths += 1
         if replica.num_deaths > self._launch.settings.restarts:
             raise ModelFault(
-                f"{message}; it has died {replica.num_deaths} times, model.vllm.restarts allows {replica.num_deaths - 1}"
+                f"{message}; it has died {replica.num_deaths} times, model.vllm.restarts allows "
+                f"{replica.num_deaths - 1}"
             )
         self._report_line(f"{message}; it is started anew")
         self._start_replica(replica)
@@ -704,7 +717,11 @@ def device_of(device: str) -> Device:
     # Importing torch to ask it would take seconds.
     if shutil.which("nvidia-smi") is not None:
         listing = subprocess.run(
-            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=_NVIDIA_SMI_TIMEOUT_SECONDS, check=False
+            ["nvidia-smi", "--list-gpus"],
+            capture_output=True,
+            text=True,
+            timeout=_NVIDIA_SMI_TIMEOUT_SECONDS,
+            check=False,
         )
         has_gpu = listing.returncode == 0 and "GPU" in listing.stdout
     if device == "cuda" and not has_gpu:
@@ -764,7 +781,7 @@ def make_replicas(
     launch: Launch, *, environment: Path, logs: Path, report_line: Callable[[str], None], ports: Sequence[int] = ()
 ) -> Replicas:
     """Make vLLM's environment if there is none, and return replicas, which start with their first
-    `advance`.
+    `poll_addresses`.
 
     Raises `ConfigError` if this machine lacks something, `ModelServerError` if the environment
     cannot be made.
