@@ -29,8 +29,8 @@ from agentr_core.errors import (
     MissingPart,
 )
 from agentr_core.protocols import MOST_TOKENS, AnswerStore, Grader
-from agentr_core.replies import OBSERVATION, Labels, line_after_label
-from agentr_core.texts import abbreviate, cause, lone_surrogate
+from agentr_core.replies import OBSERVATION, LabelStyle, line_after_label
+from agentr_core.texts import abbreviate, error_summary, lone_surrogate
 from agentr_core.types import (
     Generation,
     Instance,
@@ -50,8 +50,7 @@ from agentr_core.types import (
 
 _WORD = re.compile(r"\w+")
 
-
-MOST_ELSEWHERE = 0.01
+MAX_DIFFERENT_SHARE = 0.01
 """The largest share of repeated pairs of state and action that may lead to another result: a world
 may leave out of its state what rarely matters.
 """
@@ -72,13 +71,13 @@ class Repeatability(StrEnum):
     """
 
 
-def repeats(text: str, recorded: str, repeatability: Repeatability) -> bool:
+def is_repetition(text: str, recorded_text: str, repeatability: Repeatability) -> bool:
     """Return whether a text repeats the recorded one: to the letter if that is promised, else in
     its words, in any order.
     """
-    if text == recorded or repeatability is Repeatability.EXACT:
-        return text == recorded
-    return Counter(_WORD.findall(text)) == Counter(_WORD.findall(recorded))
+    if text == recorded_text or repeatability is Repeatability.EXACT:
+        return text == recorded_text
+    return Counter(_WORD.findall(text)) == Counter(_WORD.findall(recorded_text))
 
 
 # How steps become a conversation.
@@ -111,7 +110,7 @@ class Transcript(Protocol):
         ...
 
 
-class Part(NamedTuple):
+class Conversation(NamedTuple):
     """One conversation of an episode: its messages, and the positions of the steps whose replies
     belong to it. Its messages may also contain replies of other conversations, which are not
     trained here.
@@ -135,7 +134,7 @@ class Dividing(Protocol):
     and `sample` give that of the last reply.
     """
 
-    def parts(self, first_observation: str, steps: Sequence[Step]) -> tuple[Part, ...]:
+    def parts(self, first_observation: str, steps: Sequence[Step]) -> tuple[Conversation, ...]:
         """Return the conversations, ordered by their first replies. Each step's position is in
         exactly one of them, and its reply is trained there, unless it is left out on purpose.
         """
@@ -146,10 +145,10 @@ class Dividing(Protocol):
 
 Fact = str | int | float | bool
 """The value of one fact about an instance; see `Environment.facts`."""
-MOST_FACTS = 8
+MAX_NUM_FACTS = 8
 """The largest number of facts of an instance; lists of episodes show each as a column."""
 _FACT_NAME = re.compile(r"[a-z][a-z0-9_]{0,29}")
-_FACT_CHARS = 200
+_MAX_FACT_CHARS = 200
 
 
 class Undelivered(EnvironmentUnavailable):
@@ -204,7 +203,7 @@ class Environment(ABC):
     """
     repeatability: Repeatability = Repeatability.EXACT
     """How exactly equal instances and actions give equal texts."""
-    labels: Labels | None = "lenient"
+    labels: LabelStyle | None = "lenient"
     """How the label of an action is read, which a recipe may set. None if actions have no label,
     which is the default for a class with its own `parse`.
     """
@@ -224,7 +223,7 @@ class Environment(ABC):
     transcript: Transcript | None = None
     """How steps become a conversation; None for alternating turns."""
     until: Any = None
-    """Where replies end, if the recipe ends them early; see `episodes.transcript.Until`."""
+    """Where replies end, if the recipe ends them early; see `episodes.transcript.ReplyEnd`."""
     opening: Any = None
     """The recipe's changes to what comes before the first observation; see
     `episodes.transcript.Opening`.
@@ -238,23 +237,23 @@ class Environment(ABC):
     variables: ClassVar[Mapping[str, str]] = {}
     """The environment variable that supplies an option left out of the recipe, keyed by option."""
 
-    _role = ""
+    _asked_role = ""
     """The role of the model that the last step asked, for error messages."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        bases = [kind for kind in cls.__mro__ if kind not in (Environment, ABC, object)]
-        if not any("name" in vars(kind) for kind in bases):
+        bases = [base for base in cls.__mro__ if base not in (Environment, ABC, object)]
+        if not any("name" in vars(base) for base in bases):
             cls.name = cls.__name__.lower()
         # The class itself and the mixins that come before the world that it derives from.
-        own_classes = list(takewhile(lambda kind: kind is cls or not issubclass(kind, Environment), cls.__mro__))
-        if any("snapshot" in vars(kind) for kind in own_classes) and not any(
-            "can_snapshot" in vars(kind) for kind in own_classes
+        own_classes = list(takewhile(lambda base: base is cls or not issubclass(base, Environment), cls.__mro__))
+        if any("snapshot" in vars(base) for base in own_classes) and not any(
+            "can_snapshot" in vars(base) for base in own_classes
         ):
             cls.can_snapshot = True
-        if not any("labels" in vars(kind) for kind in bases):
+        if not any("labels" in vars(base) for base in bases):
             cls.labels = None if cls.has(Environment.parse) else "lenient"
-        _check_answers(cls)
+        _wrap_methods(cls)
 
     @classmethod
     def has(cls, method: Callable[..., Any]) -> bool:
@@ -318,8 +317,8 @@ class Environment(ABC):
         The reply comes without its thoughts, and is empty if it was cut off within them. A replay
         passes the recorded replies.
         """
-        where = f"{self.name}: the step that asked a model of role {self._role}"
-        raise IllTypedAnswer(f"{where} cannot go on; an environment that asks needs a method answer")
+        context = f"{self.name}: the step that asked a model of role {self._asked_role}"
+        raise IllTypedAnswer(f"{context} cannot go on; an environment that asks needs a method answer")
 
     def parse(self, reply: str) -> str:
         """Return the action in a model's reply, or the empty string if there is none. Pure."""
@@ -380,9 +379,9 @@ class Environment(ABC):
         return None
 
     def facts(self, instance: Instance) -> Mapping[str, Fact]:
-        """Return facts that tell instances apart, keyed by name: at most `MOST_FACTS` short texts,
-        numbers or flags, such as the task. Lists of episodes use them as columns and filters. No id
-        depends on them.
+        """Return facts that tell instances apart, keyed by name: at most `MAX_NUM_FACTS` short
+        texts, numbers or flags, such as the task. Lists of episodes use them as columns and
+        filters. No id depends on them.
         """
         return {}
 
@@ -422,9 +421,7 @@ class Environment(ABC):
         return ""
 
     def reach(self) -> None:
-        """Wait until the server that the world runs on answers. Raises a `UserError` if it does
-        not.
-        """
+        """Wait until the server of the world answers. Raises a `UserError` if it does not."""
 
     def flaws(self) -> Sequence[tuple[str, str]]:
         """Return what makes the world's server unsuitable for training, as the options stand: pairs
@@ -451,9 +448,7 @@ class Environment(ABC):
         return None
 
     def refuse(self, why: str) -> None:
-        """Record why the outside agent's last request gets no reply; the episode ends after
-        this.
-        """
+        """Record why the outside agent's last request gets no reply; the episode then ends."""
 
     def decline(self, fault: AgentrError) -> NoReturn:
         """Tell the outside agent why its request gets no reply, though the episode goes on. Always
@@ -502,47 +497,47 @@ class Instances(Sequence[Instance]):
 # Worlds are other people's code. A wrong type that gets in here shows up much later, and elsewhere:
 # the text "False" is truthy, a NaN is below no threshold, a lone surrogate cannot be stored.
 
-_SCALE = "it must be a finite number, and an environment scales its rewards to [0, 1]"
+_REWARD_REQUIREMENT = "it must be a finite number, and an environment scales its rewards to [0, 1]"
 
-Check = Callable[..., Any]
+CheckedCall = Callable[..., Any]
 """Calls a method of a world with its arguments, checks the result, and returns it."""
 
 
 # The methods of the class are replaced, so that no caller can forget the check.
-class _Checked:
+class _CheckedMethod:
     """A method of a world's class whose results are checked; a static or class method stays one."""
 
-    def __init__(self, method: Any, check: Check) -> None:
+    def __init__(self, method: Any, call: CheckedCall) -> None:
         self._method = method
-        self._check = check
+        self._checked_call = call
 
-    def __get__(self, env: Any, kind: type[Any] | None = None) -> Any:
-        method = self._method.__get__(env, kind)
+    def __get__(self, env: Any, owner: type[Any] | None = None) -> Any:
+        method = self._method.__get__(env, owner)
         if env is None:
             return method
 
         @wraps(method)
-        def checked(*args: Any, **keywords: Any) -> Any:
-            return self._check(env, method, *args, **keywords)
+        def checked_method(*args: Any, **keywords: Any) -> Any:
+            return self._checked_call(env, method, *args, **keywords)
 
-        return checked
+        return checked_method
 
 
-def _check_answers(kind: type[Any]) -> None:
-    """Wrap the methods of a world's class that `_CHECKS` names, so that what they return is
-    checked; methods that come from a mixin, which is no world itself, are wrapped, too.
+def _wrap_methods(world_class: type[Any]) -> None:
+    """Wrap the methods of a world's class that `_CHECKED_CALL_BY_METHOD` names, so that what they
+    return is checked; methods that come from a mixin, which is no world itself, are wrapped, too.
     """
-    for name, check in _CHECKS.items():
-        method = next(vars(base)[name] for base in kind.__mro__ if name in vars(base))
-        if not isinstance(method, _Checked) and not getattr(method, "__isabstractmethod__", False):
-            setattr(kind, name, _Checked(method, check))
+    for name, checked_call in _CHECKED_CALL_BY_METHOD.items():
+        method = next(vars(base)[name] for base in world_class.__mro__ if name in vars(base))
+        if not isinstance(method, _CheckedMethod) and not getattr(method, "__isabstractmethod__", False):
+            setattr(world_class, name, _CheckedMethod(method, checked_call))
 
 
-def _instances(env: Environment, method: Callable[..., Any], split: str) -> Sequence[Instance]:
+def _call_instances(env: Environment, method: Callable[..., Any], split: str) -> Sequence[Instance]:
     """Return the instances of a split. Raises `ConfigError` if there is no such split or it is
     empty, and `IllTypedAnswer` if its instances are not a sequence of `Instance`.
     """
-    with _own_code(env, f"its instances of split {split}"):
+    with _convert_errors(env, f"its instances of split {split}"):
         try:
             instances = method(split)
         except LookupError as error:
@@ -559,61 +554,65 @@ def _instances(env: Environment, method: Callable[..., Any], split: str) -> Sequ
     return instances
 
 
-def _reset(env: Environment, method: Callable[..., Any], instance: Instance) -> str:
+def _call_reset(env: Environment, method: Callable[..., Any], instance: Instance) -> str:
     return checked_text(method(instance), f"{env.name}: the first observation of {instance.key}")
 
 
-def _resume(env: Environment, method: Callable[..., Any], instance: Instance, steps: Sequence[Step]) -> str:
+def _call_resume(env: Environment, method: Callable[..., Any], instance: Instance, steps: Sequence[Step]) -> str:
     return checked_text(method(instance, steps), f"the first observation of {instance.key}")
 
 
-def _step(env: Environment, method: Callable[..., Any], action: str) -> Transition:
+def _call_step(env: Environment, method: Callable[..., Any], action: str) -> Transition:
     return _record_role(env, checked_transition(method(action), f"{env.name}: action {abbreviate(action)}"))
 
 
-def _answer(env: Environment, method: Callable[..., Any], reply: str) -> Transition:
-    where = f"{env.name}: the step that asked a model of role {env._role}"
-    return _record_role(env, checked_transition(method(reply), where))
+def _call_answer(env: Environment, method: Callable[..., Any], reply: str) -> Transition:
+    context = f"{env.name}: the step that asked a model of role {env._asked_role}"
+    return _record_role(env, checked_transition(method(reply), context))
 
 
 def _record_role(env: Environment, transition: Transition) -> Transition:
     """Return the transition; keep the role of its question, if it has one, for error messages."""
     if (question := transition.info.get("question")) is not None:
-        env._role = question.role
+        env._asked_role = question.role
     return transition
 
 
-def _parse(env: Environment, method: Callable[..., Any], reply: str) -> str:
+def _call_parse(env: Environment, method: Callable[..., Any], reply: str) -> str:
     return checked_text(method(reply), f"{env.name}: the action that was found in a reply")
 
 
-def _identity(env: Environment, method: Callable[..., Any], instance: Instance) -> str:
-    with _own_code(env, f"the beginning of {instance.key}"):
+def _call_identity(env: Environment, method: Callable[..., Any], instance: Instance) -> str:
+    with _convert_errors(env, f"the beginning of {instance.key}"):
         return checked_text(method(instance), f"{env.name}: the identity of {instance.key}")
 
 
-def _depth(env: Environment, method: Callable[..., Any], instance: Instance) -> int | None:
-    with _own_code(env, f"the depth of {instance.key}"):
-        value = method(instance)
-    if value is None:
+def _call_depth(env: Environment, method: Callable[..., Any], instance: Instance) -> int | None:
+    with _convert_errors(env, f"the depth of {instance.key}"):
+        depth = method(instance)
+    if depth is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or abs(int(value)) > MOST_TOKENS:
+    if isinstance(depth, bool) or not isinstance(depth, numbers.Integral) or abs(int(depth)) > MOST_TOKENS:
         raise IllTypedAnswer(
-            f"{env.name}: the depth of {instance.key} is {abbreviate(value)}; it must be a whole number or None"
+            f"{env.name}: the depth of {instance.key} is {abbreviate(depth)}; it must be a whole number or None"
         )
-    return int(value)
+    return int(depth)
 
 
-def _facts(env: Environment, method: Callable[..., Any], instance: Instance) -> dict[str, Fact]:
+def _call_facts(env: Environment, method: Callable[..., Any], instance: Instance) -> dict[str, Fact]:
     subject = f"{env.name}: the facts of {instance.key}"
-    with _own_code(env, subject.removeprefix(f"{env.name}: ")):
+    with _convert_errors(env, subject.removeprefix(f"{env.name}: ")):
         facts = method(instance)
-    if not isinstance(facts, Mapping) or len(facts) > MOST_FACTS:
-        raise IllTypedAnswer(f"{subject} are {abbreviate(facts)}; they must be a mapping of at most {MOST_FACTS} names")
-    return {_fact_name(name, subject): _fact(value, f"{subject}: {name}") for name, value in facts.items()}
+    if not isinstance(facts, Mapping) or len(facts) > MAX_NUM_FACTS:
+        raise IllTypedAnswer(
+            f"{subject} are {abbreviate(facts)}; they must be a mapping of at most {MAX_NUM_FACTS} names"
+        )
+    return {
+        _checked_fact_name(name, subject): _checked_fact(value, f"{subject}: {name}") for name, value in facts.items()
+    }
 
 
-def _fact_name(name: Any, subject: str) -> str:
+def _checked_fact_name(name: Any, subject: str) -> str:
     if not isinstance(name, str) or not _FACT_NAME.fullmatch(name):
         raise IllTypedAnswer(
             f"{subject} have a name {abbreviate(name)}; one has at most 30 small letters, digits and underscores, and "
@@ -622,23 +621,23 @@ def _fact_name(name: Any, subject: str) -> str:
     return name
 
 
-def _fact(value: Any, where: str) -> Fact:
+def _checked_fact(value: Any, context: str) -> Fact:
     if isinstance(value, bool):
         return value
     if isinstance(value, numbers.Integral) and abs(int(value)) <= MOST_TOKENS:
         return int(value)
     if isinstance(value, numbers.Real) and math.isfinite(value):
         return float(value)
-    if not isinstance(value, str) or len(value) > _FACT_CHARS:
+    if not isinstance(value, str) or len(value) > _MAX_FACT_CHARS:
         raise IllTypedAnswer(
-            f"{where} is {abbreviate(value)}; it must be a finite number, true or false, or a text of at most "
-            f"{_FACT_CHARS} characters"
+            f"{context} is {abbreviate(value)}; it must be a finite number, true or false, or a text of at most "
+            f"{_MAX_FACT_CHARS} characters"
         )
-    return checked_text(value, where)
+    return checked_text(value, context)
 
 
-def _expert(env: Environment, method: Callable[..., Any], instance: Instance) -> tuple[str, ...] | None:
-    with _own_code(env, f"the expert's replies to {instance.key}"):
+def _call_expert(env: Environment, method: Callable[..., Any], instance: Instance) -> tuple[str, ...] | None:
+    with _convert_errors(env, f"the expert's replies to {instance.key}"):
         replies = method(instance)
     if replies is None:
         return None
@@ -648,118 +647,117 @@ def _expert(env: Environment, method: Callable[..., Any], instance: Instance) ->
     return tuple(checked_text(reply, subject) for reply in replies)
 
 
-_CHECKS: Mapping[str, Check] = {
-    "instances": _instances,
-    "reset": _reset,
-    "resume": _resume,
-    "step": _step,
-    "answer": _answer,
-    "parse": _parse,
-    "identity": _identity,
-    "depth": _depth,
-    "facts": _facts,
-    "expert": _expert,
+_CHECKED_CALL_BY_METHOD: Mapping[str, CheckedCall] = {
+    "instances": _call_instances,
+    "reset": _call_reset,
+    "resume": _call_resume,
+    "step": _call_step,
+    "answer": _call_answer,
+    "parse": _call_parse,
+    "identity": _call_identity,
+    "depth": _call_depth,
+    "facts": _call_facts,
+    "expert": _call_expert,
 }
-_check_answers(Environment)
+_wrap_methods(Environment)
 
 
-def checked_transition(value: Any, where: str) -> Transition:
-    """Return the result of a step as a `Transition` with plain Python numbers and flags; `where`
+def checked_transition(value: Any, context: str) -> Transition:
+    """Return the result of a step as a `Transition` with plain Python numbers and flags; `context`
     begins error messages.
 
-    Raises `IllTypedAnswer` if a part is missing or mistyped, or the reward is not finite or above
-    1.
+    Raises `IllTypedAnswer` if a part is missing or mistyped, or the reward above 1 or not finite.
     """
     if not isinstance(value, tuple | list) or len(value) != 5:
         raise IllTypedAnswer(
-            f"{where} gave {abbreviate(value)}; a step returns observation, reward, terminated, truncated and info"
+            f"{context} gave {abbreviate(value)}; a step returns observation, reward, terminated, truncated and info"
         )
     observation, reward, terminated, truncated, info = value
-    number = checked_number(reward, f"{where}: the reward", requirement=_SCALE)
-    if number > 1:
-        raise IllTypedAnswer(f"{where}: the reward is {number!r}; {_SCALE}")
+    checked_reward = checked_number(reward, f"{context}: the reward", requirement=_REWARD_REQUIREMENT)
+    if checked_reward > 1:
+        raise IllTypedAnswer(f"{context}: the reward is {checked_reward!r}; {_REWARD_REQUIREMENT}")
     if not isinstance(info, Mapping) or "success" not in info:
-        raise IllTypedAnswer(f'{where}: info is {abbreviate(info)}; it must be a mapping with the flag "success"')
-    checked = {**info, "success": checked_flag(info["success"], f'{where}: info["success"]')}
+        raise IllTypedAnswer(f'{context}: info is {abbreviate(info)}; it must be a mapping with the flag "success"')
+    checked_info = {**info, "success": checked_flag(info["success"], f'{context}: info["success"]')}
     if info.get("valid") is not None:
-        checked["valid"] = checked_flag(info["valid"], f'{where}: info["valid"]')
+        checked_info["valid"] = checked_flag(info["valid"], f'{context}: info["valid"]')
     if info.get("matched") is not None:
-        checked["matched"] = checked_text(info["matched"], f'{where}: info["matched"]')
+        checked_info["matched"] = checked_text(info["matched"], f'{context}: info["matched"]')
     if not isinstance(info.get("question"), Question | None):
         raise IllTypedAnswer(
-            f'{where}: info["question"] is {abbreviate(info["question"])}; it must be a types.Question'
+            f'{context}: info["question"] is {abbreviate(info["question"])}; it must be a types.Question'
         )
-    calls, subject = info.get("tool_calls", ()), f'{where}: info["tool_calls"]'
-    if not isinstance(calls, tuple | list) or not all(isinstance(call, ToolCall) for call in calls):
-        raise IllTypedAnswer(f"{subject} are {abbreviate(calls)}; they must be a sequence of types.ToolCall")
-    for call in calls:
+    tool_calls, subject = info.get("tool_calls", ()), f'{context}: info["tool_calls"]'
+    if not isinstance(tool_calls, tuple | list) or not all(isinstance(call, ToolCall) for call in tool_calls):
+        raise IllTypedAnswer(f"{subject} are {abbreviate(tool_calls)}; they must be a sequence of types.ToolCall")
+    for call in tool_calls:
         for name in ("tool", "provider", "key", "status", "output"):
             checked_text(getattr(call, name), f"{subject}: {name}")
         checked_number(call.milliseconds, f"{subject}: milliseconds")
         checked_flag(call.cached, f"{subject}: cached")
         try:
-            plain = json.dumps(call.parameters, allow_nan=False, ensure_ascii=False)
+            parameters_json = json.dumps(call.parameters, allow_nan=False, ensure_ascii=False)
         except (TypeError, ValueError) as error:
             raise IllTypedAnswer(
                 f"{subject}: parameters are {abbreviate(call.parameters)}, not JSON: {error}"
             ) from error
-        checked_text(plain, f"{subject}: parameters")
-    if calls:
-        checked["tool_calls"] = tuple(calls)
+        checked_text(parameters_json, f"{subject}: parameters")
+    if tool_calls:
+        checked_info["tool_calls"] = tuple(tool_calls)
     return Transition(
-        checked_text(observation, f"{where}: the observation"),
-        number,
-        checked_flag(terminated, f"{where}: terminated"),
-        checked_flag(truncated, f"{where}: truncated"),
-        checked,
+        checked_text(observation, f"{context}: the observation"),
+        checked_reward,
+        checked_flag(terminated, f"{context}: terminated"),
+        checked_flag(truncated, f"{context}: truncated"),
+        checked_info,
     )
 
 
 @contextmanager
-def _own_code(env: Environment, task: str) -> Iterator[None]:
-    """Turn an exception of an environment's own code into the error that `own_fault` returns. Not
-    used for calls of an episode, such as a step: their exceptions become events.
+def _convert_errors(env: Environment, task: str) -> Iterator[None]:
+    """Turn an exception of an environment's own code into the error that `error_of_own_code`
+    returns. Not used for calls of an episode, such as a step: their exceptions become events.
     """
     try:
         yield
     except AgentrError:
         raise
     except Exception as error:
-        sentence = f"environment {env.name} cannot tell {task} ({cause(error)}); correct the environment"
-        raise own_fault(env.name, error, sentence) from error
+        message = f"environment {env.name} cannot tell {task} ({error_summary(error)}); correct the environment"
+        raise error_of_own_code(env.name, error, message) from error
 
 
-def own_fault(name: str, error: BaseException, sentence: str) -> AgentrError:
+def error_of_own_code(name: str, error: BaseException, message: str) -> AgentrError:
     """Return the error for an exception of an environment's own code: a `MissingPart` if something
     is missing on this machine, else an `EnvironmentFault` with the given sentence.
     """
     if missing := missing_part(error):
         return MissingPart(f"environment {name} needs {missing}")
-    return EnvironmentFault(sentence)
+    return EnvironmentFault(message)
 
 
 def missing_part(error: BaseException) -> str:
     """Return what is missing on this machine according to an exception of third-party code, such as
     a package, with how to get it; empty if the exception says nothing of the kind.
     """
-    explicit: BaseException | None = error
-    while explicit is not None:
-        if isinstance(explicit, ModuleNotFoundError) and explicit.name:
-            package = explicit.name.partition(".")[0]
+    explicit_cause: BaseException | None = error
+    while explicit_cause is not None:
+        if isinstance(explicit_cause, ModuleNotFoundError) and explicit_cause.name:
+            package = explicit_cause.name.partition(".")[0]
             return f"the Python package {package}, which is not installed: `pip install {package}`, or as its page says"
-        if isinstance(explicit, FileNotFoundError) and explicit.filename:
-            path = os.fsdecode(explicit.filename)
-            if traceback.extract_tb(explicit.__traceback__)[-1].filename == subprocess.__file__:
+        if isinstance(explicit_cause, FileNotFoundError) and explicit_cause.filename:
+            path = os.fsdecode(explicit_cause.filename)
+            if traceback.extract_tb(explicit_cause.__traceback__)[-1].filename == subprocess.__file__:
                 return f"the program {path}, which is not found: install it, or put its folder on PATH"
             return f"{path}, which is not there: fetch or make it as the environment's page says"
-        explicit = explicit.__cause__
+        explicit_cause = explicit_cause.__cause__
     # HTTP clients raise their own errors while they handle this one, so `__context__` counts here.
     # Above it does not: code that copes with a missing file may fail later for another reason.
-    at: BaseException | None = error
-    while at is not None:
-        if isinstance(at, ConnectionRefusedError):
-            return f"a server, and none answers ({cause(error)}): start it, or correct its address"
-        at = at.__cause__ or at.__context__
+    current_error: BaseException | None = error
+    while current_error is not None:
+        if isinstance(current_error, ConnectionRefusedError):
+            return f"a server, and none answers ({error_summary(error)}): start it, or correct its address"
+        current_error = current_error.__cause__ or current_error.__context__
     return ""
 
 
@@ -780,8 +778,8 @@ def checked_number(value: Any, name: str, *, requirement: str = "it must be a fi
     """
     if not isinstance(value, bool) and isinstance(value, numbers.Real):
         try:
-            if math.isfinite(plain := float(value)):
-                return plain
+            if math.isfinite(number := float(value)):
+                return number
         except OverflowError:
             pass
     raise IllTypedAnswer(f"{name} is {abbreviate(value)}; {requirement}")
@@ -791,8 +789,8 @@ def checked_flag(value: Any, name: str) -> bool:
     """Return a flag, which may be NumPy's, as a bool. Raises `IllTypedAnswer` for anything else,
     numbers and texts included.
     """
-    kind = type(value)
+    value_type = type(value)
     # Gymnasium's worlds return NumPy's bool, whose name depends on the version.
-    if kind is bool or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")):
+    if value_type is bool or (value_type.__module__ == "numpy" and value_type.__name__ in ("bool", "bool_")):
         return bool(value)
     raise IllTypedAnswer(f"{name} is {abbreviate(value)}; it must be true or false")

@@ -30,14 +30,14 @@ def derive_seed(*parts: Any) -> int:
 
 # With these, recipes can gain fields while all earlier runs keep their ids. The default of such a
 # field must never change.
-def later(default: Any = dataclasses.MISSING, *, default_factory: Any = dataclasses.MISSING) -> Any:
+def later_field(default: Any = dataclasses.MISSING, *, default_factory: Any = dataclasses.MISSING) -> Any:
     """Return a dataclass field that is left out of ids while it has its default: for fields that
     were added after values of the class had been stored.
     """
     return dataclasses.field(default=default, default_factory=default_factory, metadata=_LATER)
 
 
-def absent(value: Any) -> frozenset[str]:
+def omitted_fields(value: Any) -> frozenset[str]:
     """Return the names of the fields of a dataclass that are left out of ids, since they were added
     later and have their default.
     """
@@ -53,15 +53,15 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        left_out = absent(value)
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.name not in left_out}
+        omitted = omitted_fields(value)
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.name not in omitted}
     raise TypeError(f"cannot fingerprint a {type(value).__name__}")
 
 
 _LATER = {"agentr": "in no id with its default"}
-_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_plain)
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_as_json)
 
 
 def file_sha256(file: Path) -> str:

@@ -24,18 +24,18 @@ from agentr_core.system import host_in
 # The requests that our servers refuse: those of web pages, those with oversized bodies, and those
 # without the server's token.
 
-MOST_BYTES: Final = 2**20
+MAX_BODY_BYTES: Final = 2**20
 """The limit on the body of a request; an action or a query is a line or two."""
-_READ_BYTES: Final = 2**26
-_READ_SECONDS: Final = 10.0
+_MAX_READ_BYTES: Final = 2**26
+_MAX_READ_SECONDS: Final = 10.0
 """How much of an oversized body is read, and for how long, before it is refused: a client that is
 still sending when the connection closes does not read the reason.
 """
-Refusal = Callable[[Scope, int, str], Response]
+MakeRefusal = Callable[[Scope, int, str], Response]
 """A function that makes the answer to a refused request from its scope, a status and a sentence."""
 
 
-def detail(scope: Scope, status: int, reason: str) -> Response:
+def json_refusal(scope: Scope, status: int, reason: str) -> Response:
     """Return the answer to a refused request in the form of our servers for environments."""
     return JSONResponse({"detail": reason}, status)
 
@@ -63,7 +63,7 @@ class Guard:
         *,
         linked: bool = False,
         posts: bool = False,
-        refusal: Refusal = detail,
+        refusal: MakeRefusal = json_refusal,
     ) -> None:
         self._app = app
         self._hosts = hosts
@@ -91,32 +91,36 @@ class Guard:
             await self._refuse(400, "Content-Length must be a number of bytes", scope, receive, send)
             return
         try:
-            body = await _read(receive, declared_length=int(length[:20]))
+            body = await _read_body(receive, declared_length=int(length[:20]))
         except ConnectionError:
             # The part of the body that has arrived may look complete, so it is not passed on.
             return
         if body is None:
-            await self._refuse(413, f"a body has at most {MOST_BYTES} bytes", scope, receive, send)
+            await self._refuse(413, f"a body has at most {MAX_BODY_BYTES} bytes", scope, receive, send)
             return
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def again() -> Message:
+        async def receive_again() -> Message:
             return messages.pop() if messages else await receive()
 
-        await self._app(scope, again, send)
+        await self._app(scope, receive_again, send)
 
     def _fault(self, scope: Scope) -> tuple[int, str] | None:
         """Return the status and the reason if a request is refused for its headers, else None."""
         headers = {name.lower(): value for name, value in scope["headers"]}
-        of_page = b"origin" in headers or headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
+        is_from_page = b"origin" in headers or headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
         # A followed link loads a whole page.
         fetch_metadata = (headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest"))
         method = scope.get("method")
-        link = method == "GET" and b"origin" not in headers and fetch_metadata == (b"navigate", b"document")
+        is_link = method == "GET" and b"origin" not in headers and fetch_metadata == (b"navigate", b"document")
         site = headers.get(b"sec-fetch-site", b"same-origin")
         origin = headers.get(b"origin", b"").partition(b"://")
-        own = method == "POST" and origin[0] in (b"http", b"https") and origin[2] == headers.get(b"host")
-        if of_page and not (self._linked and link) and not (self._posts and own and site == b"same-origin"):
+        is_own_form = method == "POST" and origin[0] in (b"http", b"https") and origin[2] == headers.get(b"host")
+        if (
+            is_from_page
+            and not (self._linked and is_link)
+            and not (self._posts and is_own_form and site == b"same-origin")
+        ):
             return 403, "requests of web pages are not answered here"
         if self._hosts is not None and host_in(headers.get(b"host", b"").decode("latin-1")) not in self._hosts:
             return 403, "this server does not answer to that name"
@@ -146,7 +150,7 @@ class TokenGuard:
         token: str,
         *,
         why: str,
-        refusal: Refusal,
+        refusal: MakeRefusal,
         cookie: str = "",
         admits: Callable[[Scope, str], bool] = lambda scope, key: False,
     ) -> None:
@@ -165,27 +169,27 @@ class TokenGuard:
             await self._app(scope, receive, send)
             return
         query = parse_qsl(scope["query_string"].decode("latin-1"))
-        in_query = any(name == "token" and self._fits(value) for name, value in query)
+        is_token_in_query = any(name == "token" and self._is_token(value) for name, value in query)
         key = api_key(scope)
-        if in_query and self._cookie:
+        if is_token_in_query and self._cookie:
             # The answer sets the cookie and redirects to the address without the token.
-            rest = urlencode([(name, value) for name, value in query if name != "token"])
+            other_query = urlencode([(name, value) for name, value in query if name != "token"])
             # One slash: two would lead to another host.
             path = "/" + scope["path"].lstrip("/\\")
-            redirect = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
+            redirect = RedirectResponse(f"{path}?{other_query}" if other_query else path, 303)
             redirect.set_cookie(self._cookie, self._token, httponly=True, samesite="lax", path="/")
             await redirect(scope, receive, send)
         elif (
-            in_query
-            or self._fits(key)
-            or (self._cookie and self._fits(_cookie(scope, self._cookie)))
+            is_token_in_query
+            or self._is_token(key)
+            or (self._cookie and self._is_token(_cookie(scope, self._cookie)))
             or self._admits(scope, key)
         ):
             await self._app(scope, receive, send)
         else:
             await self._refusal(scope, 401, self._why)(scope, receive, send)
 
-    def _fits(self, value: str) -> bool:
+    def _is_token(self, value: str) -> bool:
         return secrets.compare_digest(value.encode(), self._token.encode())
 
 
@@ -213,42 +217,42 @@ def _cookie(scope: Scope, name: str) -> str:
     return jar[name].value if name in jar else ""
 
 
-async def _read(receive: Receive, *, declared_length: int) -> bytes | None:
-    """Return the body of a request, or None if it is longer than `MOST_BYTES` or declared to be.
-    Raises `ConnectionError` if the client disconnects before its end.
+async def _read_body(receive: Receive, *, declared_length: int) -> bytes | None:
+    """Return the body of a request, or None if it is longer than `MAX_BODY_BYTES` or declared to
+    be. Raises `ConnectionError` if the client disconnects before its end.
     """
     parts: list[bytes] = []
     size = 0
-    more = declared_length <= _READ_BYTES
+    more = declared_length <= _MAX_READ_BYTES
     try:
         # Only a body that will be refused has a time limit.
-        async with asyncio.timeout(_READ_SECONDS if declared_length > MOST_BYTES else None) as timeout:
-            while more and size <= _READ_BYTES:
+        async with asyncio.timeout(_MAX_READ_SECONDS if declared_length > MAX_BODY_BYTES else None) as timeout:
+            while more and size <= _MAX_READ_BYTES:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ConnectionError("the client left before the end of its request")
                 size += len(message.get("body", b""))
                 more = message.get("more_body", False)
-                if size <= MOST_BYTES:
+                if size <= MAX_BODY_BYTES:
                     parts.append(message.get("body", b""))
                 elif timeout.when() is None:
-                    timeout.reschedule(asyncio.get_running_loop().time() + _READ_SECONDS)
+                    timeout.reschedule(asyncio.get_running_loop().time() + _MAX_READ_SECONDS)
     except TimeoutError:
         return None
-    return b"".join(parts) if max(size, declared_length) <= MOST_BYTES else None
+    return b"".join(parts) if max(size, declared_length) <= MAX_BODY_BYTES else None
 
 
 # Serving an ASGI application at an address, until interrupted.
 
-LOST: Final = "agentr.lost"
+LOST_CALLBACK_KEY: Final = "agentr.lost"
 """The key under which an application may put a function into the scope of a request. It is called
 if the answer cannot have reached the client, even if it was already sent.
 """
-STOPPING: Final = "agentr.stopping"
+STOPPING_CALLBACK_KEY: Final = "agentr.stopping"
 """The same for a function that is called if the server is stopped before the answer is complete."""
 
 
-class _Together:
+class _JoiningTransport:
     """A transport that joins all data written in one iteration of the event loop and sends it at
     once.
 
@@ -286,7 +290,8 @@ class _Together:
 
 
 class WatchedConnection(H11Protocol):
-    """A connection that calls the functions which an application left under `LOST` and `STOPPING`.
+    """A connection that calls the functions which an application left under `LOST_CALLBACK_KEY` and
+    `STOPPING_CALLBACK_KEY`.
 
     ASGI itself reports a client that left before its answer was complete. An answer is also lost if
     the client closes its end without reading it: its system then resets the connection.
@@ -294,29 +299,29 @@ class WatchedConnection(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         """Start to serve a new connection."""
-        self._together = _Together(transport)
-        super().connection_made(self._together)  # type: ignore[arg-type]
+        self._joining_transport = _JoiningTransport(transport)
+        super().connection_made(self._joining_transport)  # type: ignore[arg-type]
 
     def eof_received(self) -> None:
         """Report a lost answer if the client closed its end before it got all of it. The connection
         is closed afterwards.
         """
         if self.cycle is not None and (
-            not self.cycle.response_complete or self._together.is_pending or self._is_reset()
+            not self.cycle.response_complete or self._joining_transport.is_pending or self._is_reset()
         ):
-            self._lose()
+            self._report_lost()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Report a lost answer if the connection broke or was closed before its end."""
         if self.cycle is not None and (exc is not None or not self.cycle.response_complete):
-            self._lose()
+            self._report_lost()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
         """Close the connection, after the answer that is under way if there is one; tell the
         application of that answer's request that the server stops.
         """
-        stopping: Any = self.scope.get(STOPPING) if self.scope is not None else None
+        stopping: Any = self.scope.get(STOPPING_CALLBACK_KEY) if self.scope is not None else None
         if stopping is not None and not self.cycle.response_complete:
             stopping()
         super().shutdown()
@@ -325,34 +330,36 @@ class WatchedConnection(H11Protocol):
         sock = self.transport.get_extra_info("socket")
         return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in (errno.EPIPE, errno.ECONNRESET)
 
-    def _lose(self) -> None:
-        on_lost: Any = self.scope.get(LOST)
+    def _report_lost(self) -> None:
+        on_lost: Any = self.scope.get(LOST_CALLBACK_KEY)
         if on_lost is not None:
             on_lost()
 
 
-_LEAVE_SECONDS: Final = 5
+_SHUTDOWN_SECONDS: Final = 5
 
 
-def serve(app: ASGIApp, *, host: str, port: int, listening: Callable[[str], Any], sockets: bool = False) -> None:
+def serve(app: ASGIApp, *, host: str, port: int, on_listening: Callable[[str], Any], websockets: bool = False) -> None:
     """Serve an application until interrupted.
 
     Args:
         port: 0 means any free port.
-        listening: called with the address, such as `http://127.0.0.1:36001`, once clients can
+        on_listening: called with the address, such as `http://127.0.0.1:36001`, once clients can
             connect.
-        sockets: whether to accept WebSockets as well.
+        websockets: whether to accept WebSockets as well.
 
     Raises `ConfigError` if it cannot listen on the address.
     """
     with _listener(host, port) as listener:
-        listening(_address(host, listener))
-        config = configured(app, sockets=sockets, log_level="warning", timeout_graceful_shutdown=_LEAVE_SECONDS)
+        on_listening(_address(host, listener))
+        config = server_config(
+            app, websockets=websockets, log_level="warning", timeout_graceful_shutdown=_SHUTDOWN_SECONDS
+        )
         uvicorn.Server(config).run(sockets=[listener])
 
 
 @contextmanager
-def serving(app: ASGIApp, *, host: str, port: int) -> Iterator[str]:
+def serve_in_thread(app: ASGIApp, *, host: str, port: int) -> Iterator[str]:
     """Serve an application in a thread while the block runs; yield its address. At the end of the
     block, wait until the server has stopped.
 
@@ -362,7 +369,7 @@ def serving(app: ASGIApp, *, host: str, port: int) -> Iterator[str]:
     Raises `ConfigError` if it cannot listen on the address.
     """
     with _listener(host, port) as listener:
-        server = uvicorn.Server(configured(app, log_level="warning", timeout_graceful_shutdown=_LEAVE_SECONDS))
+        server = uvicorn.Server(server_config(app, log_level="warning", timeout_graceful_shutdown=_SHUTDOWN_SECONDS))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server")
         thread.start()
         try:
@@ -390,26 +397,28 @@ def _address(host: str, listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
 
 
-def address_elsewhere(where: str) -> str:
+def address_elsewhere(address: str) -> str:
     """Return the address under which other machines reach a server of this machine. In place of
     `0.0.0.0` or `::` it has the IP address of the interface that outgoing packets use, or the host
     name if there is no route; any other address is returned unchanged.
     """
-    place = urlsplit(where)
-    if place.hostname not in ("0.0.0.0", "::"):
-        return where
-    family, outside = (socket.AF_INET, "192.0.2.1") if place.hostname == "0.0.0.0" else (socket.AF_INET6, "2001:db8::1")
-    with socket.socket(family, socket.SOCK_DGRAM) as door:
+    url = urlsplit(address)
+    if url.hostname not in ("0.0.0.0", "::"):
+        return address
+    family, outside_address = (
+        (socket.AF_INET, "192.0.2.1") if url.hostname == "0.0.0.0" else (socket.AF_INET6, "2001:db8::1")
+    )
+    with socket.socket(family, socket.SOCK_DGRAM) as probe_socket:
         try:
             # Connecting a UDP socket sends nothing: it only chooses the route.
-            door.connect((outside, 9))
-            name = str(door.getsockname()[0])
+            probe_socket.connect((outside_address, 9))
+            host = str(probe_socket.getsockname()[0])
         except OSError:
-            name = socket.gethostname()
-    return f"{place.scheme}://{f'[{name}]' if ':' in name else name}:{place.port}"
+            host = socket.gethostname()
+    return f"{url.scheme}://{f'[{host}]' if ':' in host else host}:{url.port}"
 
 
-def configured(app: ASGIApp, *, sockets: bool = False, **settings: Any) -> uvicorn.Config:
+def server_config(app: ASGIApp, *, websockets: bool = False, **settings: Any) -> uvicorn.Config:
     """Return the configuration with which applications are served."""
     # Idle connections are kept for longer than clients keep them, so that none is closed while a
     # client sends a request.
@@ -419,8 +428,8 @@ def configured(app: ASGIApp, *, sockets: bool = False, **settings: Any) -> uvico
     return uvicorn.Config(
         app,
         http=WatchedConnection,
-        ws="websockets-sansio" if sockets else "none",
-        ws_max_size=MOST_BYTES,
+        ws="websockets-sansio" if websockets else "none",
+        ws_max_size=MAX_BODY_BYTES,
         ws_per_message_deflate=False,
         timeout_keep_alive=75,
         **settings,

@@ -33,8 +33,8 @@ from agentr_core.fingerprint import file_sha256, fingerprint
 
 # When to retry a failed request to a server: one policy, as pure functions.
 
-_BASE_SECONDS = 0.5
-_CAP_SECONDS = 30.0
+_FIRST_WAIT_SECONDS = 0.5
+_MAX_WAIT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,12 @@ class RetryPolicy:
 
 
 def wait_before_retry(
-    policy: RetryPolicy, *, failures: int, elapsed: float, uniform: float, retry_after: float | None = None
+    policy: RetryPolicy,
+    *,
+    num_failures: int,
+    elapsed_seconds: float,
+    random_fraction: float,
+    retry_after: float | None = None,
 ) -> float | None:
     """Return how many seconds to wait before the next try, or None if the policy allows no more.
 
@@ -57,19 +62,21 @@ def wait_before_retry(
     that many clients that were told the same time do not come back at once.
 
     Args:
-        failures: tries that have failed, at least 1.
-        elapsed: seconds since the first try began.
-        uniform: a random number in [0, 1).
+        num_failures: tries that have failed, at least 1.
+        elapsed_seconds: seconds since the first try began.
+        random_fraction: a random number in [0, 1).
         retry_after: the seconds to wait that the server asked for; None if it did not.
     """
-    if failures > policy.retries:
+    if num_failures > policy.retries:
         return None
     # Beyond 2**16 the cap has long been reached.
-    wait = uniform * min(_CAP_SECONDS, _BASE_SECONDS * 2 ** min(failures - 1, 16)) + max(retry_after or 0.0, 0.0)
-    return wait if elapsed + wait <= policy.seconds else None
+    wait = random_fraction * min(_MAX_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2 ** min(num_failures - 1, 16)) + max(
+        retry_after or 0.0, 0.0
+    )
+    return wait if elapsed_seconds + wait <= policy.seconds else None
 
 
-def seconds_told(header: str, *, now: float) -> float | None:
+def retry_after_seconds(header: str, *, now: float) -> float | None:
     """Return the seconds to wait, at least 0, according to a `Retry-After` header, which is a
     number or a date; None if it is neither.
 
@@ -88,13 +95,13 @@ def seconds_told(header: str, *, now: float) -> float | None:
 
 # Files and folders written atomically; an error becomes one sentence.
 
-_LARGE = 8 * 2**20
+_MIN_CACHED_BYTES = 8 * 2**20
 """Bytes from which on hashes are cached: fewer are hashed faster than a user notices."""
-_YOUNG_NS = 60 * 10**9
+_MIN_AGE_NS = 60 * 10**9
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def report_write_errors(path: Path) -> Iterator[None]:
     """Turn an error while the body writes `path`, or something below it, into a `DiskError`.
 
     Raises:
@@ -122,7 +129,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     if folder.exists():
         raise ConfigError(f"{folder} already exists; name a new folder")
     draft = folder.with_name(f".{folder.name}.new")
-    with writing(folder):
+    with report_write_errors(folder):
         try:
             # A process that was killed may have left one.
             shutil.rmtree(draft, ignore_errors=True)
@@ -137,7 +144,7 @@ def write_text(path: Path, text: str) -> None:
     """Write a text to a file atomically, so that it is never seen half written; a missing folder is
     created. Raises `DiskError`.
     """
-    with writing(path):
+    with report_write_errors(path):
         content = text.encode("utf-8")
     write_bytes(path, content)
 
@@ -150,11 +157,11 @@ def write_bytes(path: Path, content: bytes) -> None:
     if path.is_file():
         path = path.resolve()
     elif path.exists() and not path.is_dir():
-        with writing(path):
+        with report_write_errors(path):
             path.write_bytes(content)
         return
     draft = path.with_name(f".{path.name}.new-{os.getpid()}")
-    with writing(path):
+    with report_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             draft.write_bytes(content)
@@ -175,46 +182,46 @@ def content_sha256(path: Path, cache: Path) -> str:
     Raises `OSError` when something cannot be read, and `DiskError` when the cache cannot be
     written.
     """
-    folder = path.is_dir()
-    files = sorted(_files_in(path, ())) if folder else [path]
+    is_folder = path.is_dir()
+    files = sorted(_files_in(path, ())) if is_folder else [path]
     states = {str(file.relative_to(path)): file.stat() for file in files}
-    memory = cache / "hashes" / f"{fingerprint(str(path.resolve()))}.json"
-    large = sum(state.st_size for state in states.values()) >= _LARGE
+    cache_file = cache / "hashes" / f"{fingerprint(str(path.resolve()))}.json"
+    is_large = sum(state.st_size for state in states.values()) >= _MIN_CACHED_BYTES
     cached_hashes: dict[str, list[Any]] = {}
-    if large:
+    if is_large:
         # A cache that cannot be read is built anew.
         with suppress(OSError, ValueError):
-            stored_value = json.loads(memory.read_bytes())
+            stored_value = json.loads(cache_file.read_bytes())
             cached_hashes = stored_value if isinstance(stored_value, dict) else {}
     now = time.time_ns()
     hashes: dict[str, str] = {}
-    new: dict[str, list[Any]] = {}
+    new_cache: dict[str, list[Any]] = {}
     for file, (name, state) in zip(files, states.items(), strict=True):
         stat_key = [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
-        *before, content = cached_hashes.get(name) or [""]
-        hashes[name] = content if before == stat_key else file_sha256(file)
-        if max(state.st_mtime_ns, state.st_ctime_ns) < now - _YOUNG_NS:
-            new[name] = [*stat_key, hashes[name]]
-    if large and new != cached_hashes:
-        write_text(memory, json.dumps(new))
-    return fingerprint(list(hashes.items())) if folder else hashes["."]
+        *cached_stat_key, cached_hash = cached_hashes.get(name) or [""]
+        hashes[name] = cached_hash if cached_stat_key == stat_key else file_sha256(file)
+        if max(state.st_mtime_ns, state.st_ctime_ns) < now - _MIN_AGE_NS:
+            new_cache[name] = [*stat_key, hashes[name]]
+    if is_large and new_cache != cached_hashes:
+        write_text(cache_file, json.dumps(new_cache))
+    return fingerprint(list(hashes.items())) if is_folder else hashes["."]
 
 
-def _files_in(folder: Path, within: tuple[os.stat_result, ...]) -> Iterator[Path]:
-    """Yield the files in a folder and in its subfolders, linked ones included. `within` holds the
-    state of the folders that contain it. Raises `OSError` for one that cannot be listed.
+def _files_in(folder: Path, ancestors: tuple[os.stat_result, ...]) -> Iterator[Path]:
+    """Yield the files in a folder and in its subfolders, linked ones included. `ancestors` holds
+    the state of the folders that contain it. Raises `OSError` for one that cannot be listed.
     """
     stat = folder.stat()
-    if any(os.path.samestat(stat, other) for other in within):
+    if any(os.path.samestat(stat, ancestor) for ancestor in ancestors):
         return  # a link back to a folder that it is in
     for path in folder.iterdir():
         if path.is_dir():
-            yield from _files_in(path, (*within, stat))
+            yield from _files_in(path, (*ancestors, stat))
         elif path.is_file():
             yield path
 
 
-def sync(path: Path) -> None:
+def flush_to_disk(path: Path) -> None:
     """Flush the content of a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -223,7 +230,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def publish(draft: Path, folder: Path) -> None:
+def move_into_place(draft: Path, folder: Path) -> None:
     """Rename the finished folder `draft` to `folder`. If another process has made that in the
     meantime, keep the other's folder and remove `draft`.
     """
@@ -244,7 +251,7 @@ T = TypeVar("T")
 _stop_event: ContextVar[threading.Event | None] = ContextVar("agentr_stop_event", default=None)
 
 
-def started(function: Callable[[], T], *, name: str, daemon: bool = False) -> Future[T]:
+def start_in_thread(function: Callable[[], T], *, name: str, daemon: bool = False) -> Future[T]:
     """Run a function in a new thread, with a copy of the caller's context, and return the future of
     its result. Unless `daemon` is set, the process does not exit before the function has ended.
     """
@@ -262,11 +269,12 @@ def started(function: Callable[[], T], *, name: str, daemon: bool = False) -> Fu
     return result
 
 
-async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a function in a thread and return its result; it should call `check_wanted` now and then.
+async def run_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a function in a thread and return its result; it should call `raise_if_cancelled` now and
+    then.
 
-    If the caller is cancelled, `check_wanted` raises in the thread, and the cancellation is passed
-    on only after the thread has ended: nothing that the caller then closes is still in use.
+    If the caller is cancelled, `raise_if_cancelled` raises in the thread, and the cancellation is
+    passed on only after the thread has ended: nothing that the caller then closes is still in use.
     """
     stop_event = threading.Event()
     token = _stop_event.set(stop_event)
@@ -283,8 +291,8 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
         raise
 
 
-def check_wanted() -> None:
-    """Raise `CancelledError` if this thread was started by `in_thread` and its caller has been
+def raise_if_cancelled() -> None:
+    """Raise `CancelledError` if this thread was started by `run_in_thread` and its caller has been
     cancelled; otherwise do nothing.
     """
     stop_event = _stop_event.get()
@@ -322,7 +330,7 @@ DISTRIBUTION = "agentr-flywheel"
 # The location of the shipped data.
 
 _PACKAGE = Path(__file__).resolve().parent
-ROOTS = (_PACKAGE / "_data", _PACKAGE.parent / "data")
+DATA_ROOTS = (_PACKAGE / "_data", _PACKAGE.parent / "data")
 """Where the shipped data may be: inside an installed package, or beside the packages in a checkout.
 The first of these folders that has a path is used.
 """
@@ -334,11 +342,11 @@ def data_path(*parts: str) -> Path:
     Raises:
         DataFileError: neither the installed package nor a checkout has it.
     """
-    for root in ROOTS:
+    for root in DATA_ROOTS:
         path = root.joinpath(*parts)
         if path.exists():
             return path
-    roots = " and ".join(str(root) for root in ROOTS)
+    roots = " and ".join(str(root) for root in DATA_ROOTS)
     raise DataFileError(f"shipped data {'/'.join(parts)} is missing below {roots}; install the package again")
 
 
@@ -361,7 +369,7 @@ def shipped_models() -> dict[str, Path]:
 # Helpers for our child processes: the location of the package, faster imports, exit together with
 # the parent process, and temporary folders that do not outlive their process for long.
 
-_YOUNG_SECONDS = 60.0
+_MIN_AGE_SECONDS = 60.0
 """Younger folders are left alone: their process may not have locked them yet."""
 
 
@@ -376,20 +384,20 @@ def source_folder() -> str:
 
 
 @contextmanager
-def importing() -> Iterator[None]:
+def gc_paused_for_imports() -> Iterator[None]:
     """Pause garbage collection while the body imports, and exempt all objects that exist afterwards
     from later collections.
 
     Torch, Transformers and TRL create millions of permanent objects: scanning them again and again
     takes a fifth of their import time.
     """
-    collects = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        if collects:
+        if was_enabled:
             gc.enable()
 
 
@@ -405,7 +413,7 @@ class Scratch:
         # Folders of processes that were killed are removed.
         for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
             with suppress(OSError):
-                if time.time() - folder.stat().st_mtime < _YOUNG_SECONDS:
+                if time.time() - folder.stat().st_mtime < _MIN_AGE_SECONDS:
                     continue
                 descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
                 try:
@@ -423,10 +431,10 @@ class Scratch:
         self._close()
 
 
-def _remove(path: str, lock_fd: int, process: int) -> None:
+def _remove(path: str, lock_fd: int, owner_pid: int) -> None:
     os.close(lock_fd)
     # A process that was forked from the owner must not remove the folder at its own exit.
-    if os.getpid() == process:
+    if os.getpid() == owner_pid:
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -434,10 +442,10 @@ def end_with_parent() -> None:
     """Make this process exit, with status 1, as soon as its standard input ends: the parent holds
     the other end open.
     """
-    threading.Thread(target=_wait_for_end, daemon=True).start()
+    threading.Thread(target=_exit_at_end_of_input, daemon=True).start()
 
 
-def _wait_for_end() -> None:
+def _exit_at_end_of_input() -> None:
     # This bypasses Python's own buffer, whose lock a thread must not hold when the interpreter
     # exits.
     while os.read(sys.stdin.fileno(), 1):
@@ -458,7 +466,7 @@ def processors() -> int:
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 M_ARENA_MAX = -8
-LARGEST = 2**31 - 1
+MAX_MALLOPT_VALUE = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
@@ -474,7 +482,7 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    options = ((M_MMAP_THRESHOLD, LARGEST), (M_TRIM_THRESHOLD, LARGEST), (M_ARENA_MAX, 1))
+    options = ((M_MMAP_THRESHOLD, MAX_MALLOPT_VALUE), (M_TRIM_THRESHOLD, MAX_MALLOPT_VALUE), (M_ARENA_MAX, 1))
     return all([mallopt(option, value) for option, value in options])
 
 

@@ -16,7 +16,7 @@ from typing import Any
 # Characters that have no width, change the reading direction, move a terminal's cursor, or cannot
 # be encoded. Tabs and line feeds are left alone; so are format characters that are drawn, such as
 # Arabic number signs.
-_UNSEEN = re.compile(
+_INVISIBLE = re.compile(
     "["
     "\x00-\x08\x0b-\x1f\x7f-\x9f\xad"
     "\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f"
@@ -33,14 +33,14 @@ _OWN_CODE = re.compile(
 """Files to skip when looking for the line that caused an error: these packages, and Python's import
 machinery.
 """
-MOST_FAULTS = 20
+MAX_FAULTS_LISTED = 20
 """The maximum number of faults that a message lists; of the others it gives the number."""
 _GOAL = re.compile(
     r"\b(?:(?:goal|task|instruction|question)(?: is)?(?: to)?:|your (?:goal|task) is to\b)\s*(?:\[SEP\]\s*)?"
     r"(?P<goal>\S[^\n]*)",
     re.IGNORECASE,
 )
-_MOST_OF_A_GOAL = 160
+_MAX_GOAL_LENGTH = 160
 _GZIP = b"\x1f\x8b"
 _LENIENT_JSON = json.JSONDecoder(strict=False)
 _THOUGHT_MARK = re.compile(
@@ -48,17 +48,17 @@ _THOUGHT_MARK = re.compile(
 )
 
 
-def visible(text: str) -> str:
+def escape_invisible(text: str) -> str:
     r"""Return a text with its invisible characters written out as marks such as \u202e.
 
     These are control characters, including those of terminal escapes, characters that have no width
     or change the reading direction, and halves of surrogate pairs. Tabs and line feeds stay;
     carriage returns are shown, because a tokenizer saw them.
     """
-    return _UNSEEN.sub(_mark, text)
+    return _INVISIBLE.sub(_escape, text)
 
 
-def goal(opening: str) -> str:
+def goal_in(opening: str) -> str:
     """Return the goal of an episode, read from its opening text, in at most 160 characters: what
     follows a label such as `Goal:`, `Task:`, `Instruction:` or `Question:` on the same line or the
     next one with text; without a label, the first line. If the opening is a JSON list of messages,
@@ -70,8 +70,8 @@ def goal(opening: str) -> str:
             opening = "\n".join(turns) or opening
     match = _GOAL.search(opening)
     line = match["goal"] if match else next((line for line in opening.splitlines() if line.strip()), "")
-    words = " ".join(visible(line.partition(" [SEP]")[0]).split())
-    return words if len(words) <= _MOST_OF_A_GOAL else words[: _MOST_OF_A_GOAL - 1] + "…"
+    words = " ".join(escape_invisible(line.partition(" [SEP]")[0]).split())
+    return words if len(words) <= _MAX_GOAL_LENGTH else words[: _MAX_GOAL_LENGTH - 1] + "…"
 
 
 def lone_surrogate(text: str) -> int | None:
@@ -85,7 +85,7 @@ def lone_surrogate(text: str) -> int | None:
     return None
 
 
-def outside_thoughts(reply: str) -> str:
+def blank_thoughts(reply: str) -> str:
     """Return a reply with spaces in place of its thoughts, so that all positions stay the same.
 
     A thought is what lies between an opening tag (`<think>`, `<thinking>` or `[THINK]`) and the
@@ -122,7 +122,7 @@ def json_end(text: str, start: int) -> int:
         return start
 
 
-def _mark(match: re.Match[str]) -> str:
+def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
@@ -134,7 +134,7 @@ def quoted(text: str, limit: int) -> str:
     return repr(text if len(text) <= limit else text[: limit - 1] + "…")
 
 
-def unreadable(error: OSError | UnicodeDecodeError) -> str:
+def unreadable_reason(error: OSError | UnicodeDecodeError) -> str:
     """Return the reason why a text file cannot be read, to follow a colon in a message."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
@@ -143,7 +143,7 @@ def unreadable(error: OSError | UnicodeDecodeError) -> str:
     return f"it is no text in UTF-8, from byte {error.start} on"
 
 
-def cause(error: BaseException) -> str:
+def error_summary(error: BaseException) -> str:
     """Return an exception that code outside this program raised as one line: its class, its message
     and, if the traceback has one, the file and line of that code.
     """
@@ -158,17 +158,17 @@ def cause(error: BaseException) -> str:
     return f"{type(error).__name__}{f': {message}' if message else ''}{where}"
 
 
-def fault_list(faults: Sequence[str], where: str = "") -> str:
+def faults_message(faults: Sequence[str], where: str = "") -> str:
     """Return one or more faults as one message that begins with `where`, the name of what has them.
-    Several are counted and listed on a line each, at most `MOST_FAULTS` of them.
+    Several are counted and listed on a line each, at most `MAX_FAULTS_LISTED` of them.
     """
-    rest = [f"and {len(faults) - MOST_FAULTS:,} more"] if len(faults) > MOST_FAULTS else []
-    lines = [f"{len(faults):,} faults", *faults[:MOST_FAULTS], *rest]
+    rest = [f"and {len(faults) - MAX_FAULTS_LISTED:,} more"] if len(faults) > MAX_FAULTS_LISTED else []
+    lines = [f"{len(faults):,} faults", *faults[:MAX_FAULTS_LISTED], *rest]
     message = faults[0] if len(faults) == 1 else "\n  ".join(lines)
     return f"{where}: {message}" if where else message
 
 
-def closest(name: str, names: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return ` (did you mean NAME?)` with the known name that is closest to a wrong one; the empty
     string if none is close.
     """
@@ -176,14 +176,14 @@ def closest(name: str, names: Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def placed(path: Path) -> str:
+def path_for_message(path: Path) -> str:
     """Return a path as shown in a message that it cannot be found or written: if it is relative,
     the current folder is added.
     """
     return str(path) if path.is_absolute() else f"{path} in {Path.cwd()}"
 
 
-def counted(number: int, noun: str) -> str:
+def count_text(number: int, noun: str) -> str:
     """Return a number with its noun, such as `1 record` or `1,200 records`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
-from agentr_core.fingerprint import fingerprint, later
+from agentr_core.fingerprint import fingerprint, later_field
 
 Role = Literal["system", "user", "assistant", "tool", "tools"]
 """The role of a turn's speaker. A `tool` turn is the result of a call; a `tools` turn, always the
@@ -62,8 +62,8 @@ class Message:
     token_ids: tuple[int, ...] | None = None
     finish_reason: FinishReason | None = None
     tokenizer: str | None = None
-    spans: tuple[Span, ...] = later(())
-    example: bool = later(False)
+    spans: tuple[Span, ...] = later_field(())
+    example: bool = later_field(False)
 
     def __post_init__(self) -> None:
         if self.spans and (self.role, self.text, self.train, self.token_ids) != _of_spans(self.spans):
@@ -121,11 +121,11 @@ class Sampling:
     max_new_tokens: int = 500
     stop: tuple[str, ...] = ()
     logprobs: bool = False
-    include_stop: bool = later(False)
-    top_k: int = later(0)
-    min_p: float = later(0.0)
-    repetition_penalty: float = later(1.0)
-    until: str = later("")
+    include_stop: bool = later_field(False)
+    top_k: int = later_field(0)
+    min_p: float = later_field(0.0)
+    repetition_penalty: float = later_field(1.0)
+    until: str = later_field("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ class Request:
     seed: int
     n: int = 1
     session: str = ""
-    helper: bool = later(False)
+    helper: bool = later_field(False)
     on_text: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
     """Called with the text so far of a request's only reply, without what may be the beginning of a
     stop string, from a thread of the model and at no fixed rate; not every model calls it.
@@ -190,8 +190,8 @@ class Answer:
     """A model's answer to a `Question`.
 
     `model` is the model's fingerprint, `prompt_hash` the hash of the messages, `seed` the seed of
-    the request; `thinks` is that of the `Generation`. `replies.readable` returns the part of `text`
-    that counts, without the thoughts.
+    the request; `thinks` is that of the `Generation`. `replies.answer_text` returns the part of
+    `text` that counts, without the thoughts.
     """
 
     role: str
@@ -355,7 +355,7 @@ class Step:
     tokenizer: str | None = None
     dropped: int = 0
     """How many of the oldest exchanges were left out of the reply's prompt, since the whole
-    conversation no longer fitted the context; see `transcript.windowed`.
+    conversation no longer fitted the context; see `transcript.without_exchanges`.
     """
     tool_calls: tuple[ToolCall, ...] = ()
     """The tool calls that the step made, in order."""

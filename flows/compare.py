@@ -11,20 +11,20 @@ from typing import Any
 from prefect import flow
 
 from agentr_core.errors import ArmsFailed, ConfigError, DataFault, ErrorBudgetSpent, TrainingFault
-from agentr_core.methods.comparison import Arm, arms_of, makers_of_samples, with_arms
+from agentr_core.methods.comparison import Arm, arms_of, sample_recipes, with_arms
 from agentr_core.methods.table import method_of, plan_of
 from agentr_core.recipes.recipe import Recipe
-from flows.flywheel import iterate, prepare, turn
-from flows.parameters import Absent, Overrides, cancelled_while_busy, name_unknown, run_name
+from flows.flywheel import evaluate_base_model, run_iteration, run_iterations
+from flows.parameters import Absent, Overrides, cancel_if_busy, fail_on_unknown_parameters, run_name
 from flows.preflight.checks import check
 from tasks import reporting, runs
 from tasks import stages as steps
-from tasks.progress import tell
-from tasks.wiring import load_recipe, reference
+from tasks.progress import print_line
+from tasks.wiring import load_recipe, run_reference
 
 
-@flow(name="compare", flow_run_name=run_name, on_crashed=[name_unknown])
-@cancelled_while_busy
+@flow(name="compare", flow_run_name=run_name, on_crashed=[fail_on_unknown_parameters])
+@cancel_if_busy
 async def compare(
     recipe: str, overrides: Overrides = (), arms: Sequence[str] | Absent = (), seeds: Sequence[int] | Absent = ()
 ) -> dict[str, Any]:
@@ -40,14 +40,16 @@ async def compare(
     Raises `UserError`, listing everything that prevents the comparison, before a model is asked
     anything.
     """
-    comparison_recipe = comparison(Path(recipe), overrides or [], arms or [], seeds or [])
-    for run_recipe in (comparison_recipe, *makers_of_samples(comparison_recipe)):
+    comparison_recipe = load_comparison(Path(recipe), overrides or [], arms or [], seeds or [])
+    for run_recipe in (comparison_recipe, *sample_recipes(comparison_recipe)):
         for note in check(run_recipe):
-            tell(note)
+            print_line(note)
     return await run_arms(comparison_recipe)
 
 
-def comparison(path: Path, overrides: Sequence[str], arms: Sequence[str] = (), seeds: Sequence[int] = ()) -> Recipe:
+def load_comparison(
+    path: Path, overrides: Sequence[str], arms: Sequence[str] = (), seeds: Sequence[int] = ()
+) -> Recipe:
     """Return the recipe of a comparison, with only the given arms and with the given seeds instead
     of its own; empty: as the recipe says.
 
@@ -72,20 +74,20 @@ async def run_arms(recipe: Recipe) -> dict[str, Any]:
         RunBusy: another process is working on the same comparison, or on one of its arms.
         ArmsFailed: some arms failed, after all others and the report were finished.
     """
-    pool = reference(recipe)
-    with runs.locked(pool):
+    pool = run_reference(recipe)
+    with runs.run_locked(pool):
         await steps.start(pool, recipe)
-        async with runs.recorded(pool):
-            await prepare(pool, recipe)
+        async with runs.status_recorded(pool):
+            await evaluate_base_model(pool, recipe)
             if plan_of(recipe, 1).stages:
-                await iterate(pool, recipe, 1)
+                await run_iteration(pool, recipe, 1)
             arms, complete_runs = arms_of(recipe, pool.run_id), set[str]()
             failures = [
                 f"{_title(arm)}: {fault}" for arm in arms if (fault := await _fault_of(arm, complete_runs)) is not None
             ]
             report, table = await reporting.comparison_report(pool)
             if failures:
-                tell(table)
+                print_line(table)
                 raise ArmsFailed(
                     f"{len(failures)} of {len(arms)} runs of the comparison could not be made ({'; '.join(failures)}); "
                     f"the report {report} has the others, and the same command tries these again"
@@ -105,22 +107,22 @@ async def _fault_of(arm: Arm, complete_runs: set[str]) -> Exception | None:
     completes are added.
     """
     try:
-        await _learn(arm, complete_runs)
+        await _train_arm(arm, complete_runs)
     except (DataFault, TrainingFault, ErrorBudgetSpent) as fault:
-        tell(f"{_title(arm)} cannot be made, the others continue: {fault}")
+        print_line(f"{_title(arm)} cannot be made, the others continue: {fault}")
         return fault
     return None
 
 
-async def _learn(arm: Arm, complete_runs: set[str]) -> None:
-    tell(f"{_title(arm)}: run {reference(arm.recipe).run_id}")
-    if arm.whole:
-        await turn(arm.recipe)
+async def _train_arm(arm: Arm, complete_runs: set[str]) -> None:
+    print_line(f"{_title(arm)}: run {run_reference(arm.recipe).run_id}")
+    if arm.is_whole_run:
+        await run_iterations(arm.recipe)
         return
-    if arm.samples is not None and (maker := arm.recipe.compare.samples) not in complete_runs:
-        tell(f"{_title(arm)}: its samples are made in run {maker}")
-        await _iterate_once(arm.samples)
-        complete_runs.add(maker)
+    if arm.samples_recipe is not None and (samples_run_id := arm.recipe.compare.samples) not in complete_runs:
+        print_line(f"{_title(arm)}: its samples are made in run {samples_run_id}")
+        await _iterate_once(arm.samples_recipe)
+        complete_runs.add(samples_run_id)
     await _iterate_once(arm.recipe)
 
 
@@ -129,9 +131,9 @@ async def _iterate_once(recipe: Recipe) -> None:
     iteration 0 is ended without an evaluation: the comparison evaluates the model that all start
     with.
     """
-    run = reference(recipe)
-    with runs.locked(run):
+    run = run_reference(recipe)
+    with runs.run_locked(run):
         await steps.start(run, recipe)
-        async with runs.recorded(run):
+        async with runs.status_recorded(run):
             await steps.end(run, 0)
-            await iterate(run, recipe, 1)
+            await run_iteration(run, recipe, 1)

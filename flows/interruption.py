@@ -13,11 +13,11 @@ from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
-from agentr_core.system import started
+from agentr_core.system import start_in_thread
 
 T = TypeVar("T")
 
-_ONE_WISH_S = 3.0
+_REPEATED_SIGNAL_SECONDS = 3.0
 """A signal within so many seconds of the first is taken for a repetition of it, and ignored."""
 
 
@@ -34,45 +34,45 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """
     cancellation: Future[Callable[[], object]] = Future()
 
-    async def noted() -> T:
+    async def run_main() -> T:
         task = asyncio.current_task()
         assert task is not None
         cancellation.set_result(partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel))
         return await main
 
-    with _minding(cancellation):
+    with _handle_signals(cancellation):
         try:
-            return started(lambda: asyncio.run(noted()), name="run").result()
+            return start_in_thread(lambda: asyncio.run(run_main()), name="run").result()
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
 
 
 @contextmanager
-def _minding(cancellation: Future[Callable[[], object]]) -> Iterator[None]:
+def _handle_signals(cancellation: Future[Callable[[], object]]) -> Iterator[None]:
     """Within the block, make the first signal call the result of `cancellation`, as soon as it has
     one, and a signal more than three seconds later end the process at once.
     """
-    first: float | None = None
+    first_signal_at: float | None = None
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal first
-        if first is None:
-            first = time.monotonic()
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal first_signal_at
+        if first_signal_at is None:
+            first_signal_at = time.monotonic()
             cancellation.add_done_callback(_cancel)
-        elif time.monotonic() - first > _ONE_WISH_S:
+        elif time.monotonic() - first_signal_at > _REPEATED_SIGNAL_SECONDS:
             os.write(2, b"interrupted at once\n")
             os._exit(130)
 
     # A shell starts background jobs with SIGINT ignored, and they should go on ignoring it.
     numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
-    earlier = {number: signal.signal(number, stop) for number in numbers}
+    earlier_handlers = {number: signal.signal(number, on_signal) for number in numbers}
     try:
         yield
     finally:
         # After an interruption the handler stays: the process is about to exit, and a second signal
         # could still break its cleanup.
-        if first is None:
-            for number, handler in earlier.items():
+        if first_signal_at is None:
+            for number, handler in earlier_handlers.items():
                 signal.signal(number, handler)
 
 

@@ -19,12 +19,12 @@ from agentr_core.methods.comparison import arms_of
 from agentr_core.methods.table import method_of, plans_of
 from agentr_core.recipes.recipe import Recipe, replace
 from flows import interruption, server
-from flows.collecting import gather, learn, take_back
-from flows.compare import comparison, run_arms
-from flows.flywheel import prepare, turn
+from flows.collecting import gather_experience, import_trained_weights, train_on_gathered
+from flows.compare import load_comparison, run_arms
+from flows.flywheel import evaluate_base_model, run_iterations
 from flows.preflight.checks import check
 from tasks import progress, reporting, runs, stages
-from tasks.wiring import load_recipe, reference
+from tasks.wiring import load_recipe, run_reference
 from tasks.workspaces import find_run, stored_recipe
 
 RESUMABLE = ("iterations=", "workspace=", "scale.")
@@ -41,18 +41,18 @@ def run_recipe(path: Path, overrides: Sequence[str], *, resume: str | None = Non
     """
     recipe = load_recipe(path, list(overrides))
     if resume:
-        recipe = _resumed(recipe, overrides, resume)
-    kind = method_of(recipe).flow
-    if kind == "compare":
+        recipe = _resumed_recipe(recipe, overrides, resume)
+    flow_name = method_of(recipe).flow
+    if flow_name == "compare":
         raise ConfigError(f"recipe {recipe.name} compares arms; run it with `agentr compare {path}`")
     if more:
-        recipe = _further(recipe, overrides, more)
+        recipe = _with_more_iterations(recipe, overrides, more)
     result = _run(_flywheel, recipe)
     # The funnel begins with trees; a run on preference pairs, or of group RL alone, grows none.
     plans = plans_of(recipe)
-    online = all(plan.training and plan.training.objective.rows == "episodes" for plan in plans)
-    pairs = any(plan.pairs for plan in plans)
-    view = "v_preferences limit 10" if pairs else "v_rl_steps" if online else "v_funnel"
+    all_online = all(plan.training and plan.training.objective.row_type == "episodes" for plan in plans)
+    has_pairs = any(plan.has_pairs for plan in plans)
+    view = "v_preferences limit 10" if has_pairs else "v_rl_steps" if all_online else "v_funnel"
     return (
         f"\nHeld-out success\n{result['table']}\n"
         f"run     {result['run_id']}\nreport  {result['report']}\n"
@@ -60,22 +60,22 @@ def run_recipe(path: Path, overrides: Sequence[str], *, resume: str | None = Non
     )
 
 
-def _further(recipe: Recipe, overrides: Sequence[str], more: int) -> Recipe:
+def _with_more_iterations(recipe: Recipe, overrides: Sequence[str], more: int) -> Recipe:
     """Return a recipe with `more` iterations added to those that its run has finished. Raises
     `ConfigError` if an override sets `iterations` as well.
     """
     override = next((change for change in overrides if change.startswith("iterations=")), None)
     if override is not None:
         raise ConfigError(f"--more {more} and -o {override} both say how far the run goes; give one of them")
-    return runs.further(recipe, more)
+    return runs.with_more_iterations(recipe, more)
 
 
-def _resumed(recipe: Recipe, overrides: Sequence[str], resume: str) -> Recipe:
+def _resumed_recipe(recipe: Recipe, overrides: Sequence[str], resume: str) -> Recipe:
     """Return the recipe that the run `resume`, the beginning of its id, was started with, but with
     the workspace and scale of `recipe` and, if overridden, its number of iterations.
 
     Raises `ConfigError` for overrides that are not `RESUMABLE`, for a run of another recipe, and as
-    `_same` does.
+    `_check_same_run` does.
     """
     ignored_changes = [change for change in overrides if not change.startswith(RESUMABLE)]
     if ignored_changes:
@@ -88,16 +88,18 @@ def _resumed(recipe: Recipe, overrides: Sequence[str], resume: str) -> Recipe:
     old_recipe = stored_recipe(workspace, run_id)
     if old_recipe.name != recipe.name:
         raise ConfigError(f"run {run_id} is of recipe {old_recipe.name}, and not of {recipe.name}; give its own recipe")
-    longer = any(change.startswith("iterations=") for change in overrides)
-    iterations = recipe.iterations if longer else old_recipe.iterations
-    return _same(run_id, replace(old_recipe, workspace=recipe.workspace, iterations=iterations, scale=recipe.scale))
+    overrides_iterations = any(change.startswith("iterations=") for change in overrides)
+    iterations = recipe.iterations if overrides_iterations else old_recipe.iterations
+    return _check_same_run(
+        run_id, replace(old_recipe, workspace=recipe.workspace, iterations=iterations, scale=recipe.scale)
+    )
 
 
-def _same(run_id: str, recipe: Recipe) -> Recipe:
+def _check_same_run(run_id: str, recipe: Recipe) -> Recipe:
     """Return `recipe`. Raises `ConfigError` if it no longer yields `run_id`, since the weights of
     its model, the fields that recipes have, or its environments have changed.
     """
-    if reference(recipe).run_id != run_id:
+    if run_reference(recipe).run_id != run_id:
         raise ConfigError(
             f"run {run_id} cannot go on: the weights in {recipe.model.label}, the fields that recipes have, or "
             f"what {', '.join(recipe.world_names)} says and reads are not those it began with; bring the model and "
@@ -114,7 +116,7 @@ def import_training(folder: Path, workspace: Path, prefix: str) -> str:
         prefix: the beginning of the run's id; empty where the workspace has only one.
     """
     run_id = find_run(workspace, prefix)
-    recipe = _same(run_id, replace(stored_recipe(workspace, run_id), workspace=str(workspace)))
+    recipe = _check_same_run(run_id, replace(stored_recipe(workspace, run_id), workspace=str(workspace)))
     result = _run(_taking_back, recipe, folder=folder)
     if not result["new"]:
         return f"iteration {result['iteration']} of run {run_id} is this training already; nothing was changed"
@@ -128,11 +130,11 @@ def compare_recipe(path: Path, overrides: Sequence[str], arms: Sequence[str], se
     Raises `UserError` before anything is started if the comparison cannot be run, and `ArmsFailed`
     at the end if some arms failed.
     """
-    recipe = comparison(path, overrides, arms, seeds)
+    recipe = load_comparison(path, overrides, arms, seeds)
     result = _run(_comparison, recipe)
     # Arms that are whole runs share no pool of trajectories, only the held-out episodes.
-    of_whole_runs = all(arm.whole for arm in arms_of(recipe, result["run_id"]))
-    view = "v_comparisons" if of_whole_runs else "v_arms"
+    arms_are_whole_runs = all(arm.is_whole_run for arm in arms_of(recipe, result["run_id"]))
+    view = "v_comparisons" if arms_are_whole_runs else "v_arms"
     return (
         f"\nHeld-out scores, means over seeds with 95% intervals\n{result['table']}\n"
         f"run     {result['run_id']}\nreport  {result['report']}\n"
@@ -187,10 +189,10 @@ def evaluate_recipe(path: Path, overrides: Sequence[str], states: str | None = N
     if states:
         run_id = find_run(Path(recipe.workspace), states)
         recipe = load_recipe(path, [*overrides, f"evaluation.revision_test.states={json.dumps(run_id)}"])
-    return f"{_run(_evaluation, recipe, trains=False)}\nrun     {reference(recipe).run_id}"
+    return f"{_run(_evaluation, recipe, trains=False)}\nrun     {run_reference(recipe).run_id}"
 
 
-def headroom_of(
+def measure_headroom(
     path: Path,
     overrides: Sequence[str],
     *,
@@ -217,22 +219,22 @@ def headroom_of(
 # of type `Recipe`. These flows are only called in this process, without a form: hence Any.
 @flow(name="flywheel", flow_run_name="{recipe.name}", validate_parameters=False)
 async def _flywheel(recipe: Any) -> dict[str, Any]:
-    return await turn(recipe)
+    return await run_iterations(recipe)
 
 
 @flow(name="collect-only", flow_run_name="{recipe.name}", validate_parameters=False)
 async def _collection(recipe: Any, limit: int | None, enough: int, again: dict[str, Any]) -> dict[str, Any]:
-    return await gather(recipe, limit=limit, enough=enough, again=again)
+    return await gather_experience(recipe, limit=limit, enough=enough, training_parameters=again)
 
 
 @flow(name="improve", flow_run_name="{recipe.name}", validate_parameters=False)
 async def _improvement(recipe: Any, enough: int) -> dict[str, Any]:
-    return await learn(recipe, enough=enough)
+    return await train_on_gathered(recipe, enough=enough)
 
 
 @flow(name="import", flow_run_name="{recipe.name}", validate_parameters=False)
 async def _taking_back(recipe: Any, folder: Path) -> dict[str, Any]:
-    return await take_back(recipe, folder)
+    return await import_trained_weights(recipe, folder)
 
 
 @flow(name="compare", flow_run_name="{recipe.name}", validate_parameters=False)
@@ -242,40 +244,40 @@ async def _comparison(recipe: Any) -> dict[str, Any]:
 
 @flow(name="evaluate", validate_parameters=False)
 async def _evaluation(recipe: Any) -> str:
-    run = reference(recipe)
-    with runs.locked(run):
+    run = run_reference(recipe)
+    with runs.run_locked(run):
         await stages.start(run, recipe, evaluates=True)
-        async with runs.recorded(run, evaluates=True):
-            await prepare(run, recipe)
+        async with runs.status_recorded(run, evaluates=True):
+            await evaluate_base_model(run, recipe)
     return reporting.score_table(run)
 
 
 @flow(name="headroom", validate_parameters=False)
 async def _headroom(recipe: Any, episodes: int, instances: int, judged: int, judges: list[str]) -> Any:
-    run = reference(recipe)
-    with runs.locked(run):
+    run = run_reference(recipe)
+    with runs.run_locked(run):
         await stages.start(run, recipe, evaluates=True)
-        async with runs.recorded(run, evaluates=True):
+        async with runs.status_recorded(run, evaluates=True):
             return await stages.headroom(run, episodes=episodes, instances=instances, judged=judged, judges=judges)
 
 
 def _run(function: Any, recipe: Recipe, *, trains: bool = True, **options: Any) -> Any:
     console, library = Console(stderr=True), logging.getLogger("agentr_core")
     progress.console.set(console)
-    handler = progress.Warnings(console)
+    handler = progress.WarningPrinter(console)
     library.addHandler(handler)
     try:
-        return _start(function, recipe, trains=trains, **options)
+        return _check_and_run(function, recipe, trains=trains, **options)
     finally:
         library.removeHandler(handler)
 
 
-def _start(function: Any, recipe: Recipe, *, trains: bool, **options: Any) -> Any:
+def _check_and_run(function: Any, recipe: Recipe, *, trains: bool, **options: Any) -> Any:
     for note in check(recipe, trains=trains):
-        progress.tell(note)
+        progress.print_line(note)
     if recipe.scale.runner == "local":
-        server.reach()
+        server.ensure_server()
     else:
-        server.require(f"scale.runner {recipe.scale.runner}")
-    with server.needed():
+        server.require_server(f"scale.runner {recipe.scale.runner}")
+    with server.server_loss_reported():
         return interruption.run(function(recipe, **options))

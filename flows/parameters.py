@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 from pydantic.json_schema import SkipJsonSchema
 
 from agentr_core.errors import RunBusy
-from agentr_core.recipes.parsing import quoted
-from agentr_core.texts import closest
+from agentr_core.recipes.parsing import yaml_quoted
+from agentr_core.texts import did_you_mean
 
 P = ParamSpec("P")
 Absent = SkipJsonSchema[None]
@@ -44,14 +44,14 @@ def run_name() -> str:
     """Return the name of the current flow run: the one that a person typed, else the name of the
     recipe's file without its ending, followed by the override of the seed, if there is one.
     """
-    if not _made_up(name := str(runtime.flow_run.name or "")):
+    if not _is_generated(name := str(runtime.flow_run.name or "")):
         return name
     parameters = runtime.flow_run.parameters
     seeds = [change for change in parameters.get("overrides") or () if change.startswith("seed=")]
     return " ".join([Path(parameters["recipe"]).stem, *seeds])
 
 
-def _made_up(name: str) -> bool:
+def _is_generated(name: str) -> bool:
     """Return whether a name was generated, not typed by a person: Prefect's server joins two words
     of coolname; its form joins a Greek letter, often with a number, and one or two words.
     """
@@ -61,7 +61,7 @@ def _made_up(name: str) -> bool:
     return not name or by_server or re.fullmatch(rf"({_GREEK})\d*-\S+", name) is not None
 
 
-async def name_unknown(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
+async def fail_on_unknown_parameters(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
     """Set a crashed flow run to Failed, with a message that names the parameters, if it was given
     parameters that its flow does not have; leave other crashed runs as they are. For `on_crashed`.
 
@@ -70,29 +70,29 @@ async def name_unknown(flow: Flow[..., Any], flow_run: FlowRun, state: State) ->
     no more than that the process exited.
     """
     parameters = list(inspect.signature(flow.fn).parameters)
-    unknown = [f"{name}{closest(name, parameters)}" for name in flow_run.parameters if name not in parameters]
+    unknown = [f"{name}{did_you_mean(name, parameters)}" for name in flow_run.parameters if name not in parameters]
     if unknown:
         message = f"unknown parameter {', '.join(unknown)}; flow {flow.name} takes {', '.join(parameters)}"
         async with get_client() as client:
             await client.set_flow_run_state(flow_run.id, Failed(message=message), force=True)
 
 
-def cancelled_while_busy(work: Callable[P, Awaitable[Any]]) -> Callable[P, Coroutine[Any, Any, Any]]:
+def cancel_if_busy(work: Callable[P, Awaitable[Any]]) -> Callable[P, Coroutine[Any, Any, Any]]:
     """Wrap the function of a flow so that, if another process is working on its run, it returns the
     state Cancelled with the message of `RunBusy`: a second start is no failure.
     """
 
     @wraps(work)
-    async def unless_busy(*args: P.args, **options: P.kwargs) -> Any:
+    async def run_unless_busy(*args: P.args, **options: P.kwargs) -> Any:
         try:
             return await work(*args, **options)
         except RunBusy as busy:
             return Cancelled(message=str(busy))
 
-    return unless_busy
+    return run_unless_busy
 
 
-def _empty(description: str) -> Any:
+def _empty_field(description: str) -> Any:
     """Return a form field that is empty by default. The default None must not be in its schema: the
     form would send it, and Prefect refuse it, since it is not of the field's type.
     """
@@ -106,17 +106,21 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: Annotated[str, Field(min_length=1)] | Absent = _empty("Folder of the model that the run starts with.")
-    workspace: Annotated[str, Field(min_length=1)] | Absent = _empty("Folder of the store, checkpoints and reports.")
-    seed: Annotated[int, Field(ge=0)] | Absent = _empty("Another seed is another run.")
-    train_limit: Annotated[int, Field(ge=0)] | Absent = _empty("Training instances of an iteration; 0 means all.")
-    test_limit: Annotated[int, Field(ge=0)] | Absent = _empty("Test instances that are evaluated; 0 means all.")
-    draw: Literal["fresh", "fixed"] | Absent = _empty("Training instances of each iteration.")
-    promote: Literal["last", "best"] | Absent = _empty("Which checkpoint goes on.")
-    learning_rate: Annotated[float, Field(gt=0, le=1)] | Absent = _empty("Of fine-tuning.")
-    per_device_train_batch_size: Annotated[int, Field(ge=1)] | Absent = _empty("Samples of a batch on one device.")
-    dtype: Literal["auto", "float32", "bfloat16"] | Absent = _empty("Number format of a local model.")
-    runner: Literal["local", "dask", "ray"] | Absent = _empty("Who grows trees and plays episodes.")
+    model: Annotated[str, Field(min_length=1)] | Absent = _empty_field("Folder of the model that the run starts with.")
+    workspace: Annotated[str, Field(min_length=1)] | Absent = _empty_field(
+        "Folder of the store, checkpoints and reports."
+    )
+    seed: Annotated[int, Field(ge=0)] | Absent = _empty_field("Another seed is another run.")
+    train_limit: Annotated[int, Field(ge=0)] | Absent = _empty_field("Training instances of an iteration; 0 means all.")
+    test_limit: Annotated[int, Field(ge=0)] | Absent = _empty_field("Test instances that are evaluated; 0 means all.")
+    draw: Literal["fresh", "fixed"] | Absent = _empty_field("Training instances of each iteration.")
+    promote: Literal["last", "best"] | Absent = _empty_field("Which checkpoint goes on.")
+    learning_rate: Annotated[float, Field(gt=0, le=1)] | Absent = _empty_field("Of fine-tuning.")
+    per_device_train_batch_size: Annotated[int, Field(ge=1)] | Absent = _empty_field(
+        "Samples of a batch on one device."
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] | Absent = _empty_field("Number format of a local model.")
+    runner: Literal["local", "dask", "ray"] | Absent = _empty_field("Who grows trees and plays episodes.")
 
     @model_serializer(mode="wrap")
     def _set(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -127,14 +131,14 @@ class Settings(BaseModel):
         """Return the fields that are set, each as an override `section.field=value`."""
         fields = self.model_dump()
         values = {
-            name: quoted(value) if isinstance(value, str) else json.dumps(value) for name, value in fields.items()
+            name: yaml_quoted(value) if isinstance(value, str) else json.dumps(value) for name, value in fields.items()
         }
-        return [f"{_FIELDS.get(name, name)}={value}" for name, value in values.items()]
+        return [f"{_RECIPE_FIELD_BY_SETTING.get(name, name)}={value}" for name, value in values.items()]
 
 
 UNCHANGED = Settings()
 """Settings that change nothing."""
-_FIELDS = {
+_RECIPE_FIELD_BY_SETTING = {
     "model": "model.path",
     "train_limit": "instances.train_limit",
     "test_limit": "instances.test_limit",
@@ -146,6 +150,6 @@ _FIELDS = {
 }
 
 
-def changes(settings: Settings | None, overrides: Iterable[str] | None) -> list[str]:
+def merged_overrides(settings: Settings | None, overrides: Iterable[str] | None) -> list[str]:
     """Return the overrides of `settings`, followed by `overrides`, which take precedence."""
     return [*(settings.overrides() if settings else []), *(overrides or [])]

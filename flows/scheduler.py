@@ -22,20 +22,20 @@ MONTH = timedelta(days=30)
 """The interval of the test schedules: so long that none of their runs is due during the test."""
 
 
-def health(*, seconds: float = 75) -> str:
+def scheduler_line(*, timeout_seconds: float = 75) -> str:
     """Return a line that says which server plans scheduled runs, or that there is none.
 
     The server that PREFECT_API_URL names is tested with a temporary deployment, which is deleted
     again. Raises `ConfigError` if it is not a Prefect server, or does not plan the runs.
 
     Args:
-        seconds: how long to wait until a run is planned. The server's scheduler looks at new
-            deployments every 5 seconds and at all of them every 60.
+        timeout_seconds: how long to wait until a run is planned. The server's scheduler looks at
+            new deployments every 5 seconds and at all of them every 60.
     """
     address = PREFECT_API_URL.value()
     if not address:
         return "scheduler: none, since PREFECT_API_URL names no server; a run has one of its own, until it ends"
-    server.reach()
+    server.ensure_server()
     with get_client(sync_client=True) as client:
         flow_id = client.create_flow_from_name(f"agentr-doctor-{uuid4().hex}")
         try:
@@ -44,7 +44,9 @@ def health(*, seconds: float = 75) -> str:
             monthly = IntervalSchedule(interval=MONTH, anchor_date=now + MONTH)
             by_cron = CronSchedule(cron=f"0 0 {min((now + MONTH / 2).day, 28)} * *", timezone="UTC")
             deployment = client.create_deployment(
-                flow_id, "doctor", schedules=[DeploymentScheduleCreate(schedule=kind) for kind in (monthly, by_cron)]
+                flow_id,
+                "doctor",
+                schedules=[DeploymentScheduleCreate(schedule=schedule) for schedule in (monthly, by_cron)],
             )
             # This requests one run of each schedule; any further run was planned by the scheduler.
             # Without the setting, the client would retry a failed request for minutes.
@@ -52,13 +54,13 @@ def health(*, seconds: float = 75) -> str:
                 client.request(
                     "POST", "/deployments/{id}/schedule", path_params={"id": deployment}, json={"max_runs": 1}
                 )
-            end = time.monotonic() + seconds
+            deadline = time.monotonic() + timeout_seconds
             while client.count_flow_runs(flow_filter=FlowFilter(id=FlowFilterId(any_=[flow_id]))) <= 2:
-                if time.monotonic() > end:
+                if time.monotonic() > deadline:
                     raise ConfigError(
-                        f"the Prefect server at {address} planned no run within {seconds:g} seconds, so no schedule "
-                        "fires; start it without --no-services, or its services beside it with `prefect server "
-                        "services start`"
+                        f"the Prefect server at {address} planned no run within {timeout_seconds:g} seconds, so no "
+                        "schedule fires; start it without --no-services, or its services beside it with `prefect "
+                        "server services start`"
                     )
                 time.sleep(0.5)
         except httpx.HTTPStatusError as error:

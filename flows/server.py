@@ -19,20 +19,20 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, get_current_settings
 
 from agentr_core.errors import ConfigError, ServerLost
-from agentr_core.system import importing
+from agentr_core.system import gc_paused_for_imports
 from flows import server_guard
 
-_DATABASE = 4 * 2**20
+_DATABASE_BYTES = 4 * 2**20
 """Bytes of disk that a new database of Prefect and its first runs take."""
 
 
-def reach() -> None:
+def ensure_server() -> None:
     """Make sure that a server answers: the one that PREFECT_API_URL names, else a new one that is
     started here. Raises `ConfigError` if it does not answer or start.
     """
     address = PREFECT_API_URL.value()
     if address:
-        _check(address)
+        _check_answer(address)
         return
     _check_home()
     try:
@@ -45,7 +45,7 @@ def reach() -> None:
         ) from error
 
 
-def require(subject: str) -> None:
+def require_server(subject: str) -> None:
     """Raise `ConfigError` unless PREFECT_API_URL names a server that answers. `subject` is what
     needs the server, for the message.
     """
@@ -55,11 +55,11 @@ def require(subject: str) -> None:
             f"{subject} needs a Prefect server that other processes reach: start one with `prefect server start` and "
             "set PREFECT_API_URL=http://127.0.0.1:4200/api"
         )
-    _check(address)
+    _check_answer(address)
 
 
 @contextmanager
-def needed() -> Iterator[None]:
+def server_loss_reported() -> Iterator[None]:
     """Turn the HTTP error that Prefect's client raises in the block, when the server no longer
     answers, into `ServerLost`.
 
@@ -78,7 +78,7 @@ def needed() -> Iterator[None]:
         ) from error
 
 
-def on_work_pools(names: Sequence[str]) -> list[str]:
+def deployments_on_work_pools(names: Sequence[str]) -> list[str]:
     """Return those of the deployments, each named `flow/deployment`, that belong to a work pool."""
     pool_deployments = []
     with get_client(sync_client=True) as client:
@@ -98,15 +98,15 @@ def _use_a_server_of_its_own_session() -> None:
     """
     # Not with the other imports: this one loads the whole server, which takes a second and is
     # needed only for a run.
-    with importing():
+    with gc_paused_for_imports():
         from prefect.server.api.server import SubprocessASGIServer
 
     guards: list[subprocess.Popen[bytes]] = []
 
     class Guarded(SubprocessASGIServer):
         def _run_uvicorn_command(self) -> subprocess.Popen[Any]:
-            process = _start(self.port)
-            guards.extend(_guard(process))
+            process = _start_server(self.port)
+            guards.extend(_start_guard(process))
             return process
 
     # Registered before Prefect's own handler, so it runs after that one, when the server is gone.
@@ -116,22 +116,22 @@ def _use_a_server_of_its_own_session() -> None:
     Guarded()
 
 
-def _start(port: int | None) -> subprocess.Popen[Any]:
+def _start_server(port: int | None) -> subprocess.Popen[Any]:
     """Start Prefect's server as Prefect itself does, but in a session of its own."""
     options = {"host": "127.0.0.1", "port": str(port), "log-level": "error", "lifespan": "on"}
-    marks = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+    server_variables = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
     settings = get_current_settings().to_environment_variables(exclude_unset=True)
     return subprocess.Popen(
         [
             *(sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"),
             *(part for name, value in options.items() for part in (f"--{name}", value)),
         ],
-        env={**os.environ, **marks, **settings},
+        env={**os.environ, **server_variables, **settings},
         start_new_session=True,
     )
 
 
-def _guard(server: subprocess.Popen[Any]) -> list[subprocess.Popen[bytes]]:
+def _start_guard(server: subprocess.Popen[Any]) -> list[subprocess.Popen[bytes]]:
     """Start the process that guards a server, and return it in a list; the list is empty where the
     system has no process descriptors, or a sandbox forbids them.
     """
@@ -162,12 +162,12 @@ def _guard(server: subprocess.Popen[Any]) -> list[subprocess.Popen[bytes]]:
 
 def _is_loss(error: httpx.HTTPError) -> bool:
     try:
-        ours = error.request.headers.get("User-Agent", "").startswith("prefect/")
+        is_of_prefect = error.request.headers.get("User-Agent", "").startswith("prefect/")
     except RuntimeError:
         # The error belongs to no request.
         return False
-    failed = isinstance(error, httpx.HTTPStatusError) and error.response.status_code >= 500
-    return ours and (failed or isinstance(error, httpx.TransportError))
+    is_server_error = isinstance(error, httpx.HTTPStatusError) and error.response.status_code >= 500
+    return is_of_prefect and (is_server_error or isinstance(error, httpx.TransportError))
 
 
 def _check_home() -> None:
@@ -183,8 +183,8 @@ def _check_home() -> None:
             "another folder"
         )
     try:
-        with TemporaryFile(dir=home) as trial:
-            trial.write(bytes(_DATABASE))
+        with TemporaryFile(dir=home) as trial_file:
+            trial_file.write(bytes(_DATABASE_BYTES))
     except OSError as error:
         raise ConfigError(
             f"Prefect's own server keeps its data in {home}, where nothing more can be written ({error.strerror}); "
@@ -192,7 +192,7 @@ def _check_home() -> None:
         ) from None
 
 
-def _check(address: str) -> None:
+def _check_answer(address: str) -> None:
     # Not with Prefect's client, which retries for a minute.
     try:
         with httpx.stream("GET", f"{address.rstrip('/')}/health", timeout=10, follow_redirects=True) as answer:

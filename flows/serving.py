@@ -38,7 +38,7 @@ def deployments(recipes: Sequence[Path]) -> list[Any]:
                 f"{other} and {path} are both named {recipe.name}, and so would be their deployments; give one of them "
                 "another name"
             )
-        halves = [collect_only, improve] if kind == "flywheel" and plan_of(recipe, 1).gathering else []
+        halves = [collect_only, improve] if kind == "flywheel" and plan_of(recipe, 1).gathering_stages else []
         all_deployments += [
             flow.to_deployment(
                 name=recipe.name, parameters={"recipe": str(path)}, description=recipe.description, tags=["agentr"]
@@ -46,7 +46,8 @@ def deployments(recipes: Sequence[Path]) -> list[Any]:
             for flow in (FLOWS[kind], *halves)
         ]
     all_deployments += [
-        stage_flow.to_deployment(name=stage_flow.fn.__name__, tags=["agentr"]) for stage_flow in stages.every()
+        stage_flow.to_deployment(name=stage_flow.fn.__name__, tags=["agentr"])
+        for stage_flow in stages.all_stage_flows()
     ]
     return all_deployments
 
@@ -57,8 +58,10 @@ def serve_recipes(recipes: Sequence[Path]) -> None:
     pool.
     """
     all_deployments = deployments(recipes)
-    server.require("a deployment")
-    names = server.on_work_pools([f"{deployment.flow_name}/{deployment.name}" for deployment in all_deployments])
+    server.require_server("a deployment")
+    names = server.deployments_on_work_pools(
+        [f"{deployment.flow_name}/{deployment.name}" for deployment in all_deployments]
+    )
     if names:
         raise ConfigError(
             f"{', '.join(names)} on this server belong to work pools, made by `prefect deploy`, and serving them here "

@@ -16,9 +16,9 @@ from prefect import Flow, flow
 from pydantic import Field
 
 from agentr_core.methods.table import all_stages
-from flows.parameters import Absent, name_unknown
+from flows.parameters import Absent, fail_on_unknown_parameters
 from tasks import reporting, runs, stages
-from tasks.wiring import RunRef, usual_workspace
+from tasks.wiring import RunRef, default_workspace
 from tasks.workspaces import stored_recipe
 
 RunId = Annotated[str, Field(min_length=1)]
@@ -40,26 +40,29 @@ def __getattr__(name: str) -> Flow[..., Coroutine[Any, Any, Any]]:
     """
     if name not in all_stages():
         raise AttributeError(f"module {__name__} has no flow {name}")
-    return of(name)
+    return flow_of_stage(name)
 
 
 @cache
-def of(name: str) -> Flow[..., Coroutine[Any, Any, Any]]:
+def flow_of_stage(name: str) -> Flow[..., Coroutine[Any, Any, Any]]:
     """Return the flow of the stage with this name."""
 
     async def stage_flow(run_id: RunId, iteration: Iteration, workspace: Workspace = "") -> Any:
         run = _reference(run_id, workspace)
-        # Raises if there is no such run; `locked` would create the folder of a mistyped workspace.
+        # Raises if there is no such run; `run_locked` would create the folder of a mistyped
+        # workspace.
         stored_recipe(Path(run.workspace), run.run_id)
-        with runs.locked(run):
+        with runs.run_locked(run):
             return await stages.perform(run, iteration, name)
 
     stage_flow.__name__ = stage_flow.__qualname__ = name
     stage_flow.__doc__ = all_stages()[name].about + _PARAMETERS
-    return flow(name="stage", flow_run_name=f"{name}-{{iteration}}", on_crashed=[name_unknown])(stage_flow)
+    return flow(name="stage", flow_run_name=f"{name}-{{iteration}}", on_crashed=[fail_on_unknown_parameters])(
+        stage_flow
+    )
 
 
-@flow(name="stage", flow_run_name="report-{iteration}", on_crashed=[name_unknown])
+@flow(name="stage", flow_run_name="report-{iteration}", on_crashed=[fail_on_unknown_parameters])
 async def report(run_id: RunId, iteration: Iteration, workspace: Workspace = "") -> str:
     """Write the report of an iteration and its artifacts; return the path of its page.
 
@@ -71,10 +74,10 @@ async def report(run_id: RunId, iteration: Iteration, workspace: Workspace = "")
     return await reporting.report(_reference(run_id, workspace), iteration)
 
 
-def every() -> list[Flow[..., Coroutine[Any, Any, Any]]]:
+def all_stage_flows() -> list[Flow[..., Coroutine[Any, Any, Any]]]:
     """Return the flows of all stages of all methods."""
-    return [*map(of, all_stages()), report]
+    return [*map(flow_of_stage, all_stages()), report]
 
 
 def _reference(run_id: str, workspace: str | None) -> RunRef:
-    return RunRef(workspace=workspace or usual_workspace(), run_id=run_id)
+    return RunRef(workspace=workspace or default_workspace(), run_id=run_id)

@@ -16,8 +16,8 @@ from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from prefect.events import emit_event
 
-from agentr_core.runtime.place import Workplace
-from agentr_core.store.queries.runs import IterationProducts, published
+from agentr_core.runtime.context import RunContext
+from agentr_core.store.queries.runs import IterationProducts, iteration_products
 from agentr_core.store.tables import Alarm
 from tasks.wiring import viewer_page
 
@@ -29,69 +29,79 @@ ALARM = "agentr.alarm.raised"
 
 
 @contextmanager
-def tell_changes(place: Workplace, iteration: int, before: IterationProducts) -> Iterator[None]:
+def send_product_events(ctx: RunContext, iteration: int, before: IterationProducts) -> Iterator[None]:
     """Send an event for each product that the block added to an iteration since `before`: its
     dataset, its checkpoint, its end. None are sent for iteration 0, whose model existed already.
     """
     yield
-    after = published_by(place, iteration)
-    if after.dataset_id is not None and before.dataset_id is None:
+    products = products_of_iteration(ctx, iteration)
+    if products.dataset_id is not None and before.dataset_id is None:
         payload = {
-            "dataset_id": after.dataset_id,
-            "hash": after.dataset_hash,
-            "page": viewer_page("dataset", after.dataset_id),
+            "dataset_id": products.dataset_id,
+            "hash": products.dataset_hash,
+            "page": viewer_page("dataset", products.dataset_id),
         }
-        _emit(DATASET, f"agentr.dataset.{after.dataset_id}", place, iteration, payload)
-    if after.checkpoint_id is not None and after.checkpoint_id != before.checkpoint_id:
-        page = viewer_page("checkpoint", after.checkpoint_id)
-        payload = {"checkpoint_id": after.checkpoint_id, "path": after.checkpoint_path, "page": page}
-        _emit(CHECKPOINT, f"agentr.checkpoint.{after.checkpoint_id}", place, iteration, payload)
-    if after.finished and not before.finished:
-        payload = {"checkpoint_id": after.checkpoint_id, "page": viewer_page("run", place.run_id)}
-        _emit(FINISHED, _iteration(place, iteration), place, iteration, payload)
+        _emit(DATASET, f"agentr.dataset.{products.dataset_id}", ctx, iteration, payload)
+    if products.checkpoint_id is not None and products.checkpoint_id != before.checkpoint_id:
+        page = viewer_page("checkpoint", products.checkpoint_id)
+        payload = {"checkpoint_id": products.checkpoint_id, "path": products.checkpoint_path, "page": page}
+        _emit(CHECKPOINT, f"agentr.checkpoint.{products.checkpoint_id}", ctx, iteration, payload)
+    if products.finished and not before.finished:
+        payload = {"checkpoint_id": products.checkpoint_id, "page": viewer_page("run", ctx.run_id)}
+        _emit(FINISHED, _iteration(ctx, iteration), ctx, iteration, payload)
 
 
-def collected(
-    place: Workplace, iteration: int, *, trajectories: int, enough: bool, again: dict[str, Any], anew: bool
+def send_collected(
+    ctx: RunContext,
+    iteration: int,
+    *,
+    trajectories: int,
+    enough: bool,
+    training_parameters: dict[str, Any],
+    send_again: bool,
 ) -> None:
     """Send an event: trajectories were gathered for an iteration that is still to be trained.
 
     Args:
         trajectories: how many the iteration has by now.
         enough: whether that is as many as were asked for; becomes the label `agentr.enough`.
-        again: the parameters with which a deployment trains on them.
-        anew: send the event even if the server already has one with the same numbers.
+        training_parameters: the parameters with which a deployment trains on them.
+        send_again: send the event even if the server already has one with the same numbers.
     """
-    payload = {"trajectories": trajectories, "parameters": again, "page": viewer_page("run", place.run_id)}
+    payload = {
+        "trajectories": trajectories,
+        "parameters": training_parameters,
+        "page": viewer_page("run", ctx.run_id),
+    }
     # A label, since Prefect's triggers count events and cannot add up numbers in their payload.
     label = {"agentr.enough": "true" if enough else "false"}
     # The number of trajectories tells one such event from the others of its iteration.
-    key = f"{_iteration(place, iteration)}/{trajectories}/{enough}{f'/{uuid4()}' if anew else ''}"
-    _emit(COLLECTED, _iteration(place, iteration), place, iteration, payload, labels=label, key=key)
+    key = f"{_iteration(ctx, iteration)}/{trajectories}/{enough}{f'/{uuid4()}' if send_again else ''}"
+    _emit(COLLECTED, _iteration(ctx, iteration), ctx, iteration, payload, labels=label, key=key)
 
 
-def raised(place: Workplace, iteration: int, alarm: Alarm) -> None:
+def send_alarm(ctx: RunContext, iteration: int, alarm: Alarm) -> None:
     """Send an event about an alarm, with its name and the run's reaction to it as labels."""
-    payload = {**asdict(alarm), "page": viewer_page("run", place.run_id)}
+    payload = {**asdict(alarm), "page": viewer_page("run", ctx.run_id)}
     labels = {"agentr.alarm": alarm.name, "agentr.reaction": alarm.reaction}
-    _emit(ALARM, f"agentr.alarm.{alarm.id}", place, iteration, payload, labels=labels)
+    _emit(ALARM, f"agentr.alarm.{alarm.id}", ctx, iteration, payload, labels=labels)
 
 
-def published_by(place: Workplace, iteration: int) -> IterationProducts:
+def products_of_iteration(ctx: RunContext, iteration: int) -> IterationProducts:
     """Return the products that an iteration has so far; for iteration 0 always none."""
-    return published(place.store, place.iteration_id(iteration)) if iteration else IterationProducts()
+    return iteration_products(ctx.store, ctx.iteration_id(iteration)) if iteration else IterationProducts()
 
 
-def _iteration(place: Workplace, iteration: int) -> str:
-    return f"agentr.iteration.{place.iteration_id(iteration)}"
+def _iteration(ctx: RunContext, iteration: int) -> str:
+    return f"agentr.iteration.{ctx.iteration_id(iteration)}"
 
 
 def _emit(
     event: str,
     resource: str,
-    place: Workplace,
+    ctx: RunContext,
     iteration: int,
-    more: dict[str, Any],
+    extra_payload: dict[str, Any],
     *,
     labels: dict[str, str] | None = None,
     key: str = "",
@@ -99,16 +109,21 @@ def _emit(
     """Send an event in the background. Its id is a hash of its name, the store and `key` (empty:
     `resource`), so that the server keeps a repeated event only once.
     """
-    recipe = place.recipe.name
+    recipe = ctx.recipe.name
     name = f"{recipe}, iteration {iteration}"
-    about = {"prefect.resource.id": resource, "prefect.resource.name": name, "agentr.recipe": recipe, **(labels or {})}
-    store = str(Path(place.store.path).absolute())
+    resource_labels = {
+        "prefect.resource.id": resource,
+        "prefect.resource.name": name,
+        "agentr.recipe": recipe,
+        **(labels or {}),
+    }
+    store = str(Path(ctx.store.path).absolute())
     resources = [
-        {"prefect.resource.id": f"agentr.run.{place.run_id}", "prefect.resource.role": "run"},
+        {"prefect.resource.id": f"agentr.run.{ctx.run_id}", "prefect.resource.role": "run"},
         {"prefect.resource.id": f"agentr.store.{store}", "prefect.resource.role": "store"},
     ]
-    if resource != _iteration(place, iteration):
-        resources.append({"prefect.resource.id": _iteration(place, iteration), "prefect.resource.role": "iteration"})
-    payload = {"run_id": place.run_id, "recipe": recipe, "iteration": iteration, "store": store, **more}
+    if resource != _iteration(ctx, iteration):
+        resources.append({"prefect.resource.id": _iteration(ctx, iteration), "prefect.resource.role": "iteration"})
+    payload = {"run_id": ctx.run_id, "recipe": recipe, "iteration": iteration, "store": store, **extra_payload}
     event_id = uuid5(NAMESPACE_URL, f"{event}/{store}/{key or resource}")
-    emit_event(event, about, related=resources, payload=payload, id=event_id)
+    emit_event(event, resource_labels, related=resources, payload=payload, id=event_id)

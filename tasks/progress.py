@@ -36,14 +36,14 @@ console: ContextVar[Console | None] = ContextVar("agentr_console", default=None)
 _LINE_EVERY_S = 10.0
 _ARTIFACT_EVERY_S = 5.0
 _LIVE_EVERY_S = 1.0
-_WIDE = 120
+_MIN_COLUMNS_FOR_LONG_BAR = 120
 """The columns that a terminal must have for the longer bar."""
 _SILENCE_S = 60.0
 """After so many seconds without a report, a line says so: a log shows whether a run waits or hangs.
 """
 
 
-def tell(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line on the console of a local run; without one, write it to the log of the Prefect
     run.
     """
@@ -54,7 +54,7 @@ def tell(line: str) -> None:
         target.print(line, highlight=False, soft_wrap=True)
 
 
-class Warnings(logging.Handler):
+class WarningPrinter(logging.Handler):
     """A handler that prints the library's warnings, from any thread, on a console: Prefect's own
     handlers are silent in a local run.
     """
@@ -82,20 +82,20 @@ async def stage_progress(
     name = f"iteration {iteration}  {stage}" if iteration else f"base model   {stage}"
     target = console.get()
     artifact = _Artifact(f"{stage}-{iteration}", active=TaskRunContext.get() is not None)
-    pace = _Pace(estimate)
+    time_estimate = _TimeEstimate(estimate)
     if target is not None and target.is_terminal:
-        display = _bar(target, name, pace)
+        display = _bar(target, name, time_estimate)
     else:
-        say = _logger() if target is None else partial(target.print, highlight=False, soft_wrap=True)
-        display = _lines(say, name, pace)
+        write_line = _logger() if target is None else partial(target.print, highlight=False, soft_wrap=True)
+        display = _lines(write_line, name, time_estimate)
     run = _run.get()
-    began, last = time.time(), (0, 0, "")
+    started_at, last_report = time.time(), (0, 0, "")
 
-    async def tell_live(file: Path) -> None:
+    async def write_live_progress(file: Path) -> None:
         while True:
-            done, total, note = last
-            stage_left, run_left = pace.left(done, total)
-            live.tell_progress(
+            done, total, note = last_report
+            stage_left, run_left = time_estimate.seconds_left(done, total)
+            live.write_progress(
                 file,
                 live.StageProgress(
                     iteration=iteration,
@@ -103,7 +103,7 @@ async def stage_progress(
                     done=done,
                     total=total,
                     note=note,
-                    began=began,
+                    began=started_at,
                     told=time.time(),
                     stage_left=stage_left,
                     run_left=run_left,
@@ -111,98 +111,100 @@ async def stage_progress(
             )
             await asyncio.sleep(_LIVE_EVERY_S)
 
-    telling = None if file is None else asyncio.create_task(tell_live(file))
-    async with display as show:
+    live_task = None if file is None else asyncio.create_task(write_live_progress(file))
+    async with display as draw:
 
         def report(done: int, total: int, note: str) -> None:
-            nonlocal last
-            show(done, total, note)
+            nonlocal last_report
+            draw(done, total, note)
             artifact.update(done, total)
-            last = done, total, note
+            last_report = done, total, note
             if run is not None:
                 run.update(done, total)
 
         try:
             yield report
         finally:
-            if telling is not None:
-                telling.cancel()
+            if live_task is not None:
+                live_task.cancel()
     await artifact.finish()
     if run is not None:
-        run.stage_is_over()
+        run.finish_stage()
 
 
 @asynccontextmanager
-async def whole_run(name: str, stages: int) -> AsyncIterator[None]:
+async def run_progress(name: str, num_stages: int) -> AsyncIterator[None]:
     """Show the stages of the block as one progress artifact of the flow run: how many of all
-    `stages` are finished, and which share of the current one is done.
+    `num_stages` are finished, and which share of the current one is done.
     """
-    run = _Run(_Artifact(name, active=FlowRunContext.get() is not None), stages)
+    run = _RunProgress(_Artifact(name, active=FlowRunContext.get() is not None), num_stages)
     await run.artifact.begin()
-    before = _run.set(run)
+    context_token = _run.set(run)
     try:
         yield
     finally:
-        _run.reset(before)
+        _run.reset(context_token)
     await run.artifact.finish()
 
 
 @dataclass(slots=True)
-class _Run:
+class _RunProgress:
     artifact: _Artifact
-    stages: int
-    over: int = 0
+    num_stages: int
+    num_finished: int = 0
 
     def update(self, done: int, total: int) -> None:
         """Show the finished stages and the share `done / total` of the current one, in thousandths
         of a stage.
         """
         share = min(1.0, done / total) if total else 0.0
-        self.artifact.update(round(1000 * (self.over + share)), 1000 * max(1, self.stages))
+        self.artifact.update(round(1000 * (self.num_finished + share)), 1000 * max(1, self.num_stages))
 
-    def stage_is_over(self) -> None:
+    def finish_stage(self) -> None:
         """Count the current stage as finished."""
-        self.over += 1
+        self.num_finished += 1
         self.update(0, 0)
 
 
-_run: ContextVar[_Run | None] = ContextVar("agentr_run", default=None)
-"""The `whole_run` block that encloses this context, if any."""
+_run: ContextVar[_RunProgress | None] = ContextVar("agentr_run", default=None)
+"""The `run_progress` block that encloses this context, if any."""
 
 
 @dataclass(slots=True)
-class _Pace:
+class _TimeEstimate:
     """Estimates how much time a stage and its run still take."""
 
     expected: Remaining
-    started: float = field(default_factory=time.monotonic)
-    begun_with: int | None = None
+    started_at: float = field(default_factory=time.monotonic)
+    num_done_at_start: int | None = None
     """The units that were already done when the stage first reported, as in a resumed stage."""
-    last: tuple[int, float] = (0, 0.0)
+    last_done: tuple[int, float] = (0, 0.0)
     """How many units are done, and after how many seconds of the stage the last one was."""
 
     def elapsed(self) -> float:
         """Return the seconds since the stage began in this process."""
-        return time.monotonic() - self.started
+        return time.monotonic() - self.started_at
 
-    def left(self, done: int, total: int) -> tuple[float | None, float | None]:
+    def seconds_left(self, done: int, total: int) -> tuple[float | None, float | None]:
         """Return the seconds that are left of the stage and of the run, None where not known."""
-        self.begun_with = done if self.begun_with is None else min(self.begun_with, done)
-        if done != self.last[0]:
-            self.last = done, self.elapsed()
-        return self.expected.left(self.elapsed(), self.last[1], done - self.begun_with, total - self.begun_with)
+        self.num_done_at_start = done if self.num_done_at_start is None else min(self.num_done_at_start, done)
+        if done != self.last_done[0]:
+            self.last_done = done, self.elapsed()
+        return self.expected.seconds_left(
+            self.elapsed(), self.last_done[1], done - self.num_done_at_start, total - self.num_done_at_start
+        )
 
 
 @asynccontextmanager
-async def _bar(target: Console, name: str, pace: _Pace) -> AsyncIterator[Progress]:
+async def _bar(target: Console, name: str, time_estimate: _TimeEstimate) -> AsyncIterator[Progress]:
     """Yield a function that draws a bar on a terminal. On a narrow one the note is cut, so that
     name, count and times are always complete.
     """
 
     def times(task: Task) -> str:
-        stage, run = map(_clock, pace.left(int(task.completed), int(task.total or 0)))
+        stage, run = map(_clock, time_estimate.seconds_left(int(task.completed), int(task.total or 0)))
         over = task.finished or not stage
-        return f"{_clock(pace.elapsed())}{'' if over else f'<{stage}'}{f' run<{run}' if run else ''}"
+        return f"{_clock(time_estimate.elapsed())}{'' if over else f'<{stage}'}{f' run<{run}' if run else ''}"
 
     def count(task: Task) -> str:
         return "" if task.total is None else f"{int(task.completed)}/{int(task.total)}"
@@ -212,7 +214,7 @@ async def _bar(target: Console, name: str, pace: _Pace) -> AsyncIterator[Progres
 
     columns = (
         _Text(lambda task: escape(task.description)),
-        BarColumn(bar_width=20 if target.width >= _WIDE else 8),
+        BarColumn(bar_width=20 if target.width >= _MIN_COLUMNS_FOR_LONG_BAR else 8),
         _Text(count),
         _Text(times),
         _Text(note, Column(ratio=1, no_wrap=True, overflow="ellipsis")),
@@ -239,36 +241,38 @@ class _Text(TextColumn):
 
 
 @asynccontextmanager
-async def _lines(say: Callable[[str], object], name: str, pace: _Pace) -> AsyncIterator[Progress]:
+async def _lines(
+    write_line: Callable[[str], object], name: str, time_estimate: _TimeEstimate
+) -> AsyncIterator[Progress]:
     """Yield a function that writes a line at most every 10 seconds. After each minute without a
     report a line says so, and at the end one gives the time that the stage took.
     """
-    last, said_at, heard_at = name, pace.started, pace.started
+    last_line, written_at, reported_at = name, time_estimate.started_at, time_estimate.started_at
 
-    def line(done: int, total: int, note: str) -> None:
-        nonlocal last, said_at, heard_at
-        last, heard_at = f"{name}: {done}/{total} {note}".rstrip(), time.monotonic()
-        stage, run = map(_clock, pace.left(done, total))
-        if heard_at - said_at >= _LINE_EVERY_S:
-            said_at = heard_at
+    def report(done: int, total: int, note: str) -> None:
+        nonlocal last_line, written_at, reported_at
+        last_line, reported_at = f"{name}: {done}/{total} {note}".rstrip(), time.monotonic()
+        stage, run = map(_clock, time_estimate.seconds_left(done, total))
+        if reported_at - written_at >= _LINE_EVERY_S:
+            written_at = reported_at
             remaining_times = [
                 *([f"{stage} left"] if stage and done < total else []),
                 *([f"{run} of the run"] if run else []),
             ]
-            say("; ".join([last, *([", ".join(remaining_times)] if remaining_times else [])]))
+            write_line("; ".join([last_line, *([", ".join(remaining_times)] if remaining_times else [])]))
 
     async def remind() -> None:
         while True:
             await asyncio.sleep(_SILENCE_S)
-            if (silent := time.monotonic() - heard_at) >= _SILENCE_S:
-                say(f"{last}; nothing new for {silent:.0f} s")
+            if (silent_seconds := time.monotonic() - reported_at) >= _SILENCE_S:
+                write_line(f"{last_line}; nothing new for {silent_seconds:.0f} s")
 
     reminder = asyncio.create_task(remind())
     try:
-        yield line
+        yield report
     finally:
         reminder.cancel()
-    say(f"{last} in {pace.elapsed():.1f} s")
+    write_line(f"{last_line} in {time_estimate.elapsed():.1f} s")
 
 
 def _clock(seconds: float | None) -> str:
@@ -292,17 +296,17 @@ class _Artifact:
         self._id: UUID | None = None
         self._sent_at = time.monotonic()
         self._done = 0.0
-        self._sending: Future[None] | None = None
+        self._pending_update: Future[None] | None = None
 
     def update(self, done: int, total: int) -> None:
         """Send the share that is done, unless an update was sent within the last five seconds. The
         first update creates the artifact.
         """
         self._done = 100.0 * done / total if total else 0.0
-        busy = self._sending is not None and not self._sending.done()
+        busy = self._pending_update is not None and not self._pending_update.done()
         if self._active and not busy and time.monotonic() - self._sent_at >= _ARTIFACT_EVERY_S:
             self._sent_at = time.monotonic()
-            self._sending = asyncio.run_coroutine_threadsafe(self._send(), self._loop)
+            self._pending_update = asyncio.run_coroutine_threadsafe(self._send(), self._loop)
 
     async def begin(self) -> None:
         """Create the artifact now, so that it belongs to the current run and not to the task run
@@ -313,8 +317,8 @@ class _Artifact:
 
     async def finish(self) -> None:
         """Set the artifact to 100%, if the stage took long enough to have one."""
-        if self._sending is not None:
-            await asyncio.wrap_future(self._sending)
+        if self._pending_update is not None:
+            await asyncio.wrap_future(self._pending_update)
         if self._id is not None:
             self._done = 100.0
             await self._send()

@@ -21,16 +21,17 @@ _MODULES = {"dask": "prefect_dask", "ray": "prefect_ray"}
 class Cluster:
     """A task runner and what differs between clusters.
 
-    `connect` connects to the cluster once the runner is entered. A future raises one of `lost` if
-    its workers died more often than the cluster tolerates, and one of `gone` if the cluster itself
-    was lost. `empty` blocks and returns whether the cluster has no worker at all.
+    `connect` connects to the cluster once the runner is entered. A future raises one of
+    `worker_lost_errors` if its workers died more often than the cluster tolerates, and one of
+    `cluster_lost_errors` if the cluster itself was lost. `has_no_worker` blocks and returns whether
+    the cluster has no worker at all.
     """
 
     runner: TaskRunner[Any]
     connect: Callable[[], object]
-    lost: tuple[type[Exception], ...]
-    empty: Callable[[], bool] = lambda: False
-    gone: tuple[type[Exception], ...] = ()
+    worker_lost_errors: tuple[type[Exception], ...]
+    has_no_worker: Callable[[], bool] = lambda: False
+    cluster_lost_errors: tuple[type[Exception], ...] = ()
 
 
 def check(scale: ScaleConfig) -> None:
@@ -46,7 +47,7 @@ def check(scale: ScaleConfig) -> None:
 
 
 @contextmanager
-def started(scale: ScaleConfig) -> Iterator[Cluster]:
+def running_cluster(scale: ScaleConfig) -> Iterator[Cluster]:
     """Yield the cluster of a recipe for the block: the one at its address, or one started here.
 
     Blocks until it answers. Raises `ConfigError` if it does not, or if its extra is not installed.
@@ -57,7 +58,7 @@ def started(scale: ScaleConfig) -> Iterator[Cluster]:
         if scale.runner == "dask":
             # Only now, since the import of distributed in `_dask` writes its defaults into the same
             # configuration.
-            stack.enter_context(_patient())
+            stack.enter_context(_longer_worker_timeout())
         try:
             stack.enter_context(cluster.runner)
             cluster.connect()
@@ -73,14 +74,16 @@ def _line(error: OSError) -> str:
     return " ".join(str(error).split())
 
 
-def _patient() -> AbstractContextManager[object]:
+def _longer_worker_timeout() -> AbstractContextManager[object]:
     """Return a context in which Dask waits longer than 15 s for a lost worker: our own clusters
     restart one, which takes longer on a busy machine.
     """
     import dask
 
-    patience: AbstractContextManager[object] = dask.config.set({"distributed.deploy.lost-worker-timeout": "5 minutes"})
-    return patience
+    timeout_context: AbstractContextManager[object] = dask.config.set(
+        {"distributed.deploy.lost-worker-timeout": "5 minutes"}
+    )
+    return timeout_context
 
 
 def _dask(scale: ScaleConfig) -> Cluster:
@@ -96,8 +99,8 @@ def _dask(scale: ScaleConfig) -> Cluster:
         runner,
         lambda: runner.client,
         (KilledWorker,),
-        empty=lambda: not runner.client.scheduler_info()["workers"],
-        gone=(CancelledError,),
+        has_no_worker=lambda: not runner.client.scheduler_info()["workers"],
+        cluster_lost_errors=(CancelledError,),
     )
 
 

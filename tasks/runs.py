@@ -14,10 +14,10 @@ from typing import Literal
 
 from agentr_core.errors import RunBusy, StoreError
 from agentr_core.recipes.recipe import Recipe, replace
-from agentr_core.runtime.start import extended_goal, finish
-from agentr_core.store.connection import LOCKS
-from agentr_core.store.queries.runs import runs_beginning
-from tasks.wiring import RunRef, quiet_workplace, reference
+from agentr_core.runtime.start import finish_run, total_iterations
+from agentr_core.store.connection import LOCK_FOLDER
+from agentr_core.store.queries.runs import find_runs
+from tasks.wiring import RunRef, quiet_context, run_reference
 from tasks.workspaces import open_store
 
 _HELD: ContextVar[frozenset[str]] = ContextVar("held", default=frozenset())
@@ -25,7 +25,7 @@ _HELD: ContextVar[frozenset[str]] = ContextVar("held", default=frozenset())
 
 
 @contextmanager
-def locked(run: RunRef) -> Iterator[None]:
+def run_locked(run: RunRef) -> Iterator[None]:
     """Hold the lock of a run for the length of the block, and keep the store of its workspace open;
     the lock is released when the process ends, however it ends.
 
@@ -33,7 +33,7 @@ def locked(run: RunRef) -> Iterator[None]:
     workspace are not locked. Raises `RunBusy` at once if the lock is held elsewhere, in this
     process or another, and `StoreError` if the lock file cannot be made.
     """
-    file = Path(run.workspace) / LOCKS / run.run_id
+    file = Path(run.workspace) / LOCK_FOLDER / run.run_id
     name = str(file.absolute())
     if name in _HELD.get():
         yield
@@ -56,34 +56,34 @@ def locked(run: RunRef) -> Iterator[None]:
         token = _HELD.set(_HELD.get() | {name})
         try:
             # A stage makes many small queries, and opening the file takes longer than most of them.
-            with open_store(Path(run.workspace), patient=True).kept_open():
+            with open_store(Path(run.workspace), patient=True).keep_open():
                 yield
         finally:
             _HELD.reset(token)
 
 
 @contextmanager
-def all_locked(workspace: Path) -> Iterator[None]:
+def all_runs_locked(workspace: Path) -> Iterator[None]:
     """Hold the locks of all runs of a workspace for the length of the block. Raises `RunBusy` at
     once if another process is working on one of them.
     """
     with ExitStack() as stack:
-        for run_id in runs_beginning(open_store(workspace, must_exist=True), ""):
-            stack.enter_context(locked(RunRef(workspace=str(workspace), run_id=run_id)))
+        for run_id in find_runs(open_store(workspace, must_exist=True), ""):
+            stack.enter_context(run_locked(RunRef(workspace=str(workspace), run_id=run_id)))
         yield
 
 
-def further(recipe: Recipe, more: int) -> Recipe:
+def with_more_iterations(recipe: Recipe, more: int) -> Recipe:
     """Return a recipe with `more` iterations added to those that its run has finished; if the run
     was interrupted or failed, with the number of iterations that it was started with.
     """
-    run = reference(recipe)
-    goal = extended_goal(open_store(Path(run.workspace)), run.run_id, more)
+    run = run_reference(recipe)
+    goal = total_iterations(open_store(Path(run.workspace)), run.run_id, more)
     return replace(recipe, iterations=goal)
 
 
 @asynccontextmanager
-async def recorded(run: RunRef, *, evaluates: bool = False) -> AsyncIterator[None]:
+async def status_recorded(run: RunRef, *, evaluates: bool = False) -> AsyncIterator[None]:
     """Record the outcome of the block as the status of the run; an interrupted run stays "running"
     in the store.
 
@@ -102,7 +102,7 @@ async def recorded(run: RunRef, *, evaluates: bool = False) -> AsyncIterator[Non
 
 
 async def _end(run: RunRef, status: Literal["finished", "failed"], *, evaluates: bool = False) -> None:
-    place = quiet_workplace(run)
-    await finish(place, status, evaluates=evaluates)
+    ctx = quiet_context(run)
+    await finish_run(ctx, status, evaluates=evaluates)
     # Fold the log into the database file: people copy that one file and take it for the store.
-    place.store.checkpoint()
+    ctx.store.checkpoint()

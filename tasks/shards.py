@@ -19,23 +19,23 @@ from prefect.futures import PrefectFuture
 
 from agentr_core.errors import ConfigError, WorkerLost
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.equipment import Batch, Shard, work_through
-from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.equipment import Shard, ShardResult, shard_result
 from tasks import runners
 from tasks.options import OPTIONS
-from tasks.progress import tell
+from tasks.progress import print_line
 from tasks.wiring import equipment
 
 T = TypeVar("T")
 
-LOOK_EVERY = 60.0
+CHECK_INTERVAL_SECONDS = 60.0
 """Seconds without a finished shard after which the cluster is checked for workers."""
-WITHOUT_WORKERS = 600.0
+MAX_SECONDS_WITHOUT_WORKERS = 600.0
 """Seconds that a cluster may go without a worker; by itself, Dask waits for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class ShardJob:
     """All that a worker needs to work through one shard."""
 
     recipe: Recipe
@@ -45,29 +45,29 @@ class Order:
     """When the run started."""
 
 
-def with_workers(place: Workplace) -> Workplace:
-    """Return a workplace that hands its shards to the cluster of its recipe, if the recipe names
+def with_workers(ctx: RunContext) -> RunContext:
+    """Return a context that hands its shards to the cluster of its recipe, if the recipe names
     one.
     """
-    if place.recipe.scale.runner == "local":
-        return place
-    return replace(place, spread=partial(spread, place.recipe, place.run_id, at=place.started_at()))
+    if ctx.recipe.scale.runner == "local":
+        return ctx
+    return replace(ctx, distribute=partial(run_on_cluster, ctx.recipe, ctx.run_id, at=ctx.started_at()))
 
 
 # By task runners, not work pools: a pool would make a flow run of each shard, send its rows through
 # result storage, and not notice a killed worker by itself.
 @task(task_run_name="{name}", **OPTIONS)
-async def work(name: str, order: bytes) -> Batch:
-    """Work through a pickled `Order`. The task has no tags: its stage already holds their slots,
+async def work(name: str, order: bytes) -> ShardResult:
+    """Work through a pickled `ShardJob`. The task has no tags: its stage already holds their slots,
     and the task would wait for its own stage.
     """
-    job: Order = pickle.loads(order)
-    return await work_through(job.shard, equipment(job.recipe, job.run_id, job.at))
+    job: ShardJob = pickle.loads(order)
+    return await shard_result(job.shard, equipment(job.recipe, job.run_id, job.at))
 
 
-async def spread(
+async def run_on_cluster(
     recipe: Recipe, run_id: str, shards: Sequence[Shard], *, at: datetime | None = None
-) -> AsyncGenerator[Batch, None]:
+) -> AsyncGenerator[ShardResult, None]:
     """Yield the batch that a worker of the recipe's cluster returns for each shard, in the order in
     which they finish.
 
@@ -80,17 +80,17 @@ async def spread(
         Transient: a worker's error did not go away within the retries of its task.
     """
     loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[PrefectFuture[Batch]] = asyncio.Queue()
+    queue: asyncio.Queue[PrefectFuture[ShardResult]] = asyncio.Queue()
 
-    def finish(future: PrefectFuture[Batch]) -> None:
+    def finish(future: PrefectFuture[ShardResult]) -> None:
         loop.call_soon_threadsafe(queue.put_nowait, future)
 
-    with runners.started(recipe.scale) as cluster:
+    with runners.running_cluster(recipe.scale) as cluster:
         # The cluster drops work whose future is no longer referenced.
         pending: set[PrefectFuture[Any]] = set()
         for number, shard in enumerate(shards, start=1):
             # As bytes: Prefect looks for futures in every field of a parameter.
-            order = pickle.dumps(Order(recipe=recipe, run_id=run_id, shard=shard, at=at))
+            order = pickle.dumps(ShardJob(recipe=recipe, run_id=run_id, shard=shard, at=at))
             name = f"{type(shard).__name__}-{number}-of-{len(shards)}"
             pending.add(future := cluster.runner.submit(work, {"name": name, "order": order}))
             future.add_done_callback(finish)
@@ -98,12 +98,12 @@ async def spread(
             future = await _next(queue, cluster, recipe.scale.address)
             try:
                 batch = await asyncio.to_thread(future.result)
-            except cluster.lost as error:
+            except cluster.worker_lost_errors as error:
                 raise WorkerLost(
                     f"workers were lost again and again at the same shard ({error}); look at the workers' logs, "
                     "give them more memory, or make scale.shard_size smaller"
                 ) from error
-            except cluster.gone as error:
+            except cluster.cluster_lost_errors as error:
                 address = recipe.scale.address or "this machine"
                 raise WorkerLost(
                     f"the cluster at {address} was lost with all its shards; see that its scheduler runs, and the same "
@@ -115,7 +115,7 @@ async def spread(
 
 async def _next(queue: asyncio.Queue[T], cluster: runners.Cluster, address: str) -> T:
     """Return the next item of the queue. Print a line when the cluster has no worker, and raise
-    `ConfigError` once that has lasted `WITHOUT_WORKERS` seconds.
+    `ConfigError` once that has lasted `MAX_SECONDS_WITHOUT_WORKERS` seconds.
     """
     label, remedy = "the cluster on this machine", "begin the run again"
     if address:
@@ -124,12 +124,12 @@ async def _next(queue: asyncio.Queue[T], cluster: runners.Cluster, address: str)
     while True:
         # Not `wait_for`, which may lose an item that arrives just as it times out.
         with suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_EVERY):
+            async with asyncio.timeout(CHECK_INTERVAL_SECONDS):
                 return await queue.get()
-        if not await asyncio.to_thread(cluster.empty):
+        if not await asyncio.to_thread(cluster.has_no_worker):
             empty_since = None
         elif empty_since is None:
             empty_since = time.monotonic()
-            tell(f"{label} has no worker; {remedy}")
-        elif time.monotonic() - empty_since >= WITHOUT_WORKERS:
-            raise ConfigError(f"{label} has had no worker for {WITHOUT_WORKERS:g} s; {remedy}")
+            print_line(f"{label} has no worker; {remedy}")
+        elif time.monotonic() - empty_since >= MAX_SECONDS_WITHOUT_WORKERS:
+            raise ConfigError(f"{label} has had no worker for {MAX_SECONDS_WITHOUT_WORKERS:g} s; {remedy}")

@@ -15,26 +15,26 @@ from typing import Any
 from prefect import Task, task
 
 from agentr_core.errors import ConfigError
-from agentr_core.methods.table import importable, plan_of
+from agentr_core.methods.table import importable_methods, plan_of
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime import start as starting
 from agentr_core.runtime.alarms import check_stage
+from agentr_core.runtime.context import RunContext
 from agentr_core.runtime.instances import closed_stages, has_begun
 from agentr_core.runtime.live import progress_file
-from agentr_core.runtime.machine import formats
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.remaining import remaining
-from agentr_core.runtime.start import check_run
+from agentr_core.runtime.machine import number_formats
+from agentr_core.runtime.remaining import estimate_remaining
+from agentr_core.runtime.start import check_run_weights
 from agentr_core.stages import headroom as sampled
 from agentr_core.stages.headroom import HeadroomReport
-from agentr_core.store.codec.ledger import alarms_of
+from agentr_core.store.codec.ledger import load_alarms
 from agentr_core.store.database import snapshot
 from agentr_core.store.tables import Alarm
 from tasks import events
 from tasks.options import OPTIONS
-from tasks.progress import stage_progress, tell
+from tasks.progress import print_line, stage_progress
 from tasks.shards import with_workers
-from tasks.wiring import RunRef, quiet_workplace
+from tasks.wiring import RunRef, quiet_context
 from tasks.workspaces import stored_recipe
 
 
@@ -43,32 +43,37 @@ async def start(run: RunRef, recipe: Recipe, *, evaluates: bool = False, collect
     """Write a run and the model it begins with to the store; with `evaluates` the run only
     evaluates, with `collects` it only gathers experience.
     """
-    if message := formats(recipe, trains=not evaluates):
-        tell(message)
-    return await starting.start(quiet_workplace(run, recipe), evaluates=evaluates, collects=collects)
+    if message := number_formats(recipe, with_training=not evaluates):
+        print_line(message)
+    return await starting.start_run(quiet_context(run, recipe), evaluates=evaluates, collects=collects)
 
 
 @task(task_run_name="begin-{iteration}", **OPTIONS)
 async def begin(run: RunRef, iteration: int) -> None:
     """Record that an iteration is running."""
-    await starting.begin(quiet_workplace(run), iteration)
+    await starting.begin_iteration(quiet_context(run), iteration)
 
 
 @task(task_run_name="end-{iteration}", **OPTIONS)
 async def end(run: RunRef, iteration: int) -> None:
     """Record that an iteration is finished, and tell Prefect."""
-    place = quiet_workplace(run)
-    with events.tell_changes(place, iteration, events.published_by(place, iteration)):
-        await starting.end(place, iteration)
+    ctx = quiet_context(run)
+    with events.send_product_events(ctx, iteration, events.products_of_iteration(ctx, iteration)):
+        await starting.end_iteration(ctx, iteration)
 
 
 @task(task_run_name="headroom", tags=("gpu", "env"), **OPTIONS)
 async def headroom(run: RunRef, *, episodes: int, instances: int, judged: int, judges: Sequence[str]) -> HeadroomReport:
     """Sample episodes of training and held-out instances and return what there is to learn."""
-    async with _workplace(run, "headroom", 0) as place:
+    async with _stage_context(run, "headroom", 0) as ctx:
         judge_paths = [Path(judge) for judge in judges]
         return await sampled.headroom(
-            with_workers(place), importable(), episodes=episodes, instances=instances, judged=judged, judges=judge_paths
+            with_workers(ctx),
+            importable_methods(),
+            episodes=episodes,
+            instances=instances,
+            max_judged=judged,
+            judges=judge_paths,
         )
 
 
@@ -92,47 +97,50 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
     recipe = stored_recipe(Path(run.workspace), run.run_id, patient=True)
     plan = plan_of(recipe, iteration)
     stage = plan.stage(name)
-    place = quiet_workplace(run, recipe)
-    starting.check_files(place, stage)
+    ctx = quiet_context(run, recipe)
+    starting.check_files(ctx, stage)
     if iteration > 1:
-        place.trained(iteration - 1)
+        ctx.trained_checkpoint(iteration - 1)
     # With `best`, the weights may be those of any earlier iteration, so all are checked.
-    check_run(place, *((iteration - 1, iteration) if recipe.promote == "last" else ()))
+    check_run_weights(ctx, *((iteration - 1, iteration) if recipe.promote == "last" else ()))
     if iteration and stage is plan.stages[0]:
         await begin(run, iteration)
-    with snapshot(place.store) as state:
-        now = replace(place, store=state)
-        if not has_begun(now, iteration):
+    with snapshot(ctx.store) as state:
+        snapshot_ctx = replace(ctx, store=state)
+        if not has_begun(snapshot_ctx, iteration):
             raise ConfigError(
                 f"iteration {iteration} has not begun; run its first stage, {plan.stages[0].name}, before"
             )
-        over, before = stage in closed_stages(now, iteration), events.published_by(now, iteration)
-    if over:
-        tell(f"what is trained on the data of iteration {iteration} is made; {name} adds nothing to it")
+        is_closed, products_before = (
+            stage in closed_stages(snapshot_ctx, iteration),
+            events.products_of_iteration(snapshot_ctx, iteration),
+        )
+    if is_closed:
+        print_line(f"what is trained on the data of iteration {iteration} is made; {name} adds nothing to it")
         return None
-    with events.tell_changes(place, iteration, before):
+    with events.send_product_events(ctx, iteration, products_before):
         return await _task(name, stage.needs)(run, iteration, limit)
 
 
 @asynccontextmanager
-async def _workplace(run: RunRef, stage: str, iteration: int) -> AsyncIterator[Workplace]:
-    """Yield the workplace of a stage. Its progress is shown, and each new alarm is printed and sent
+async def _stage_context(run: RunRef, stage: str, iteration: int) -> AsyncIterator[RunContext]:
+    """Yield the context of a stage. Its progress is shown, and each new alarm is printed and sent
     to Prefect as an event.
     """
-    quiet = quiet_workplace(run)
-    alarm_ids = {alarm.id for alarm in alarms_of(quiet.store, quiet.iteration_id(iteration))}
+    quiet_ctx = quiet_context(run)
+    alarm_ids = {alarm.id for alarm in load_alarms(quiet_ctx.store, quiet_ctx.iteration_id(iteration))}
 
-    def alarmed(alarm: Alarm) -> None:
+    def on_alarm(alarm: Alarm) -> None:
         if alarm.id in alarm_ids:
             return
         alarm_ids.add(alarm.id)
         location = f" in step {alarm.step}" if alarm.step else ""
-        tell(f"alarm {alarm.name}, {stage} of iteration {iteration}{location}: {alarm.message}")
-        events.raised(quiet, iteration, alarm)
+        print_line(f"alarm {alarm.name}, {stage} of iteration {iteration}{location}: {alarm.message}")
+        events.send_alarm(quiet_ctx, iteration, alarm)
 
     file = progress_file(Path(run.workspace), run.run_id)
-    async with stage_progress(stage, iteration, remaining(quiet, stage, iteration), file=file) as update:
-        yield replace(quiet, progress=update, alarmed=alarmed)
+    async with stage_progress(stage, iteration, estimate_remaining(quiet_ctx, stage, iteration), file=file) as update:
+        yield replace(quiet_ctx, progress=update, on_alarm=on_alarm)
 
 
 @cache
@@ -143,13 +151,13 @@ def _task(name: str, needs: tuple[str, ...]) -> Task[[RunRef, int, int | None], 
     """
 
     async def work(run: RunRef, iteration: int, limit: int | None) -> Any:
-        async with _workplace(run, name, iteration) as base:
-            place = replace(base, limit=limit)
-            stage = place.plan(iteration).stage(name)
-            summary = await stage.work(with_workers(place) if stage.spreads else place, iteration)
-            check_stage(place, iteration, stage)
+        async with _stage_context(run, name, iteration) as base_ctx:
+            ctx = replace(base_ctx, limit=limit)
+            stage = ctx.plan(iteration).stage(name)
+            summary = await stage.work(with_workers(ctx) if stage.spreads else ctx, iteration)
+            check_stage(ctx, iteration, stage)
         if isinstance(summary, dict) and (note := summary.get("note")):
-            tell(f"{name} of iteration {iteration}: {note}")
+            print_line(f"{name} of iteration {iteration}: {note}")
         return summary
 
     return task(name=name, task_run_name=f"{name}-{{iteration}}", tags=needs, **OPTIONS)(work)

@@ -16,23 +16,23 @@ from typing import Any, Literal, NamedTuple
 
 from agentr_core.environment import Environment
 from agentr_core.environments import registry
-from agentr_core.episodes.transcript import open_with
+from agentr_core.episodes.transcript import set_opening
 from agentr_core.errors import ConfigError, ModelDirectoryError
 from agentr_core.methods.faults import load
 from agentr_core.methods.table import method_of
 from agentr_core.models.checkpoint_dir import check_model_directory
-from agentr_core.models.local.workers import Loading, load_local
-from agentr_core.models.openai.chat import OpenAIModel, endpoint
+from agentr_core.models.local.workers import LoadCommand, load_local
+from agentr_core.models.openai.chat import OpenAIModel, make_endpoint
 from agentr_core.models.vllm.door import RemoteFleet
-from agentr_core.models.vllm.replicas import make_launch, start
+from agentr_core.models.vllm.replicas import make_launch, make_replicas
 from agentr_core.protocols import ChatModel
 from agentr_core.recipes.models import ModelConfig, ModelRole, ServerConfig
 from agentr_core.recipes.recipe import Recipe, replace
-from agentr_core.replies import Labels, Take
-from agentr_core.reports.document import page_of
+from agentr_core.replies import ActionChoice, LabelStyle
+from agentr_core.reports.document import page_path
+from agentr_core.runtime.context import RunContext
 from agentr_core.runtime.equipment import Equipment
-from agentr_core.runtime.machine import bfloat16, settle
-from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.machine import bfloat16_hardware, resolve_auto
 from agentr_core.runtime.start import opening_of, run_id_of
 from agentr_core.store.codec.trajectories import AnsweredCalls
 from agentr_core.store.database import Store
@@ -50,7 +50,7 @@ class RunRef:
     run_id: str
 
 
-def reference(recipe: Recipe) -> RunRef:
+def run_reference(recipe: Recipe) -> RunRef:
     """Return the reference to the run of a recipe. Raises `ModelDirectoryError` if the directory of
     its model cannot be used.
     """
@@ -61,13 +61,13 @@ def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
     """Return the recipe in a file, with overrides applied. `auto` is replaced by what suits this
     machine, and `model.from_run` by the path of the model that the run ended with.
 
-    A recipe that names no workspace gets `usual_workspace()`. Each environment is made once, as a
+    A recipe that names no workspace gets `default_workspace()`. Each environment is made once, as a
     check. Raises `ConfigError` if the recipe, its arms or its environments' options are wrong, or
     the package of its task runner is not installed; `StoreError` if `model.from_run` is set and
     there is no store.
     """
-    recipe = settle(_after_its_run(load(path, overrides, workspace=usual_workspace())))
-    method_of(recipe).settle(recipe)
+    recipe = resolve_auto(_with_model_of_run(load(path, overrides, workspace=default_workspace())))
+    method_of(recipe).check_recipe(recipe)
     runners.check(recipe.scale)
     for name, world in recipe.worlds().items():
         env = make_environment(world)
@@ -80,12 +80,12 @@ def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
     return recipe
 
 
-def usual_workspace() -> str:
+def default_workspace() -> str:
     """Return the workspace of a recipe that names none: AGENTR_WORKSPACE, or `runs`."""
     return os.environ.get("AGENTR_WORKSPACE") or "runs"
 
 
-def _after_its_run(recipe: Recipe) -> Recipe:
+def _with_model_of_run(recipe: Recipe) -> Recipe:
     """Return a recipe with the path of the model that the run in `model.from_run` ended with; the
     recipe itself if it names no run.
 
@@ -104,28 +104,28 @@ def _after_its_run(recipe: Recipe) -> Recipe:
     return replace(recipe, model=dataclasses.replace(recipe.model, path=path, from_run=""))
 
 
-def quiet_workplace(run: RunRef, recipe: Recipe | None = None) -> Workplace:
-    """Return the workplace of a stage that shows neither progress nor alarms; without `recipe`, for
+def quiet_context(run: RunRef, recipe: Recipe | None = None) -> RunContext:
+    """Return the context of a stage that shows neither progress nor alarms; without `recipe`, for
     the stored recipe of the run. Raises `ConfigError` if the store has no such run.
     """
     root = Path(run.workspace)
     run_recipe, store = recipe or stored_recipe(root, run.run_id, patient=True), open_store(root, patient=True)
-    place = Workplace(
+    ctx = RunContext(
         recipe=run_recipe,
         method=method_of(run_recipe),
         run_id=run.run_id,
         root=root,
         store=store,
         make_environment=lambda world: make_environment(run_recipe.in_world(world), store),
-        load_model=lambda role, policy: load_model(run_recipe, role, policy, at=place.started_at()),
-        progress=_unseen,
-        alarmed=lambda alarm: None,
+        load_model=lambda role, policy: load_model(run_recipe, role, policy, at=ctx.started_at()),
+        progress=_ignore_progress,
+        on_alarm=lambda alarm: None,
     )
-    return place
+    return ctx
 
 
 def equipment(recipe: Recipe, run_id: str, at: datetime | None) -> Equipment:
-    """Return the equipment of a cluster's worker: like `quiet_workplace`, but without a store. `at`
+    """Return the equipment of a cluster's worker: like `quiet_context`, but without a store. `at`
     is when the run started.
     """
     return Equipment(
@@ -133,11 +133,11 @@ def equipment(recipe: Recipe, run_id: str, at: datetime | None) -> Equipment:
         run_id=run_id,
         make_environment=lambda world: make_environment(recipe.in_world(world)),
         load_model=lambda role, policy: load_model(recipe, role, policy, at=at),
-        progress=_unseen,
+        progress=_ignore_progress,
     )
 
 
-def _unseen(done: int, total: int, note: str) -> None:
+def _ignore_progress(done: int, total: int, note: str) -> None:
     """Ignore a report of progress."""
 
 
@@ -157,7 +157,7 @@ def make_environment(recipe: Recipe, store: Store | None = None) -> Environment:
     env.summary_prompt = recipe.summary.prompt
     opening = opening_of(recipe)
     if opening is not None:
-        open_with(env, opening)
+        set_opening(env, opening)
     if store is not None:
         env.keep_answers(AnsweredCalls(store))
     return env
@@ -168,14 +168,14 @@ def named_environment(
     options: Mapping[str, Any],
     *,
     transcript: Literal["own", "native"] = "own",
-    labels: Labels = "lenient",
-    take: Take = "last",
+    labels: LabelStyle = "lenient",
+    take: ActionChoice = "last",
     workspace: str = "",
 ) -> Environment:
     """Return a new environment; missing options are taken from the environment variables that its
     class names. Its caches are in `workspace`, by default the usual one.
     """
-    cache = Path(workspace or usual_workspace()) / "cache"
+    cache = Path(workspace or default_workspace()) / "cache"
     return registry.make(name, options, os.environ, transcript=transcript, labels=labels, take=take, cache=cache)
 
 
@@ -222,10 +222,10 @@ def make_model(model: ModelConfig, path: Path, *, logs: Path, at: datetime | Non
         return load_vllm(model, path, logs=logs / f"vllm-{os.getpid()}", at=at)
     if model.backend == "openai":
         return OpenAIModel.connect(
-            endpoint(model.server, os.environ), model.server, context_length=model.context_length
+            make_endpoint(model.server, os.environ), model.server, context_length=model.context_length
         )
     return load_local(
-        Loading(
+        LoadCommand(
             path=path,
             dtype=model.dtype,
             device=model.device,
@@ -234,8 +234,8 @@ def make_model(model: ModelConfig, path: Path, *, logs: Path, at: datetime | Non
             prefix_cache_bytes=int(model.prefix_cache_gib * 2**30),
             at=at,
         ),
-        workers=model.workers,
-        patience=model.worker_timeout,
+        num_workers=model.workers,
+        timeout_seconds=model.worker_timeout,
     )
 
 
@@ -268,9 +268,9 @@ def named_model(name: str, *, server: str = "", context_length: int = 0) -> tupl
             )
         check_model_directory(path)
         config = ModelConfig(
-            path=str(path), dtype="bfloat16" if bfloat16() else "float32", context_length=context_length
+            path=str(path), dtype="bfloat16" if bfloat16_hardware() else "float32", context_length=context_length
         )
-    return make_model(config, path, logs=Path(usual_workspace()) / "logs"), config
+    return make_model(config, path, logs=Path(default_workspace()) / "logs"), config
 
 
 def load_vllm(model: ModelConfig, path: Path, *, logs: Path, at: datetime | None = None) -> ChatModel:
@@ -278,15 +278,17 @@ def load_vllm(model: ModelConfig, path: Path, *, logs: Path, at: datetime | None
     AGENTR_VLLM or, if that is not set, by replicas that are started here.
     """
     from agentr_core.models.vllm.model import VllmModel
-    from tasks.progress import tell
+    from tasks.progress import print_line
 
     launch = make_launch(path, model)
-    door = os.environ.get("AGENTR_VLLM")
-    if door:
-        return VllmModel(launch, RemoteFleet(door, launch), at=at)
+    fleet_address = os.environ.get("AGENTR_VLLM")
+    if fleet_address:
+        return VllmModel(launch, RemoteFleet(fleet_address, launch), at=at)
     # No other client has the key, so the weights can be replaced between steps of group RL.
     launch = dataclasses.replace(launch, key=secrets.token_hex(16))
-    return VllmModel(launch, start(launch, environment=vllm_environment(), logs=logs, tell=tell), at=at)
+    return VllmModel(
+        launch, make_replicas(launch, environment=vllm_environment(), logs=logs, report_line=print_line), at=at
+    )
 
 
 def viewer_address() -> str:
@@ -303,7 +305,7 @@ def viewer_page(kind: str, key: str) -> str:
     empty string if AGENTR_VIEW_URL is not set.
     """
     base = viewer_address()
-    return f"{base}{page_of(kind, key)}" if base else ""
+    return f"{base}{page_path(kind, key)}" if base else ""
 
 
 def vllm_environment() -> Path:

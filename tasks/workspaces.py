@@ -8,11 +8,11 @@ from functools import lru_cache
 from pathlib import Path
 
 from agentr_core.errors import ConfigError, StoreError
-from agentr_core.recipes.parsing import restored
+from agentr_core.recipes.parsing import restore_recipe
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.store.database import Store
-from agentr_core.store.queries.runs import run_config, runs_beginning
-from agentr_core.texts import placed
+from agentr_core.store.queries.runs import find_runs, run_config
+from agentr_core.texts import path_for_message
 
 STORE_FILE = "store.duckdb"
 
@@ -37,7 +37,9 @@ def open_store(workspace: Path, *, must_exist: bool = False, patient: bool = Fal
     if must_exist and workspace.is_file():
         raise StoreError(f"{workspace} is a file; a workspace is a folder with a file {STORE_FILE}")
     if must_exist and not exists:
-        raise StoreError(f"there is no store at {placed(path)}; run a recipe first, or name another --workspace")
+        raise StoreError(
+            f"there is no store at {path_for_message(path)}; run a recipe first, or name another --workspace"
+        )
     return _store(path, patient)
 
 
@@ -51,7 +53,7 @@ def find_run(workspace: Path, prefix: str) -> str:
     """Return the id of the one run whose id begins with a prefix; with an empty prefix, that of the
     only run. Raises `ConfigError` if there is none or several, `StoreError` if there is no store.
     """
-    run_ids = runs_beginning(open_store(workspace, must_exist=True), prefix)
+    run_ids = find_runs(open_store(workspace, must_exist=True), prefix)
     if not prefix and len(run_ids) > 1:
         raise ConfigError(
             f"{workspace} has {len(run_ids)} runs, as `agentr runs -w {workspace}` says; name one with --run"
@@ -76,4 +78,4 @@ def stored_recipe(workspace: Path, run_id: str, *, patient: bool = False) -> Rec
 # Every task of a run needs its recipe.
 @lru_cache(maxsize=16)
 def _parse(config: str, source: str) -> Recipe:
-    return restored(json.loads(config), source=source)
+    return restore_recipe(json.loads(config), source=source)

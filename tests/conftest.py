@@ -202,7 +202,7 @@ def open_store() -> Iterator[Callable[[Path], Store]]:
 
         def make(path: Path) -> Store:
             store = Store(path)
-            stack.enter_context(store.kept_open())
+            stack.enter_context(store.keep_open())
             return store
 
         yield make
@@ -224,9 +224,9 @@ def open_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return await start(level, *others)
 
     monkeypatch.setattr(ForkServerProcess, "start", weak)
-    toolbox._python.cache_clear()
+    toolbox._shared_python.cache_clear()
     yield
-    toolbox._python.cache_clear()
+    toolbox._shared_python.cache_clear()
 
 
 def tier_of(item: pytest.Item) -> str:

@@ -7,22 +7,29 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from agentr_core.environment import MOST_ELSEWHERE, Environment, Instances, Repeatability, own_fault, repeats
+from agentr_core.environment import (
+    MAX_DIFFERENT_SHARE,
+    Environment,
+    Instances,
+    Repeatability,
+    error_of_own_code,
+    is_repetition,
+)
 from agentr_core.episodes.rollout import state_key
 from agentr_core.episodes.transcript import AlternatingTurns, transcript_of
 from agentr_core.errors import AgentrError, ConfigError, IllTypedAnswer, MissingPart
 from agentr_core.fingerprint import derive_seed
-from agentr_core.texts import cause
+from agentr_core.texts import error_summary
 from agentr_core.types import Instance, Step, StopReason, Trajectory, Transition
 
 MAX_STEPS = 60
-MAX_COMPARED = 100_000
-ALL = MAX_COMPARED
+MAX_NUM_COMPARED = 100_000
+ALL_INSTANCES = MAX_NUM_COMPARED
 """The value of `instances_per_split` that means all instances; a split with more is refused."""
 NONSENSE = "florble the quux"
-ANSWER = "There is nothing to say about that."
-STATE_EPISODES = 4
-STATE_STEPS = 20
+MODEL_REPLY = "There is nothing to say about that."
+NUM_STATE_EPISODES = 4
+MAX_STATE_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +62,9 @@ class StatePairs:
         return f"{self.pairs:,} pairs of equal state and action, {self.elsewhere:,} led elsewhere"
 
     @property
-    def sound(self) -> bool:
-        """Whether the share of pairs with another result is at most `MOST_ELSEWHERE`."""
-        return self.elsewhere <= MOST_ELSEWHERE * self.pairs
+    def is_sound(self) -> bool:
+        """Whether the share of pairs with another result is at most `MAX_DIFFERENT_SHARE`."""
+        return self.elsewhere <= MAX_DIFFERENT_SHARE * self.pairs
 
 
 def check(
@@ -83,7 +90,7 @@ def check(
 
     Args:
         instances_per_split: how many instances of each split are played; by default three, or one
-            if the environment's calls block. `ALL` means all of them.
+            if the environment's calls block. `ALL_INSTANCES` means all of them.
         gold: replies that must succeed in place of the expert's, by instance. Only these instances
             are then played, by default all of them.
         on_instance: is called with each instance before it is played.
@@ -93,42 +100,42 @@ def check(
             play, and a note that names the split.
 
     Raises `ConfigError` if `gold` names an unknown instance, or if all instances of a split are to
-    be played and it has more than `ALL`.
+    be played and it has more than `ALL_INSTANCES`.
     """
-    env, other = make(), make()
+    env, second_env = make(), make()
     instances: list[Instance] = []
 
-    def begin(instance: Instance) -> None:
+    def record_instance(instance: Instance) -> None:
         instances.append(instance)
         on_instance(instance)
 
     try:
-        violations = tuple(_violations(env, other, instances_per_split, gold, begin, progress))
+        violations = tuple(_violations(env, second_env, instances_per_split, gold, record_instance, progress))
         if violations or not env.has(Environment.state):
             return violations
         states = StatePairs()
         for instance in instances:
             replies = env.expert(instance) if gold is None else gold[instance]
             actions = [*map(env.parse, (replies or ())[:MAX_STEPS]), NONSENSE]
-            states += state_pairs((env, other), instance, actions)
+            states += state_pairs((env, second_env), instance, actions)
         on_states(states)
-        return () if states.sound else (Violation(rule="state", detail=f"{states}, such as {states.example}"),)
+        return () if states.is_sound else (Violation(rule="state", detail=f"{states}, such as {states.example}"),)
     finally:
         env.close()
         env.close()
-        other.close()
+        second_env.close()
 
 
 def _violations(
     env: Environment,
-    other: Environment,
-    per_split: int | None,
+    second_env: Environment,
+    instances_per_split: int | None,
     gold: Mapping[Instance, Sequence[str]] | None,
     on_instance: Callable[[Instance], None],
     progress: Callable[[int, int, str], None],
 ) -> Iterator[Violation]:
-    turns = isinstance(transcript_of(env), AlternatingTurns)
-    for field in ("name", "instruction", *(("acknowledgement",) if turns else ())):
+    has_alternating_turns = isinstance(transcript_of(env), AlternatingTurns)
+    for field in ("name", "instruction", *(("acknowledgement",) if has_alternating_turns else ())):
         if not getattr(env, field, ""):
             yield Violation(rule="texts", detail=f"{field} is empty")
     if not isinstance(env.step_limit, int) or env.step_limit < 1:
@@ -141,7 +148,7 @@ def _violations(
         raise ConfigError(f"{env.name} has no split {min(missing)}; it has {', '.join(env.splits())}")
     for rule, sentence in env.flaws():
         yield Violation(rule=rule, detail=sentence)
-    by_identity: dict[str, Instance] = {}
+    instance_by_identity: dict[str, Instance] = {}
     for split in env.splits():
         try:
             instances = env.instances(split)
@@ -150,58 +157,60 @@ def _violations(
         except ConfigError as fault:
             yield Violation(rule="splits", detail=str(fault))
             continue
-        first = instances[0]
-        if (first.environment, first.split) != (env.name, split):
-            yield Violation(rule="instances", detail=f"{first.key} is in split {split} of {env.name}")
-        if len(instances) <= MAX_COMPARED and len(set(instances)) < len(instances):
+        first_instance = instances[0]
+        if (first_instance.environment, first_instance.split) != (env.name, split):
+            yield Violation(rule="instances", detail=f"{first_instance.key} is in split {split} of {env.name}")
+        if len(instances) <= MAX_NUM_COMPARED and len(set(instances)) < len(instances):
             yield Violation(rule="instances", detail=f"split {split} has an instance twice")
-        chosen = _chosen(env, instances, split, per_split, gold)
-        for number, instance in enumerate(chosen):
-            progress(number, len(chosen), f"instances of split {split} played")
+        played_instances = _instances_to_play(env, instances, split, instances_per_split, gold)
+        for number, instance in enumerate(played_instances):
+            progress(number, len(played_instances), f"instances of split {split} played")
             on_instance(instance)
             try:
                 identity = env.identity(instance)
-                if identity in by_identity and by_identity[identity].split != split:
-                    yield Violation(rule="leakage", detail=f"{instance.key} and {by_identity[identity].key} are alike")
-                by_identity[identity] = instance
-                yield from _episode(env, other, instance, None if gold is None else gold[instance])
-                yield from _idle(env, instance)
+                if identity in instance_by_identity and instance_by_identity[identity].split != split:
+                    yield Violation(
+                        rule="leakage", detail=f"{instance.key} and {instance_by_identity[identity].key} are alike"
+                    )
+                instance_by_identity[identity] = instance
+                yield from _episode_violations(env, second_env, instance, None if gold is None else gold[instance])
+                yield from _idle_violations(env, instance)
             except IllTypedAnswer as fault:
                 yield Violation(rule="types", detail=f"{instance.key}: {fault}")
             except AgentrError:
                 raise
             except Exception as error:
-                detail = f"{instance.key}: {cause(error)}"
-                if isinstance(world_fault := own_fault(env.name, error, detail), MissingPart):
+                detail = f"{instance.key}: {error_summary(error)}"
+                if isinstance(world_fault := error_of_own_code(env.name, error, detail), MissingPart):
                     raise world_fault from error
                 yield Violation(rule="exception", detail=detail)
-        progress(len(chosen), len(chosen), f"instances of split {split} played")
+        progress(len(played_instances), len(played_instances), f"instances of split {split} played")
 
 
-def _chosen(
+def _instances_to_play(
     env: Environment,
     instances: Sequence[Instance],
     split: str,
-    per_split: int | None,
+    instances_per_split: int | None,
     gold: Mapping[Instance, Sequence[str]] | None,
 ) -> Sequence[Instance]:
     """Return the instances of a split to play. Raises `ConfigError` as `check` does."""
     if gold is None:
-        if per_split == ALL < len(instances):
+        if instances_per_split == ALL_INSTANCES < len(instances):
             raise ConfigError(
                 f"split {split} of {env.name} has {len(instances):,} instances, too many to play all; give a number"
             )
-        return _spread(instances, per_split or (1 if env.blocking else 3))
-    of_split = [instance for instance in gold if instance.split == split]
-    members = instances if isinstance(instances, Instances) else set(instances)
-    for instance in of_split:
-        if instance not in members:
+        return _spread_evenly(instances, instances_per_split or (1 if env.blocking else 3))
+    gold_instances = [instance for instance in gold if instance.split == split]
+    split_instances = instances if isinstance(instances, Instances) else set(instances)
+    for instance in gold_instances:
+        if instance not in split_instances:
             raise ConfigError(f"{env.name} has no instance {instance.key}; correct the gold answers")
-    return _spread(of_split, per_split or len(of_split))
+    return _spread_evenly(gold_instances, instances_per_split or len(gold_instances))
 
 
-def _episode(
-    env: Environment, other: Environment, instance: Instance, gold: Sequence[str] | None
+def _episode_violations(
+    env: Environment, second_env: Environment, instance: Instance, gold: Sequence[str] | None
 ) -> Iterator[Violation]:
     env.depth(instance)
     env.facts(instance)
@@ -215,50 +224,53 @@ def _episode(
         subject = "an expert reply" if gold is None else "a gold reply"
         yield Violation(rule="parse", detail=f"{instance.key}: {subject} has no action")
     repeatability = Repeatability(env.repeatability)
-    firsts = env.reset(instance), other.reset(instance)
-    if repeatability is not Repeatability.NEVER and not repeats(*firsts, repeatability):
+    first_observations = env.reset(instance), second_env.reset(instance)
+    if repeatability is not Repeatability.NEVER and not is_repetition(*first_observations, repeatability):
         yield Violation(rule="determinism", detail=f"{instance.key}: two objects begin differently")
-    nonsense = _step(env, NONSENSE)
-    if nonsense.reward > 0 or nonsense.info.get("success"):
-        yield Violation(rule="nonsense", detail=f"{instance.key}: nonsense is rewarded with {nonsense.reward:g}")
+    nonsense_transition = _take_step(env, NONSENSE)
+    if nonsense_transition.reward > 0 or nonsense_transition.info.get("success"):
+        yield Violation(
+            rule="nonsense", detail=f"{instance.key}: nonsense is rewarded with {nonsense_transition.reward:g}"
+        )
     first_observation = env.reset(instance)
     transitions: list[Transition] = []
     for position, action in enumerate(actions[:MAX_STEPS] if gold is None else actions):
-        before = env.snapshot() if env.can_snapshot else None
-        last = _step(env, action)
-        transitions.append(last)
-        if not _same_transition(_step(other, action), last, repeatability):
+        snapshot = env.snapshot() if env.can_snapshot else None
+        transition = _take_step(env, action)
+        transitions.append(transition)
+        if not _is_same_transition(_take_step(second_env, action), transition, repeatability):
             yield Violation(rule="determinism", detail=f"{instance.key}: step {position} differs between two objects")
         if env.can_snapshot:
-            env.restore(before)
-            if not _same_transition(_step(env, action), last, repeatability):
+            env.restore(snapshot)
+            if not _is_same_transition(_take_step(env, action), transition, repeatability):
                 yield Violation(rule="snapshot", detail=f"{instance.key}: step {position} differs after a restore")
-        if replies is not None and last.reward < 0:
+        if replies is not None and transition.reward < 0:
             detail = (
-                f"{instance.key}: step {position} has reward {last.reward:g}, and one below 0 ends an episode as lost"
+                f"{instance.key}: step {position} has reward {transition.reward:g}, and one below 0 ends an episode as "
+                "lost"
             )
             yield Violation(rule=rule, detail=detail)
             return
-        if last.terminated or last.truncated:
+        if transition.terminated or transition.truncated:
             break
     if replies is None or (gold is None and len(actions) > MAX_STEPS):
         return
-    if _wins(env, _trajectory(instance, first_observation, replies, actions, transitions)) is False:
+    if _is_success(env, _trajectory(instance, first_observation, replies, actions, transitions)) is False:
         sentence = "the expert does not succeed" if gold is None else "the gold answer does not succeed"
         yield Violation(rule=rule, detail=f"{instance.key}: {sentence}")
 
 
-def _idle(env: Environment, instance: Instance) -> Iterator[Violation]:
+def _idle_violations(env: Environment, instance: Instance) -> Iterator[Violation]:
     """Yield a violation if the instance is won by doing nothing."""
-    first_observation, idle = env.reset(instance), ""
-    action = env.parse(idle)
+    first_observation, empty_reply = env.reset(instance), ""
+    action = env.parse(empty_reply)
     transitions: list[Transition] = []
     for _ in range(min(env.step_limit, MAX_STEPS)):
-        transitions.append(_step(env, action))
+        transitions.append(_take_step(env, action))
         if transitions[-1].terminated or transitions[-1].truncated or transitions[-1].reward < 0:
             break
-    replies = [idle] * len(transitions)
-    if _wins(env, _trajectory(instance, first_observation, replies, [action] * len(replies), transitions)):
+    replies = [empty_reply] * len(transitions)
+    if _is_success(env, _trajectory(instance, first_observation, replies, [action] * len(replies), transitions)):
         yield Violation(rule="idle", detail=f"{instance.key}: doing nothing wins")
 
 
@@ -267,8 +279,8 @@ def state_pairs(
     instance: Instance,
     actions: Sequence[str] | Callable[[Environment], Sequence[str]],
     *,
-    episodes: int = STATE_EPISODES,
-    steps: int = STATE_STEPS,
+    num_episodes: int = NUM_STATE_EPISODES,
+    max_steps: int = MAX_STATE_STEPS,
 ) -> StatePairs:
     """Play episodes of random actions, each in the next of the environments, and return how often a
     repeated pair of state and action had another result. Texts are compared up to the order of what
@@ -281,31 +293,33 @@ def state_pairs(
         steps: the most steps of an episode.
     """
     rng = random.Random(derive_seed("states", instance.key))
-    results: dict[str | None, dict[str, tuple[Transition, str | None]]] = {}
+    results_by_state: dict[str | None, dict[str, tuple[Transition, str | None]]] = {}
     total = StatePairs()
-    for env in itertools.islice(itertools.cycle(envs), episodes):
+    for env in itertools.islice(itertools.cycle(envs), num_episodes):
         # Things that were picked up in another order are listed in another order; the state is the
         # same.
         is_compared = Repeatability(env.repeatability) is not Repeatability.NEVER
         repeatability = Repeatability.UNORDERED if is_compared else Repeatability.NEVER
         env.reset(instance)
         state = state_key(env)
-        for position in range(steps):
-            before = results.setdefault(state, {})
-            again = before and rng.random() < 0.5
-            pool = list(before) if again else actions if isinstance(actions, Sequence) else actions(env)
-            action = rng.choice(pool)
-            transition = _step(env, action)
+        for position in range(max_steps):
+            result_by_action = results_by_state.setdefault(state, {})
+            repeats_action = result_by_action and rng.random() < 0.5
+            candidate_actions = (
+                list(result_by_action) if repeats_action else actions if isinstance(actions, Sequence) else actions(env)
+            )
+            action = rng.choice(candidate_actions)
+            transition = _take_step(env, action)
             next_state = state_key(env)
-            if action in before:
-                earlier, led_to = before[action]
-                same = next_state == led_to and _same_transition(
-                    transition._replace(truncated=earlier.truncated), earlier, repeatability
+            if action in result_by_action:
+                earlier_transition, earlier_next_state = result_by_action[action]
+                is_same = next_state == earlier_next_state and _is_same_transition(
+                    transition._replace(truncated=earlier_transition.truncated), earlier_transition, repeatability
                 )
-                example = "" if same else f"{instance.key}, step {position}, {action!r}"
-                total += StatePairs(pairs=1, elsewhere=int(not same), example=example)
+                example = "" if is_same else f"{instance.key}, step {position}, {action!r}"
+                total += StatePairs(pairs=1, elsewhere=int(not is_same), example=example)
             else:
-                before[action] = transition, next_state
+                result_by_action[action] = transition, next_state
             if transition.terminated or transition.truncated or transition.reward < 0:
                 break
             state = next_state
@@ -338,7 +352,7 @@ def _trajectory(
     return Trajectory.ended(instance, first_observation, steps, stop)
 
 
-def _wins(env: Environment, trajectory: Trajectory) -> bool | None:
+def _is_success(env: Environment, trajectory: Trajectory) -> bool | None:
     """Return whether an episode succeeds; None if its grader would have to ask a model."""
     if env.grader is None or not trajectory.steps:
         return trajectory.success
@@ -346,23 +360,25 @@ def _wins(env: Environment, trajectory: Trajectory) -> bool | None:
     return None if grade is None else grade.success
 
 
-def _same_transition(transition: Transition, original: Transition, repeatability: Repeatability) -> bool:
+def _is_same_transition(transition: Transition, original: Transition, repeatability: Repeatability) -> bool:
     """Return whether a step repeats a recorded one as far as the environment promises."""
-    same = repeats(transition.observation, original.observation, repeatability) and transition[1:4] == original[1:4]
-    return repeatability is Repeatability.NEVER or same
+    is_same = (
+        is_repetition(transition.observation, original.observation, repeatability) and transition[1:4] == original[1:4]
+    )
+    return repeatability is Repeatability.NEVER or is_same
 
 
-def _step(env: Environment, action: str) -> Transition:
+def _take_step(env: Environment, action: str) -> Transition:
     """Return the transition after an action. If the step asks a model, the answer is always
-    `ANSWER`.
+    `MODEL_REPLY`.
     """
     transition = env.step(action)
     while transition.info.get("question") is not None:
-        transition = env.answer(ANSWER)
+        transition = env.answer(MODEL_REPLY)
     return transition
 
 
-def _spread(instances: Sequence[Instance], count: int) -> list[Instance]:
-    """Return `count` instances, or all if there are fewer, spread evenly over a split."""
-    count = min(count, len(instances))
-    return [instances[(2 * part + 1) * len(instances) // (2 * count)] for part in range(count)]
+def _spread_evenly(instances: Sequence[Instance], num_instances: int) -> list[Instance]:
+    """Return `num_instances` instances, or all if there are fewer, spread evenly over a split."""
+    num_instances = min(num_instances, len(instances))
+    return [instances[(2 * number + 1) * len(instances) // (2 * num_instances)] for number in range(num_instances)]

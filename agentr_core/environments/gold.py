@@ -36,26 +36,26 @@ def read_gold(path: Path, *, world: str, split: str = "train", setting: str = "-
     Raises `DataFileError` for a file that cannot be read or has no objects, an object with neither
     an answer nor replies, and an instance that occurs twice.
     """
-    golds: dict[Instance, Gold] = {}
-    for number, record in records(path, setting=setting):
-        location = f"{path}:{number}"
+    gold_by_instance: dict[Instance, Gold] = {}
+    for line_number, record in records(path, setting=setting):
+        location = f"{path}:{line_number}"
         instance = instance_of(record, location, world=World(world), split=split)
         gold = Gold(answers=_texts(record, "answer", location), replies=_texts(record, "replies", location))
         if not (gold.answers or gold.replies):
             raise DataFileError(f"{location}: there is neither answer nor replies; give one of them")
-        if instance in golds:
+        if instance in gold_by_instance:
             raise DataFileError(f"{location}: {instance.key} is there twice; give all its answers in one list")
-        golds[instance] = gold
-    if not golds:
+        gold_by_instance[instance] = gold
+    if not gold_by_instance:
         raise DataFileError(f"{path} has no gold answers; write one JSON object on each line")
-    return golds
+    return gold_by_instance
 
 
 def _texts(record: Mapping[str, Any], key: str, location: str) -> tuple[str, ...]:
     value = record.get(key, [])
     texts = []
-    for part in value if isinstance(value, list) else [value]:
-        if isinstance(part, bool) or not isinstance(part, str | int | float) or not str(part).strip():
-            raise DataFileError(f"{location}: {key} has {part!r}; it must be a text or a number, or a list of them")
-        texts.append(str(part))
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, bool) or not isinstance(item, str | int | float) or not str(item).strip():
+            raise DataFileError(f"{location}: {key} has {item!r}; it must be a text or a number, or a list of them")
+        texts.append(str(item))
     return tuple(texts)

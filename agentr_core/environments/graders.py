@@ -27,18 +27,18 @@ from agentr_core.replies import after_thoughts, without_thought
 from agentr_core.texts import quoted
 from agentr_core.types import Grade, Instance, Message, Question, Sampling, Trajectory
 
-Golds = Callable[[Instance], Sequence[str]]
+GoldsReader = Callable[[Instance], Sequence[str]]
 """A function that returns the right answers of an instance, each of which is enough."""
-AnswerOf = Callable[[Trajectory], str]
+AnswerReader = Callable[[Trajectory], str]
 """A function that returns the answer of an episode; empty if it gives none."""
 
-_LABEL = re.compile(
+_ANSWER_LINE = re.compile(
     r"^[^\w\n]*(?:the |my )?(?:final )?answer(?:(?: is)?[*_ \t]*:| is)[*_ \t]*(.+?)[*_ \t]*$",
     re.IGNORECASE | re.MULTILINE,
 )
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w.])-?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:[eE][-+]?\d+)?(?:/\d+)?(?![\w/])")
-_QUOTED = 200
+_MAX_QUOTED_CHARS = 200
 
 
 def last_answer(trajectory: Trajectory) -> str:
@@ -50,21 +50,21 @@ def last_answer(trajectory: Trajectory) -> str:
         return ""
     step = trajectory.steps[-1]
     reply = without_thought(step.reply)
-    box = boxed(reply)
-    if box is not None:
-        return box.strip()
-    answers = _TAGGED.findall(reply) or _LABEL.findall(reply) or [step.action]
+    boxed_answer = boxed(reply)
+    if boxed_answer is not None:
+        return boxed_answer.strip()
+    answers = _ANSWER_TAG.findall(reply) or _ANSWER_LINE.findall(reply) or [step.action]
     return str(answers[-1]).strip()
 
 
-def answer_within(pattern: str) -> AnswerOf:
+def answer_within(pattern: str) -> AnswerReader:
     """Return a function that finds the answer in the last reply of an episode, its thoughts left
     out: the first group of the last match of a regular expression, or the whole match if it has no
     group; empty without a match.
 
     Raises `ConfigError` if `pattern` is not a regular expression.
     """
-    regex = _compiled(pattern)
+    regex = _compile_pattern(pattern)
 
     def answer(trajectory: Trajectory) -> str:
         reply = without_thought(trajectory.steps[-1].reply) if trajectory.steps else ""
@@ -74,7 +74,7 @@ def answer_within(pattern: str) -> AnswerOf:
     return answer
 
 
-class _ByRule:
+class _RuleGrader:
     """A grader that asks no model."""
 
     @property
@@ -91,24 +91,24 @@ class _ByRule:
         return None
 
 
-class ExactAnswer(_ByRule):
+class ExactAnswer(_RuleGrader):
     """Reward 1 if the answer has the same words as a right answer, in the same order; else 0.
 
     Case, articles and punctuation without a meaning of its own do not matter; see `scoring.words`.
     """
 
-    def __init__(self, golds: Golds, answer: AnswerOf = last_answer) -> None:
+    def __init__(self, golds: GoldsReader, answer: AnswerReader = last_answer) -> None:
         self._golds = golds
         self._answer = answer
 
     def rule(self, trajectory: Trajectory) -> Grade | None:
         """Return the grade."""
         answer, golds = self._answer(trajectory), self._golds(trajectory.instance)
-        right = bool(answer) and exact_match(answer, golds)
-        return Grade(reward=float(right), success=right)
+        is_right = bool(answer) and exact_match(answer, golds)
+        return Grade(reward=float(is_right), success=is_right)
 
 
-class NumericAnswer(_ByRule):
+class NumericAnswer(_RuleGrader):
     """Reward 1 if the last number of the answer equals the last number of a right answer, else 0.
 
     `tolerance` is the largest allowed difference as a share of the right number, or as it is if
@@ -117,7 +117,7 @@ class NumericAnswer(_ByRule):
     Raises `ConfigError` if the tolerance is negative, infinite or not a number.
     """
 
-    def __init__(self, golds: Golds, *, tolerance: float = 1e-6, answer: AnswerOf = last_answer) -> None:
+    def __init__(self, golds: GoldsReader, *, tolerance: float = 1e-6, answer: AnswerReader = last_answer) -> None:
         if not 0 <= tolerance < math.inf:
             raise ConfigError(f"tolerance is {tolerance}; it must be a number from 0")
         self._golds = golds
@@ -127,17 +127,17 @@ class NumericAnswer(_ByRule):
     def rule(self, trajectory: Trajectory) -> Grade | None:
         """Return the grade. Raises `EnvironmentFault` if a right answer has no number."""
         number = _last_number(self._answer(trajectory))
-        right = False
+        is_right = False
         for gold in self._golds(trajectory.instance):
-            target = _last_number(gold)
-            if target is None:
+            gold_number = _last_number(gold)
+            if gold_number is None:
                 raise EnvironmentFault(f"{trajectory.instance.key}: the right answer {gold!r} has no number")
             if number is not None:
-                right |= abs(number - target) <= self._tolerance * (abs(target) or 1.0)
-        return Grade(reward=float(right), success=right)
+                is_right |= abs(number - gold_number) <= self._tolerance * (abs(gold_number) or 1.0)
+        return Grade(reward=float(is_right), success=is_right)
 
 
-class Pattern(_ByRule):
+class Pattern(_RuleGrader):
     """Reward 1 if a regular expression matches in the last step of an episode, else 0.
 
     `where` says which text is searched: the reply without its thoughts, the action, or the
@@ -148,7 +148,7 @@ class Pattern(_ByRule):
     def __init__(self, pattern: str, *, where: Literal["reply", "action", "observation"] = "reply") -> None:
         if where not in ("reply", "action", "observation"):
             raise ConfigError(f"where is {where!r}; it is reply, action or observation")
-        self._pattern = _compiled(pattern)
+        self._pattern = _compile_pattern(pattern)
         self._where = where
 
     def rule(self, trajectory: Trajectory) -> Grade | None:
@@ -157,11 +157,11 @@ class Pattern(_ByRule):
         if trajectory.steps:
             step = trajectory.steps[-1]
             text = without_thought(step.reply) if self._where == "reply" else getattr(step, self._where)
-        right = self._pattern.search(text) is not None
-        return Grade(reward=float(right), success=right)
+        is_right = self._pattern.search(text) is not None
+        return Grade(reward=float(is_right), success=is_right)
 
 
-class Command(_ByRule):
+class Command(_RuleGrader):
     """The reward that a shell command prints: a number from 0 to 1 on the last line of its output.
     It reads the episode from standard input, as the JSON of `episode_json`.
 
@@ -176,13 +176,13 @@ class Command(_ByRule):
             raise ConfigError("a command needs words, and more than 0 seconds")
         self._command = command
         self._seconds = seconds
-        self._success_from = _share("success_from", success_from)
+        self._success_from = _checked_threshold("success_from", success_from)
 
     def rule(self, trajectory: Trajectory) -> Grade | None:
         """Run the command and return the grade. Raises `EnvironmentFault` if it gives no reward."""
         key = trajectory.instance.key
         # Its own session, so that everything that the command has started can be killed with it.
-        child = subprocess.Popen(
+        process = subprocess.Popen(
             self._command,
             shell=True,
             stdin=subprocess.PIPE,
@@ -193,35 +193,36 @@ class Command(_ByRule):
             start_new_session=True,
         )
         try:
-            output, errors = child.communicate(json.dumps(episode_json(trajectory)), timeout=self._seconds)
+            output, errors = process.communicate(json.dumps(episode_json(trajectory)), timeout=self._seconds)
         except subprocess.TimeoutExpired:
             raise EnvironmentFault(f"{key}: the command took more than {self._seconds:g} seconds") from None
         finally:
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-            for stream in (child.stdin, child.stdout, child.stderr):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
                 if stream is not None:
                     stream.close()
-        if child.returncode:
-            reason = quoted((errors.strip() or output.strip()).rpartition("\n")[2], _QUOTED)
-            raise EnvironmentFault(f"{key}: the command ended with status {child.returncode}: {reason}")
-        last = output.strip().rpartition("\n")[2].strip()
+        if process.returncode:
+            reason = quoted((errors.strip() or output.strip()).rpartition("\n")[2], _MAX_QUOTED_CHARS)
+            raise EnvironmentFault(f"{key}: the command ended with status {process.returncode}: {reason}")
+        last_line = output.strip().rpartition("\n")[2].strip()
         try:
-            reward = float(last)
+            reward = float(last_line)
         except ValueError:
             reward = math.nan
         if not 0 <= reward <= 1:
             raise EnvironmentFault(
-                f"{key}: the last line of the command's output is {quoted(last, _QUOTED)}, no number from 0 to 1"
+                f"{key}: the last line of the command's output is {quoted(last_line, _MAX_QUOTED_CHARS)}, "
+                f"no number from 0 to 1"
             )
         return Grade(reward=reward, success=reward > self._success_from)
 
 
-_SCORE = re.compile(
+_SCORE_LINE = re.compile(
     r"^[^\w\n]*score[^\w\n]*:[^\w\n-]*(\d+(?:\.\d+)?)(?:\s*/\s*\d+)?[^\w\n]*$", re.IGNORECASE | re.MULTILINE
 )
-_ASKED = """\
+_RUBRIC_PROMPT = """\
 You grade the work of an agent by a rubric.
 
 The rubric:
@@ -260,7 +261,7 @@ class Rubric:
         self._rubric = rubric.strip()
         self._role = role
         self._scale = scale
-        self._success_from = _share("success_from", success_from)
+        self._success_from = _checked_threshold("success_from", success_from)
         self._sampling = Sampling(temperature=0.0, max_new_tokens=max_new_tokens)
 
     @property
@@ -282,12 +283,14 @@ class Rubric:
             f"[{number}] Agent: {without_thought(step.reply)}\n[{number}] World: {step.observation}"
             for number, step in enumerate(trajectory.steps, start=1)
         )
-        text = _ASKED.format(rubric=self._rubric, task=trajectory.first_observation, steps=steps, scale=self._scale)
+        text = _RUBRIC_PROMPT.format(
+            rubric=self._rubric, task=trajectory.first_observation, steps=steps, scale=self._scale
+        )
         return Question(role=self._role, messages=(Message(role="user", text=text),), sampling=self._sampling)
 
     def read(self, trajectory: Trajectory, reply: str) -> Grade | None:
         """Return the grade in a reply; None if it has no score, or one above `scale`."""
-        scores = _SCORE.findall(after_thoughts(reply) or "")
+        scores = _SCORE_LINE.findall(after_thoughts(reply) or "")
         if not scores or float(scores[-1]) > self._scale:
             return None
         reward = float(scores[-1]) / self._scale
@@ -317,22 +320,22 @@ def episode_json(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _last_number(text: str) -> float | None:
-    numbers = [match[0] for match in _NUMBER.finditer(text) if any(map(str.isdigit, match[0]))]
-    if not numbers:
+    number_texts = [match[0] for match in _NUMBER.finditer(text) if any(map(str.isdigit, match[0]))]
+    if not number_texts:
         return None
-    above, _, below = numbers[-1].replace(",", "").partition("/")
-    value = float(above) / float(below) if below and float(below) else float(above)
+    numerator, _, denominator = number_texts[-1].replace(",", "").partition("/")
+    value = float(numerator) / float(denominator) if denominator and float(denominator) else float(numerator)
     return value if math.isfinite(value) else None
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile_pattern(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern, re.MULTILINE)
     except re.error as error:
         raise ConfigError(f"{pattern!r} is no regular expression: {error}") from None
 
 
-def _share(name: str, value: float) -> float:
+def _checked_threshold(name: str, value: float) -> float:
     if not 0 <= value < 1:
         raise ConfigError(f"{name} is {value}; it must be at least 0 and below 1")
     return value

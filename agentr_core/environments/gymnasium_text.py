@@ -64,11 +64,11 @@ class GymnasiumText(Environment):
         self.name = f"gymnasium-{id}"
         self.instruction = instruction
         self.step_limit = step_limit
-        self._seeds = {"train": _seeds(train, f"{id}: train"), "test": _seeds(test, f"{id}: test")}
+        self._seeds_by_split = {"train": _seed_range(train, f"{id}: train"), "test": _seed_range(test, f"{id}: test")}
         if max(train[0], test[0]) <= min(train[1], test[1]):
             raise ConfigError(f"gymnasium {id}: the seeds of train and test overlap")
-        self._low = reward_low
-        self._high = reward_high
+        self._reward_low = reward_low
+        self._reward_high = reward_high
         self._seeds_differ = seeds_differ
         self._return = 0.0
         try:
@@ -99,13 +99,13 @@ class GymnasiumText(Environment):
 
     def splits(self) -> tuple[str, ...]:
         """Return the names of the splits."""
-        return tuple(self._seeds)
+        return tuple(self._seeds_by_split)
 
     def instances(self, split: str) -> Sequence[Instance]:
         """Return the instances of a split, one for each seed."""
-        if split not in self._seeds:
-            raise ConfigError(f"{self.name} has no split {split!r}; it has {', '.join(self._seeds)}")
-        return Instances(self.name, split, self._seeds[split])
+        if split not in self._seeds_by_split:
+            raise ConfigError(f"{self.name} has no split {split!r}; it has {', '.join(self._seeds_by_split)}")
+        return Instances(self.name, split, self._seeds_by_split[split])
 
     def identity(self, instance: Instance) -> str:
         """Return the first observation of an instance, or its seed with `seeds_differ`."""
@@ -113,7 +113,7 @@ class GymnasiumText(Environment):
 
     def reset(self, instance: Instance) -> str:
         """Return the first observation of the episode with the seed of the instance."""
-        if instance.environment != self.name or instance.index not in self._seeds.get(instance.split, ()):
+        if instance.environment != self.name or instance.index not in self._seeds_by_split.get(instance.split, ()):
             raise EnvironmentFault(f"{self.name} has no instance {instance.key}")
         self._return = 0.0
         return checked_text(self._env.reset(seed=instance.index)[0], f"{self.name}: the first observation")
@@ -125,7 +125,7 @@ class GymnasiumText(Environment):
         observation, reward, terminated, truncated, info = self._env.step(action)
         # Checked before it is added: clipping to [0, 1] would hide an infinite reward.
         self._return += checked_number(reward, f"{self.name}: the reward of {action!r}")
-        progress = min(max((self._return - self._low) / (self._high - self._low), 0.0), 1.0)
+        progress = min(max((self._return - self._reward_low) / (self._reward_high - self._reward_low), 0.0), 1.0)
         success = info.get("success", bool(terminated) and progress == 1.0)
         return Transition(observation, progress, terminated, truncated, {**info, "success": success})
 
@@ -134,7 +134,7 @@ class GymnasiumText(Environment):
         self._env.close()
 
 
-def _seeds(bounds: Sequence[int], setting: str) -> range:
+def _seed_range(bounds: Sequence[int], setting: str) -> range:
     if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1]:
         raise ConfigError(f"gymnasium {setting} must be the first and the last seed, such as [0, 999], not {bounds}")
     return range(bounds[0], bounds[1] + 1)
@@ -143,7 +143,7 @@ def _seeds(bounds: Sequence[int], setting: str) -> range:
 # Any environment for TRL's GRPO trainer: the `environment_factory`, and the rows of its
 # dataset.
 
-_BY_TOOL = "Instead of writing the line of the action, send each action with the tool `act`."
+_TOOL_NOTE = "Instead of writing the line of the action, send each action with the tool `act`."
 
 
 class TrlEpisode:
@@ -155,16 +155,16 @@ class TrlEpisode:
 
     def __init__(self, env: Environment) -> None:
         self._env = env
-        self._steps = 0
+        self._num_steps = 0
         self._reward = 0.0
-        self._over = False
+        self._is_over = False
         self._fault: EnvironmentFault | None = None
 
     def reset(self, *, environment_name: str, split: str, index: int, **columns: Any) -> str:
         """Begin the instance that a row of the dataset names, and return its first observation,
         which TRL appends to the prompt.
         """
-        self._steps, self._reward, self._over, self._fault = 0, 0.0, False, None
+        self._num_steps, self._reward, self._is_over, self._fault = 0, 0.0, False, None
         return self._env.reset(Instance(environment=environment_name, split=split, index=index))
 
     def act(self, action: str) -> str:
@@ -176,19 +176,19 @@ class TrlEpisode:
         Returns:
             What is observed after the action.
         """
-        if self._over:
+        if self._is_over:
             return "The episode is over."
         try:
-            command = self._env.parse(f"Action: {action}")
-            observation, reward, terminated, truncated, _ = take_step(self._env, command)
+            parsed_action = self._env.parse(f"Action: {action}")
+            observation, reward, terminated, truncated, _ = take_step(self._env, parsed_action)
         except EnvironmentFault as fault:
             # TRL would report the fault to the model as the model's own mistake; `get_reward`
             # raises it instead.
-            self._fault, self._over = fault, True
+            self._fault, self._is_over = fault, True
             return "The environment broke."
-        self._steps += 1
+        self._num_steps += 1
         self._reward = max(reward, 0.0)
-        self._over = terminated or truncated or reward < 0 or self._steps >= self._env.step_limit
+        self._is_over = terminated or truncated or reward < 0 or self._num_steps >= self._env.step_limit
         return observation
 
     def get_reward(self) -> float:
@@ -211,7 +211,7 @@ def rows(env: Environment, instances: Sequence[Instance]) -> list[dict[str, Any]
     """Return the rows of a dataset for TRL, one for each instance: a prompt with the instruction,
     and the arguments of `TrlEpisode.reset`.
     """
-    prompt = [{"role": "user", "content": f"{env.instruction}\n{_BY_TOOL}\n\n"}]
+    prompt = [{"role": "user", "content": f"{env.instruction}\n{_TOOL_NOTE}\n\n"}]
     return [
         {"prompt": prompt, "environment_name": instance.environment, "split": instance.split, "index": instance.index}
         for instance in instances

@@ -15,10 +15,10 @@ from typing import Any
 
 from agentr_core.environment import Environment
 from agentr_core.episodes.transcript import (
-    Misread,
     NativeCall,
     NativeTurns,
     Tool,
+    UnreadableCall,
     call_reply,
     format_results,
     read_calls,
@@ -28,16 +28,16 @@ from agentr_core.episodes.transcript import (
 from agentr_core.replies import LABEL
 from agentr_core.types import Instance, Step, Transition, Verdict
 
-ACT = Tool(name="act", description="Do one thing in the world.", arguments=(("action", "The action."),))
-NOTE = (
-    f'Here you act by calling the tool {ACT.name}, once in a reply; its argument is what would follow "Action:". '
+ACT_TOOL = Tool(name="act", description="Do one thing in the world.", arguments=(("action", "The action."),))
+ACT_NOTE = (
+    f'Here you act by calling the tool {ACT_TOOL.name}, once in a reply; its argument is what would follow "Action:". '
     "Before the call you may say in a sentence why. Write no labels."
 )
-MISREAD = "misread call: "
+MISREAD_PREFIX = "misread call: "
 """The start of the action that stands for a call that cannot be read; the reason follows."""
 NO_CALL = "There was no call of a tool in your reply. Call one."
-OVER = "This call was not made: the episode was over before it."
-_SEVERAL = "calls: "
+NOT_MADE_RESULT = "This call was not made: the episode was over before it."
+_JOINED_PREFIX = "calls: "
 """The start of an action that joins several actions; a JSON list of them follows."""
 
 
@@ -45,72 +45,78 @@ def join_actions(actions: Sequence[str]) -> str:
     """Return the actions of the calls in a reply as one action; a single one is returned unchanged.
     `actions_in` is the inverse for any list of at least one action.
     """
-    if len(actions) == 1 and not actions[0].startswith(_SEVERAL):
+    if len(actions) == 1 and not actions[0].startswith(_JOINED_PREFIX):
         return actions[0]
-    return _SEVERAL + json.dumps(list(actions), ensure_ascii=False)
+    return _JOINED_PREFIX + json.dumps(list(actions), ensure_ascii=False)
 
 
 def actions_in(action: str) -> list[str]:
     """Return the actions that `join_actions` joined; for any other text, a list of just that
     text.
     """
-    if not action.startswith(_SEVERAL):
+    if not action.startswith(_JOINED_PREFIX):
         return [action]
     try:
-        actions = json.loads(action.removeprefix(_SEVERAL))
+        actions = json.loads(action.removeprefix(_JOINED_PREFIX))
     except (ValueError, RecursionError):
         return [action]
     is_list = isinstance(actions, list) and bool(actions) and all(isinstance(item, str) for item in actions)
     return actions if is_list else [action]
 
 
-def misread(call: Misread) -> str:
+def misread_action(misread: UnreadableCall) -> str:
     """Return the action that stands for a call that cannot be read."""
-    return f"{MISREAD}{call.why}"
+    return f"{MISREAD_PREFIX}{misread.reason}"
 
 
 def is_misread(action: str) -> bool:
     """Return whether an action, or one of several joined ones, stands for a call that could not be
     read.
     """
-    return any(part.startswith(MISREAD) for part in actions_in(action))
+    return any(single_action.startswith(MISREAD_PREFIX) for single_action in actions_in(action))
 
 
-def feedback(action: str) -> str:
+def no_call_observation(action: str) -> str:
     """Return the observation after a reply without a call (an empty action) or with an unreadable
     one.
     """
-    return f"The call could not be read: {action.removeprefix(MISREAD)}." if action else NO_CALL
+    return f"The call could not be read: {action.removeprefix(MISREAD_PREFIX)}." if action else NO_CALL
 
 
-def native(kind: type[Environment]) -> type[Any]:
+def native_class(world_class: type[Environment]) -> type[Any]:
     """Return a subclass of a world's class that acts by native tool calls. A world with its own
     tools names a mixin for it in its attribute `native`; any other world gets the tool `act`.
 
     The mixin's `parse` joins the actions of several calls with `join_actions`; its `step` and
     `answer` then get them one at a time.
     """
-    mixin: type[Any] | None = getattr(kind, "native", None)
+    mixin: type[Any] | None = getattr(world_class, "native", None)
     mixins: tuple[type[Any], ...]
     if mixin:
         mixins = (mixin,)
     else:
-        further = (
-            (Environment.answer, _Answering),
+        optional_mixins = (
+            (Environment.answer, _AnswerMixin),
             (Environment.resume, _ResumeMixin),
             (Environment.oracle, _OracleMixin),
         )
-        mixins = (*(mixin for method, mixin in further if kind.has(method)), _Acting)
-    return _subclass(kind, (_AnsweringSeveral if kind.has(Environment.answer) else _Several, *mixins))
+        mixins = (*(mixin for method, mixin in optional_mixins if world_class.has(method)), _ActMixin)
+    return _native_subclass(
+        world_class, (_SeveralCallsAnswerMixin if world_class.has(Environment.answer) else _SeveralCallsMixin, *mixins)
+    )
 
 
 # Worlds of one run are of one class.
 @lru_cache(maxsize=64)
-def _subclass(kind: type[Environment], before: tuple[type[Any], ...]) -> type[Any]:
-    return type(f"Native{kind.__name__}", (*before, kind), {"__doc__": kind.__doc__, "can_snapshot": kind.can_snapshot})
+def _native_subclass(world_class: type[Environment], mixins: tuple[type[Any], ...]) -> type[Any]:
+    return type(
+        f"Native{world_class.__name__}",
+        (*mixins, world_class),
+        {"__doc__": world_class.__doc__, "can_snapshot": world_class.can_snapshot},
+    )
 
 
-class _Several:
+class _SeveralCallsMixin:
     """A mixin that makes the calls of a reply one after the other, until the episode is over."""
 
     _calls_left: Sequence[str] = ()
@@ -120,9 +126,9 @@ class _Several:
         """Make the calls of a reply and return one transition: the results of all of them, with the
         reward of the last call that was made.
         """
-        first, *self._calls_left = actions_in(action)
+        first_action, *self._calls_left = actions_in(action)
         self._calls_made = ()
-        return self._make_calls(super().step(first))  # type: ignore[misc]
+        return self._make_calls(super().step(first_action))  # type: ignore[misc]
 
     def _make_calls(self, transition: Transition) -> Transition:
         """Make the calls that are left, after the transition of one call, and return their joint
@@ -130,82 +136,86 @@ class _Several:
         """
         while transition.info.get("question") is None:
             self._calls_made = (*self._calls_made, transition)
-            over = transition.terminated or transition.truncated or transition.reward < 0
-            if over or not self._calls_left:
-                return _merge(self._calls_made, len(self._calls_left))
-            first, *self._calls_left = self._calls_left
-            transition = super().step(first)  # type: ignore[misc]
+            is_over = transition.terminated or transition.truncated or transition.reward < 0
+            if is_over or not self._calls_left:
+                return _merged_transition(self._calls_made, len(self._calls_left))
+            next_action, *self._calls_left = self._calls_left
+            transition = super().step(next_action)  # type: ignore[misc]
         return transition
 
 
-def _merge(transitions: Sequence[Transition], num_late: int) -> Transition:
-    """Return the transitions of several calls as one; `num_late` more calls were not made, since
-    the episode was over.
+def _merged_transition(transitions: Sequence[Transition], num_not_made: int) -> Transition:
+    """Return the transitions of several calls as one; `num_not_made` more calls were not made,
+    since the episode was over.
     """
-    if len(transitions) + num_late == 1:
+    if len(transitions) + num_not_made == 1:
         return transitions[0]
     infos = [transition.info for transition in transitions]
     info = dict(infos[-1])
-    if valid := [item["valid"] for item in infos if item.get("valid") is not None]:
-        info["valid"] = all(valid)
+    if valid_flags := [item["valid"] for item in infos if item.get("valid") is not None]:
+        info["valid"] = all(valid_flags)
     if any(item.get("matched") is not None for item in infos):
         info["matched"] = join_actions([item.get("matched") or "" for item in infos])
     if tool_calls := [call for item in infos for call in item.get("tool_calls", ())]:
         info["tool_calls"] = tuple(tool_calls)
-    observation = format_results([*(transition.observation for transition in transitions), *[OVER] * num_late])
+    observation = format_results(
+        [*(transition.observation for transition in transitions), *[NOT_MADE_RESULT] * num_not_made]
+    )
     return transitions[-1]._replace(observation=observation, info=info)
 
 
-class _AnsweringSeveral(_Several):
+class _SeveralCallsAnswerMixin(_SeveralCallsMixin):
     """A mixin for worlds whose steps ask models; see `Environment.answer`."""
 
     def answer(self, reply: str) -> Transition:
         return self._make_calls(super().answer(reply))  # type: ignore[misc]
 
 
-class _Acting:
+class _ActMixin:
     """A mixin that adds native calls to the class of a world. A reply that cannot be read changes
     neither the world's state nor its reward.
     """
 
-    transcript = NativeTurns(tools=(ACT,), note=NOTE)
+    transcript = NativeTurns(tools=(ACT_TOOL,), note=ACT_NOTE)
     _last_reward = 0.0
 
     def reset(self, instance: Instance) -> str:
         self._last_reward = 0.0
-        first: str = super().reset(instance)  # type: ignore[misc]
-        return first
+        first_observation: str = super().reset(instance)  # type: ignore[misc]
+        return first_observation
 
     def parse(self, reply: str) -> str:
         """Return the action in the call of a reply, joined if there are several calls; empty if
-        there is no call, and the action of `misread` for a call that cannot be read.
+        there is no call, and the action of `misread_action` for a call that cannot be read.
         """
         calls = read_calls(reply)
-        if calls is None or isinstance(calls, Misread):
-            return "" if calls is None else misread(calls)
+        if calls is None or isinstance(calls, UnreadableCall):
+            return "" if calls is None else misread_action(calls)
         return join_actions([self._action_of(call) for call in calls])
 
     def _action_of(self, call: NativeCall) -> str:
-        texts = text_arguments(call, (ACT,))
-        if isinstance(texts, Misread):
-            return misread(texts)
-        words = texts["action"]
+        texts = text_arguments(call, (ACT_TOOL,))
+        if isinstance(texts, UnreadableCall):
+            return misread_action(texts)
+        action_text = texts["action"]
         parse = super().parse  # type: ignore[misc]
         # Some worlds mark an action in another way than with a label.
-        action: str = parse(f"{LABEL} {words}") or parse(words)
-        return action or misread(Misread("its action has not the form that is asked for"))
+        action: str = parse(f"{LABEL} {action_text}") or parse(action_text)
+        return action or misread_action(UnreadableCall("its action has not the form that is asked for"))
 
     def step(self, action: str) -> Transition:
         if not action or is_misread(action):
-            return Transition(feedback(action), self._last_reward, False, False, {"success": False, "valid": False})
+            return Transition(
+                no_call_observation(action), self._last_reward, False, False, {"success": False, "valid": False}
+            )
         return self._record_reward(super().step(action))  # type: ignore[misc]
 
     def snapshot(self) -> Any:
         return super().snapshot(), self._last_reward  # type: ignore[misc]
 
     def restore(self, snapshot: Any) -> None:
-        inner, self._last_reward = snapshot
-        super().restore(inner)  # type: ignore[misc]
+        world_snapshot, self._last_reward = snapshot
+        super().restore(world_snapshot)  # type: ignore[misc]
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
         """Return the expert's replies with calls in place of labels."""
@@ -216,7 +226,7 @@ class _Acting:
         """Return a reply with a labelled action as one with a call; see `Environment.called`."""
         action: str = super().parse(reply)  # type: ignore[misc]
         thought = reply.partition(LABEL)[0] if LABEL in reply else ""
-        return call_reply(ACT, action, before=thought.removeprefix("Thought:").strip())
+        return call_reply(ACT_TOOL, action, before=thought.removeprefix("Thought:").strip())
 
     def _record_reward(self, transition: Transition) -> Transition:
         if transition.info.get("question") is None:
@@ -224,7 +234,7 @@ class _Acting:
         return transition
 
 
-class _Answering:
+class _AnswerMixin:
     """A mixin for worlds whose steps ask models; see `Environment.answer`."""
 
     def answer(self, reply: str) -> Transition:
@@ -245,9 +255,9 @@ class _ResumeMixin:
             for action, result in zip(actions, results, strict=True):
                 single_steps.append(replace(step, action=action, observation=result, reward=0.0, tool_calls=()))
             single_steps[-1] = replace(single_steps[-1], reward=step.reward, tool_calls=step.tool_calls)
-        first: str = super().resume(instance, single_steps)  # type: ignore[misc]
+        first_observation: str = super().resume(instance, single_steps)  # type: ignore[misc]
         self._last_reward = steps[-1].reward if steps else 0.0
-        return first
+        return first_observation
 
 
 class _OracleMixin:
@@ -255,9 +265,9 @@ class _OracleMixin:
 
     def oracle(self, instance: Instance, actions: Sequence[str]) -> Sequence[Verdict]:
         """Return the verdict on each action; for several joined ones, the worst of theirs."""
-        parts = [actions_in(action) for action in actions]
-        verdicts = iter(super().oracle(instance, [action for part in parts for action in part]))  # type: ignore[misc]
-        return [max((next(verdicts) for _ in part), key=_BADNESS.index) for part in parts]
+        groups = [actions_in(action) for action in actions]
+        verdicts = iter(super().oracle(instance, [action for group in groups for action in group]))  # type: ignore[misc]
+        return [max((next(verdicts) for _ in group), key=_VERDICTS_FROM_BEST.index) for group in groups]
 
 
-_BADNESS = (Verdict.GOOD, Verdict.UNCERTAIN, Verdict.BAD)
+_VERDICTS_FROM_BEST = (Verdict.GOOD, Verdict.UNCERTAIN, Verdict.BAD)

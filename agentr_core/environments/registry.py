@@ -29,62 +29,62 @@ from typing import Any, Literal, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation
 
-from agentr_core.environment import Environment, Repeatability, own_fault
-from agentr_core.environments.native import native
-from agentr_core.episodes.transcript import Until, transcript_of
+from agentr_core.environment import Environment, Repeatability, error_of_own_code
+from agentr_core.environments.native import native_class
+from agentr_core.episodes.transcript import ReplyEnd, transcript_of
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentFault
-from agentr_core.recipes.parsing import quoted_value, sentence
-from agentr_core.replies import FIRST_LINE, Labels, Take
-from agentr_core.system import ROOTS
-from agentr_core.texts import cause, closest, fault_list
+from agentr_core.recipes.parsing import quoted_value, value_fault
+from agentr_core.replies import FIRST_LINE, ActionChoice, LabelStyle
+from agentr_core.system import DATA_ROOTS
+from agentr_core.texts import did_you_mean, error_summary, faults_message
 from agentr_core.types import Sampling
 
 # The types of an environment's options, as its constructor states them.
 
 
-def option_faults(kind: Any, options: Mapping[str, Any]) -> list[str]:
+def option_faults(factory: Any, options: Mapping[str, Any]) -> list[str]:
     """Return what is wrong with the types of options for an environment's class, one sentence for
     each option at fault. An option may have any value if it has no annotation, or one that pydantic
     does not know.
     """
-    types = _types(kind)
+    type_by_option = _option_types(factory)
     faults = []
     for name, value in options.items():
-        if name not in types:
+        if name not in type_by_option:
             continue
         try:
             # In strict JSON mode a list may become a tuple or a set, but a text is never read as a
             # number.
-            types[name].validate_json(json.dumps(value), strict=True)
+            type_by_option[name].validate_json(json.dumps(value), strict=True)
         except TypeError:
             # Not JSON, so not a value from a recipe.
             continue
         except ValidationError as error:
-            reason = sentence(error.errors(include_url=False, include_input=False))
+            reason = value_fault(error.errors(include_url=False, include_input=False))
             faults.append(f"environment.options.{name}: {reason} (got {quoted_value(value)})")
     return faults
 
 
 @lru_cache(maxsize=32)
-def _types(kind: Any) -> Mapping[str, TypeAdapter[Any]]:
+def _option_types(factory: Any) -> Mapping[str, TypeAdapter[Any]]:
     try:
-        hints = get_type_hints(kind.__init__ if inspect.isclass(kind) else kind)
+        hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
     except (NameError, TypeError):
         return {}
-    types: dict[str, TypeAdapter[Any]] = {}
+    type_by_option: dict[str, TypeAdapter[Any]] = {}
     for name, hint in hints.items():
         with suppress(PydanticSchemaGenerationError, PydanticUndefinedAnnotation):
-            types[name] = TypeAdapter(hint)
-    return types
+            type_by_option[name] = TypeAdapter(hint)
+    return type_by_option
 
 
-GROUP = "agentr.environments"
-_CACHE = Path("runs", "cache")
+ENTRY_POINT_GROUP = "agentr.environments"
+_DEFAULT_CACHE = Path("runs", "cache")
 
 
 def names() -> tuple[str, ...]:
     """Return the names of all installed environments, sorted."""
-    return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
+    return tuple(sorted({entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)}))
 
 
 def make(
@@ -93,8 +93,8 @@ def make(
     variables: Mapping[str, str] | None = None,
     *,
     transcript: Literal["own", "native"] = "own",
-    labels: Labels = "lenient",
-    take: Take = "last",
+    labels: LabelStyle = "lenient",
+    take: ActionChoice = "last",
     cache: Path | None = None,
 ) -> Environment:
     """Return a new environment.
@@ -113,16 +113,20 @@ def make(
         EnvironmentFault: its class cannot be imported or instantiated, the result is not an
             `Environment`, or it has no instruction.
     """
-    kind = checked(name, options)
+    factory = checked_factory(name, options)
     defaults: dict[str, str] = {}
-    usual = inspect.signature(kind).parameters.get("cache_dir")
-    if cache is not None and usual is not None and Path(str(usual.default)).parent == _CACHE:
-        defaults["cache_dir"] = str(cache / Path(usual.default).name)
-    with _naming(name):
-        chosen = native(kind) if transcript == "native" else kind
-        environment = chosen(**{**defaults, **_options_from_variables(kind, options, variables), **options})
+    cache_dir_parameter = inspect.signature(factory).parameters.get("cache_dir")
+    if (
+        cache is not None
+        and cache_dir_parameter is not None
+        and Path(str(cache_dir_parameter.default)).parent == _DEFAULT_CACHE
+    ):
+        defaults["cache_dir"] = str(cache / Path(cache_dir_parameter.default).name)
+    with _convert_errors(name):
+        used_factory = native_class(factory) if transcript == "native" else factory
+        environment = used_factory(**{**defaults, **_options_from_variables(factory, options, variables), **options})
     if not isinstance(environment, Environment):
-        raise _outdated(name, f"the class {type(environment).__name__} does not derive from Environment")
+        raise _outdated_error(name, f"the class {type(environment).__name__} does not derive from Environment")
     if not hasattr(type(environment), "instruction") and "instruction" not in vars(environment):
         environment.close()
         raise EnvironmentFault(f"environment {name} has no instruction; give its class one, the first user turn")
@@ -140,11 +144,11 @@ def make(
                 f"environment.action.take: {name} reads no labels, so nothing tells where the first action of a reply "
                 "ends; say last"
             )
-        environment.until = Until(pattern=pattern, stop=tuple(environment.stops))
+        environment.until = ReplyEnd(pattern=pattern, stop=tuple(environment.stops))
     return environment
 
 
-def checked(name: str, options: Mapping[str, Any]) -> Any:
+def checked_factory(name: str, options: Mapping[str, Any]) -> Any:
     """Return the class of an environment, or the function that makes it, after checking that it
     takes these options.
 
@@ -152,32 +156,34 @@ def checked(name: str, options: Mapping[str, Any]) -> Any:
     package, and `EnvironmentFault` if the class cannot be imported or does not derive from
     `Environment`.
     """
-    kind = _kind(name)
-    if kind is None:
+    factory = _load_factory(name)
+    if factory is None:
         raise ConfigError(
-            f"there is no environment {name!r}{closest(name, names())}; installed are {', '.join(names())}"
+            f"there is no environment {name!r}{did_you_mean(name, names())}; installed are {', '.join(names())}"
         )
-    if inspect.isclass(kind) and not issubclass(kind, Environment):
-        raise _outdated(name, f"the class {kind.__name__} does not derive from Environment")
-    parameters = inspect.signature(kind).parameters
+    if inspect.isclass(factory) and not issubclass(factory, Environment):
+        raise _outdated_error(name, f"the class {factory.__name__} does not derive from Environment")
+    parameters = inspect.signature(factory).parameters
     if unknown := sorted(options.keys() - parameters.keys()):
-        wrong = ", ".join(f"{option}{closest(option, parameters)}" for option in unknown)
-        raise ConfigError(f"environment {name} has no option {wrong}; it has {', '.join(parameters) or 'no options'}")
-    if faults := option_faults(kind, options):
-        raise ConfigError(fault_list(faults))
-    return kind
+        unknown_options = ", ".join(f"{option}{did_you_mean(option, parameters)}" for option in unknown)
+        raise ConfigError(
+            f"environment {name} has no option {unknown_options}; it has {', '.join(parameters) or 'no options'}"
+        )
+    if faults := option_faults(factory, options):
+        raise ConfigError(faults_message(faults))
+    return factory
 
 
-def _variables_of(kind: Any, options: Mapping[str, Any]) -> Mapping[str, str]:
+def _variables_of(factory: Any, options: Mapping[str, Any]) -> Mapping[str, str]:
     """Return the name of the environment variable of each option of a class, keyed by option."""
-    return _class_of(kind).variables_of(options)
+    return _class_of(factory).variables_of(options)
 
 
 def _options_from_variables(
-    kind: Any, options: Mapping[str, Any], variables: Mapping[str, str] | None
+    factory: Any, options: Mapping[str, Any], variables: Mapping[str, str] | None
 ) -> dict[str, str]:
     """Return the options of a class that are left out and that environment variables set."""
-    variable_names = _variables_of(kind, options)
+    variable_names = _variables_of(factory, options)
     from_variables = {
         option: (variables or {}).get(variable, "")
         for option, variable in variable_names.items()
@@ -193,7 +199,7 @@ def version_of(name: str, options: Mapping[str, Any]) -> int:
     The version grows when stored episodes would no longer replay, so that a run with the new texts
     is a different run.
     """
-    return int(_class_of(_kind(name)).version_of(options))
+    return int(_class_of(_load_factory(name)).version_of(options))
 
 
 def files_of(name: str, options: Mapping[str, Any], variables: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -203,21 +209,24 @@ def files_of(name: str, options: Mapping[str, Any], variables: Mapping[str, str]
     Such a name is usually the path itself. Shipped files, and those in a folder that an environment
     variable names, have a name relative to that folder, since the folder may be moved.
     """
-    kind = _kind(name)
-    from_variables, variable_names = _options_from_variables(kind, options, variables), _variables_of(kind, options)
-    folders = {path: f"${variable_names[option]}" for option, path in from_variables.items()}
-    folders |= {str(root): "data" for root in ROOTS}
+    factory = _load_factory(name)
+    from_variables, variable_names = (
+        _options_from_variables(factory, options, variables),
+        _variables_of(factory, options),
+    )
+    name_by_folder = {path: f"${variable_names[option]}" for option, path in from_variables.items()}
+    name_by_folder |= {str(root): "data" for root in DATA_ROOTS}
     return {
-        _relative_name(folders, path): path
-        for path in map(str, _class_of(kind).files_of({**from_variables, **options}))
+        _relative_name(name_by_folder, path): path
+        for path in map(str, _class_of(factory).files_of({**from_variables, **options}))
     }
 
 
-def _relative_name(folders: Mapping[str, str], path: str) -> str:
-    """Return the name of a path: its place below the first of `folders` (name by path) that
+def _relative_name(name_by_folder: Mapping[str, str], path: str) -> str:
+    """Return the name of a path: its place below the first of `name_by_folder` that
     contains it, after that folder's name, or else the path itself.
     """
-    for folder, name in folders.items():
+    for folder, name in name_by_folder.items():
         if Path(path).is_relative_to(folder):
             return str(name / Path(path).relative_to(folder))
     return path
@@ -225,48 +234,48 @@ def _relative_name(folders: Mapping[str, str], path: str) -> str:
 
 def asks_models(name: str) -> bool:
     """Return whether an environment has a grader, or steps that may ask models in other roles."""
-    world = _class_of(_kind(name))
-    return world.grader is not None or world.has(Environment.answer)
+    world_class = _class_of(_load_factory(name))
+    return world_class.grader is not None or world_class.has(Environment.answer)
 
 
-def is_repeated(name: str, options: Mapping[str, Any]) -> bool:
+def is_deterministic(name: str, options: Mapping[str, Any]) -> bool:
     """Return whether an episode of an environment is determined by its instance and its replies: no
     model is asked, no outside agent acts, and the environment promises exact repetition.
     """
-    repeatability = options.get("repeatability", _class_of(_kind(name)).repeatability)
+    repeatability = options.get("repeatability", _class_of(_load_factory(name)).repeatability)
     return (
         not asks_models(name)
-        and not _class_of(_kind(name)).has(Environment.relay)
+        and not _class_of(_load_factory(name)).has(Environment.relay)
         and repeatability == Repeatability.EXACT
     )
 
 
 def licence_of(name: str) -> str:
     """Return the licence that an environment states for its texts; empty if it states none."""
-    return _class_of(_kind(name)).licence
+    return _class_of(_load_factory(name)).licence
 
 
 def runs_code(name: str) -> bool:
     """Return whether an environment may run code written by a model, in a sandbox."""
-    return _class_of(_kind(name)).has(Environment.sandbox)
+    return _class_of(_load_factory(name)).has(Environment.sandbox)
 
 
-_KINDS: dict[str, Any] = {}
+_FACTORY_BY_NAME: dict[str, Any] = {}
 
 
-def _kind(name: str) -> Any:
+def _load_factory(name: str) -> Any:
     """Return the class of an environment, or the function that makes it; None if none has that
     name. Raises `EnvironmentFault` if the entry point cannot be loaded or is not callable.
     """
     # Looking through all installed packages takes a tenth of a second, and hundreds of environments
     # are opened at once.
-    if name not in _KINDS and (entries := entry_points(group=GROUP, name=name)):
-        with _naming(name):
+    if name not in _FACTORY_BY_NAME and (entries := entry_points(group=ENTRY_POINT_GROUP, name=name)):
+        with _convert_errors(name):
             try:
-                kind = next(iter(entries)).load()
+                factory = next(iter(entries)).load()
             except ImportError as error:
                 if (error.name or "").startswith("agentr_core."):
-                    raise _outdated(name, cause(error)) from error
+                    raise _outdated_error(name, error_summary(error)) from error
                 entry = next(iter(entries))
                 if isinstance(error, ModuleNotFoundError) and f"{entry.module}.".startswith(f"{error.name}."):
                     raise EnvironmentFault(
@@ -274,23 +283,23 @@ def _kind(name: str) -> Any:
                         "there; install its package again"
                     ) from error
                 raise
-        if not callable(kind):
+        if not callable(factory):
             raise EnvironmentFault(
                 f"environment {name} cannot be made: its entry point {next(iter(entries)).value} names a "
-                f"{type(kind).__name__}, no class; correct it in the package's pyproject.toml"
+                f"{type(factory).__name__}, no class; correct it in the package's pyproject.toml"
             )
-        _KINDS[name] = kind
-    return _KINDS.get(name)
+        _FACTORY_BY_NAME[name] = factory
+    return _FACTORY_BY_NAME.get(name)
 
 
-def _class_of(kind: Any) -> type[Environment]:
+def _class_of(factory: Any) -> type[Environment]:
     """Return the class that describes an environment before one is made: the class itself, or the
     base class if a function makes the environment or no environment has its name (None).
     """
-    return kind if inspect.isclass(kind) and issubclass(kind, Environment) else Environment
+    return factory if inspect.isclass(factory) and issubclass(factory, Environment) else Environment
 
 
-def _outdated(name: str, reason: str) -> EnvironmentFault:
+def _outdated_error(name: str, reason: str) -> EnvironmentFault:
     """Return the error for an environment that was written for an earlier version."""
     return EnvironmentFault(
         f"environment {name} is written for an earlier version of agentr ({reason}): derive its class from "
@@ -301,17 +310,17 @@ def _outdated(name: str, reason: str) -> EnvironmentFault:
 
 
 @contextmanager
-def _naming(name: str) -> Iterator[None]:
+def _convert_errors(name: str) -> Iterator[None]:
     """Turn an error of third-party code into a fault that names the environment; see
-    `own_fault`.
+    `error_of_own_code`.
     """
     try:
         yield
     except AgentrError:
         raise
     except (Exception, SystemExit) as error:
-        sentence = f"environment {name} cannot be made ({cause(error)}); fix or uninstall what provides it"
-        raise own_fault(name, error, sentence) from error
+        message = f"environment {name} cannot be made ({error_summary(error)}); fix or uninstall what provides it"
+        raise error_of_own_code(name, error, message) from error
 
 
 # The files that a world opens while it is played, recorded from Python's audit events: an
@@ -319,78 +328,80 @@ def _naming(name: str) -> Iterator[None]:
 #
 # The events cover what Python opens, not what compiled code or another program reads.
 
-_SYSTEM = ("/proc", "/sys", "/dev", "/etc", "/usr", "/lib", "/lib64")
-_CODE = (".py", ".pyc", ".so", ".pth")
-_PROGRAMS = ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system")
+_SYSTEM_FOLDERS = ("/proc", "/sys", "/dev", "/etc", "/usr", "/lib", "/lib64")
+_CODE_SUFFIXES = (".py", ".pyc", ".so", ".pth")
+_PROGRAM_EVENTS = ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system")
 
 
 @dataclass(slots=True)
-class Reads:
+class AccessLog:
     """What was opened: files for reading, files for writing, programs by name, and network
     addresses.
     """
 
-    files: set[str] = field(default_factory=set)
-    written: set[str] = field(default_factory=set)
+    read_files: set[str] = field(default_factory=set)
+    written_files: set[str] = field(default_factory=set)
     programs: set[str] = field(default_factory=set)
     addresses: set[str] = field(default_factory=set)
 
-    def note(self, event: str, args: tuple[Any, ...]) -> None:
+    def record(self, event: str, args: tuple[Any, ...]) -> None:
         """Record an audit event if it opens something."""
         if event == "open" and isinstance(args[0], str | bytes):
             path = str(Path(os.fsdecode(args[0])).absolute())
             mode, flags = args[1:3]
             if isinstance(mode, str):
-                writes = any(letter in mode for letter in "wax")
+                is_write = any(letter in mode for letter in "wax")
             else:
-                writes = flags & os.O_ACCMODE == os.O_WRONLY or bool(flags & os.O_CREAT)
-            (self.written if writes else self.files).add(path)
+                is_write = flags & os.O_ACCMODE == os.O_WRONLY or bool(flags & os.O_CREAT)
+            (self.written_files if is_write else self.read_files).add(path)
         elif event == "sqlite3.connect" and isinstance(args[0], str | bytes):
-            self.files.add(str(Path(os.fsdecode(args[0])).absolute()))
-        elif event in _PROGRAMS and args[0]:
+            self.read_files.add(str(Path(os.fsdecode(args[0])).absolute()))
+        elif event in _PROGRAM_EVENTS and args[0]:
             self.programs.add(Path(os.fsdecode(args[0])).name)
         elif event == "socket.connect":
             address = args[1]
             self.addresses.add(":".join(map(str, address[:2])) if isinstance(address, tuple) else os.fsdecode(address))
 
 
-_active: list[Reads] = []
+_active_logs: list[AccessLog] = []
 
 
-def _hook(event: str, args: tuple[Any, ...]) -> None:
-    for reads in _active:
-        reads.note(event, args)
+def _audit_hook(event: str, args: tuple[Any, ...]) -> None:
+    for access_log in _active_logs:
+        access_log.record(event, args)
 
 
-_hooked = False
+_is_hook_added = False
 
 
 @contextmanager
-def listening(reads: Reads) -> Iterator[None]:
-    """Record in `reads` what this process opens during the block, in any of its threads."""
-    global _hooked
-    if not _hooked:
+def recording_access(access_log: AccessLog) -> Iterator[None]:
+    """Record in `access_log` what this process opens during the block, in any of its threads."""
+    global _is_hook_added
+    if not _is_hook_added:
         # An audit hook cannot be removed, so it is only added once it is needed.
-        sys.addaudithook(_hook)
-        _hooked = True
-    _active.append(reads)
+        sys.addaudithook(_audit_hook)
+        _is_hook_added = True
+    _active_logs.append(access_log)
     try:
         yield
     finally:
-        _active.remove(reads)
+        _active_logs.remove(access_log)
 
 
-def unseen(name: str, options: Mapping[str, Any], variables: Mapping[str, str], reads: Reads) -> list[str]:
+def unlisted_access(
+    name: str, options: Mapping[str, Any], variables: Mapping[str, str], access_log: AccessLog
+) -> list[str]:
     """Return, as sentences, which of an environment's reads are not part of a run's id: files that
     `files_of` does not name and, if its class has no `files_of`, also programs and addresses.
 
     Not reported are files that belong to Python, to installed packages or to the system, temporary
     files, and the folder of the option `cache_dir`.
     """
-    kind = checked(name, options)
+    factory = checked_factory(name, options)
     own_files = files_of(name, options, variables).values()
     # Folders whose files are not the user's.
-    known_folders = [*_SYSTEM, tempfile.gettempdir(), *map(str, ROOTS)]
+    known_folders = [*_SYSTEM_FOLDERS, tempfile.gettempdir(), *map(str, DATA_ROOTS)]
     known_folders += [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), site.getusersitepackages()]
     for module in list(sys.modules.values()):
         # Packages in editable mode lie outside site-packages. A package without __init__ may be any
@@ -398,28 +409,29 @@ def unseen(name: str, options: Mapping[str, Any], variables: Mapping[str, str], 
         folders = getattr(module, "__path__", None)
         if getattr(module, "__file__", None) and isinstance(folders, list):
             known_folders += folders
-    parameter = inspect.signature(kind).parameters.get("cache_dir")
+    parameter = inspect.signature(factory).parameters.get("cache_dir")
     if parameter is not None:
         known_folders.append(str(options.get("cache_dir") or parameter.default))
     known_paths = [Path(path).resolve() for path in (*own_files, *known_folders)]
-    paths = (Path(path).resolve() for path in sorted(reads.files - reads.written))
-    files = [
+    read_paths = (Path(path).resolve() for path in sorted(access_log.read_files - access_log.written_files))
+    unlisted_files = [
         path
-        for path in paths
+        for path in read_paths
         if path.is_file()
-        and path.suffix not in _CODE
+        and path.suffix not in _CODE_SUFFIXES
         and not any(path.is_relative_to(folder) for folder in known_paths)
     ]
     sentences = []
-    if files:
-        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    if unlisted_files:
+        others_text = f" and {len(unlisted_files) - 1} more" if len(unlisted_files) > 1 else ""
         sentences.append(
-            f"it read {files[0]}{more}, which files_of does not name: with another content there, a run would go on"
+            f"it read {unlisted_files[0]}{others_text}, which files_of does not name: with another content there, "
+            "a run would go on"
         )
-    if not _class_of(kind).has(Environment.files_of):
+    if not _class_of(factory).has(Environment.files_of):
         sentences += [
             f"it {verb} {', '.join(sorted(names))}, and what is read there cannot be seen"
-            for verb, names in (("started", reads.programs), ("asked", reads.addresses))
+            for verb, names in (("started", access_log.programs), ("asked", access_log.addresses))
             if names
         ]
     return sentences

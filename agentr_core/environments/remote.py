@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
-from agentr_core.environment import Environment, Repeatability, repeats
+from agentr_core.environment import Environment, Repeatability, is_repetition
 from agentr_core.errors import ConfigError, EnvironmentFault, IllTypedAnswer, ReplayDiverged, ReplayDrifted
 from agentr_core.recipes.models import url_fault
 from agentr_core.texts import abbreviate
@@ -26,7 +26,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-class Turn(NamedTuple):
+class StepOutcome(NamedTuple):
     """The outcome of a step. `reward` is in [0, 1], or negative for a disaster; `success` follows
     the rule of the world; `valid` says whether the action was accepted, None if the server does not
     tell.
@@ -40,7 +40,7 @@ class Turn(NamedTuple):
     valid: bool | None = None
 
     @property
-    def ended(self) -> bool:
+    def is_over(self) -> bool:
         """Whether the episode is over."""
         return self.terminated or self.truncated
 
@@ -78,20 +78,20 @@ class RemoteWorld(Environment):
             raise ConfigError(f"{self.name}: timeout_s must be above 0, and patience_s at least 0")
         if answer_mib < 1:
             raise ConfigError(f"{self.name}: answer_mib must be at least 1")
-        self._retries = retries
+        self._max_retries = retries
         self._instance: Instance | None = None
-        self._first = ""
-        self._steps: list[tuple[str, Turn]] = []
+        self._first_observation = ""
+        self._steps: list[tuple[str, StepOutcome]] = []
         self._lock = threading.Lock()
-        self._busy = False
-        self._closed = False
+        self._is_busy = False
+        self._is_closed = False
 
     @abstractmethod
     def _begin(self, instance: Instance) -> str:
         """Begin an instance afresh on the server and return its first observation."""
 
     @abstractmethod
-    def _act(self, action: str) -> Turn:
+    def _act(self, action: str) -> StepOutcome:
         """Send an action once and return its outcome."""
 
     @abstractmethod
@@ -112,86 +112,88 @@ class RemoteWorld(Environment):
         """
         if instance.split not in self.splits() or instance not in self.instances(instance.split):
             raise EnvironmentFault(f"{self.name} has no instance {instance.key}")
-        with self._call():
+        with self._keep_open():
             self._instance, self._steps = None, []
-            self._first = self._insist(lambda: self._begin(instance))
+            self._first_observation = self._retry_after_faults(lambda: self._begin(instance))
             self._instance = instance
-        return self._first
+        return self._first_observation
 
     def step(self, action: str) -> Transition:
         """Carry out an action and return the transition. Raises `EnvironmentFault` before a reset,
         and after the end of the episode or `close`.
         """
         instance = self._instance
-        if instance is None or (self._steps and self._steps[-1][1].ended):
+        if instance is None or (self._steps and self._steps[-1][1].is_over):
             raise EnvironmentFault(f"{self.name}: a step {'after the end' if instance else 'before the reset'}")
-        with self._call():
-            turn = self._insist(lambda: self._continue(instance, action))
-            self._steps.append((action, turn))
-        info: dict[str, Any] = {"success": turn.success}
-        if turn.valid is not None:
-            info["valid"] = turn.valid
-        return Transition(turn.observation, turn.reward, turn.terminated, turn.truncated, info)
+        with self._keep_open():
+            outcome = self._retry_after_faults(lambda: self._act_or_restore(instance, action))
+            self._steps.append((action, outcome))
+        info: dict[str, Any] = {"success": outcome.success}
+        if outcome.valid is not None:
+            info["valid"] = outcome.valid
+        return Transition(outcome.observation, outcome.reward, outcome.terminated, outcome.truncated, info)
 
     def close(self) -> None:
         """Release the episode on the server for good; if a call is under way in a thread, do so as
         soon as the call ends.
         """
         with self._lock:
-            self._closed = True
-            if self._busy:
+            self._is_closed = True
+            if self._is_busy:
                 return
         self._release()
 
     @contextmanager
-    def _call(self) -> Iterator[None]:
+    def _keep_open(self) -> Iterator[None]:
         """Keep `close` from releasing the episode during the block; if it was called, release it
         after the block.
         """
         with self._lock:
-            if self._closed:
+            if self._is_closed:
                 raise EnvironmentFault(f"{self.name}: this environment is closed")
-            self._busy = True
+            self._is_busy = True
         try:
             yield
         finally:
             with self._lock:
-                self._busy = False
-                closed = self._closed
-            if closed:
+                self._is_busy = False
+                is_closed = self._is_closed
+            if is_closed:
                 self._release()
 
     # The servers know no idempotency key, so a step without an answer may have been carried out:
     # sending it once more could do it twice.
-    def _insist(self, attempt: Callable[[], T]) -> T:
+    def _retry_after_faults(self, attempt: Callable[[], T]) -> T:
         """Return the result of an attempt. After a fault, abandon the episode on the server and try
         again, up to `retries` times, unless a replay diverged or an answer had a wrong type.
         """
-        retries = self._retries
+        num_retries_left = self._max_retries
         while True:
             try:
                 return attempt()
             except EnvironmentFault as fault:
                 self._give_up(fault)
-                if not retries or self._closed or isinstance(fault, ReplayDiverged | IllTypedAnswer):
+                if not num_retries_left or self._is_closed or isinstance(fault, ReplayDiverged | IllTypedAnswer):
                     raise
-                retries -= 1
+                num_retries_left -= 1
                 _log.info("%s goes on in a fresh environment after: %s", self.name, fault)
 
-    def _continue(self, instance: Instance, action: str) -> Turn:
+    def _act_or_restore(self, instance: Instance, action: str) -> StepOutcome:
         if not self._is_open():
             repeatability = self.repeatability
-            kind = ReplayDiverged if repeatability is Repeatability.EXACT else ReplayDrifted
-            if not repeats(first := self._begin(instance), self._first, repeatability):
-                raise kind(
-                    f"{instance.key} began with {abbreviate(self._first)}, and in a fresh environment with "
-                    f"{abbreviate(first)}"
+            error_class = ReplayDiverged if repeatability is Repeatability.EXACT else ReplayDrifted
+            if not is_repetition(first_observation := self._begin(instance), self._first_observation, repeatability):
+                raise error_class(
+                    f"{instance.key} began with {abbreviate(self._first_observation)}, and in a fresh environment with "
+                    f"{abbreviate(first_observation)}"
                 )
-            for position, (past_action, turn) in enumerate(self._steps):
+            for position, (past_action, outcome) in enumerate(self._steps):
                 replay = self._act(past_action)
-                if replay[1:] != turn[1:] or not repeats(replay.observation, turn.observation, repeatability):
-                    raise kind(
-                        f"{instance.key}: step {position}, {past_action!r}, gave {abbreviate(turn)}, and in a fresh "
+                if replay[1:] != outcome[1:] or not is_repetition(
+                    replay.observation, outcome.observation, repeatability
+                ):
+                    raise error_class(
+                        f"{instance.key}: step {position}, {past_action!r}, gave {abbreviate(outcome)}, and in a fresh "
                         f"environment {abbreviate(replay)}"
                     )
         return self._act(action)

@@ -17,22 +17,22 @@ from agentr_core.environment import (
     Undelivered,
     checked_text,
     checked_transition,
-    repeats,
+    is_repetition,
 )
 from agentr_core.episodes.transcript import (
+    CountTokens,
     Diagnosis,
-    Fits,
-    Summaries,
-    TokensOf,
-    acts_in,
-    ask_next,
-    asking_summary,
-    droppable,
-    fewest_dropped,
-    summaries_in,
+    FitsContext,
+    SummaryLimits,
+    max_droppable,
+    min_dropped_to_fit,
+    next_request,
+    summarisable_transcript,
+    summary_positions,
     transcript_of,
-    turns_of,
-    windowed,
+    with_summary_request,
+    without_exchanges,
+    without_summaries,
 )
 from agentr_core.episodes.units import phase
 from agentr_core.errors import (
@@ -45,9 +45,9 @@ from agentr_core.errors import (
     ReplayDrifted,
 )
 from agentr_core.fingerprint import derive_seed, fingerprint
-from agentr_core.replies import readable
-from agentr_core.system import started
-from agentr_core.texts import cause, quoted
+from agentr_core.replies import answer_text
+from agentr_core.system import start_in_thread
+from agentr_core.texts import error_summary, quoted
 from agentr_core.types import (
     NO_LIMITS,
     Answer,
@@ -67,7 +67,7 @@ from agentr_core.types import (
 # Environments that many episodes share, one episode at a time.
 
 
-class SharedEnvironments:
+class EnvironmentPool:
     """A pool of environments, made on demand: a new one only when all others of the same name are
     in use. One whose block raised an exception is closed and not reused.
 
@@ -87,7 +87,8 @@ class SharedEnvironments:
         try:
             yield env
         except BaseException as error:
-            env.release(f"its run had a fault: {cause(error)}" if isinstance(error, Exception) else "its run ended")
+            why = f"its run had a fault: {error_summary(error)}" if isinstance(error, Exception) else "its run ended"
+            env.release(why)
             env.close()
             raise
         if env.has(Environment.relay):
@@ -113,7 +114,7 @@ class Helper(Protocol):
         ...
 
 
-def steps_ask(env: Environment) -> bool:
+def steps_may_ask(env: Environment) -> bool:
     """Return whether the steps of an environment, with its current options, may ask models of other
     roles questions.
 
@@ -182,8 +183,8 @@ def act(
     the questions of the step. Raises `IllTypedAnswer` if the transition is malformed (see
     `Transition`), and `ConfigError` if the step asks more questions than there are answers.
     """
-    action, key = _action_in(env, reply), state_key(env)
-    return _outcome(reply, action, take_step(env, action, answers), generation, answers, state_key=key)
+    action, state = _parse_action(env, reply), state_key(env)
+    return _make_outcome(reply, action, take_step(env, action, answers), generation, answers, state_key=state)
 
 
 def take_step(env: Environment, action: str, answers: Sequence[Answer] = ()) -> Transition:
@@ -204,18 +205,18 @@ def repeat_step(env: Environment, action: str, answers: Sequence[Answer]) -> Tra
     transition = env.step(action)
     for answer in answers:
         if transition.info.get("question") is not None:
-            transition = env.answer(readable(answer) or "")
+            transition = env.answer(answer_text(answer) or "")
     return transition
 
 
-def _action_in(env: Environment, reply: str) -> str:
+def _parse_action(env: Environment, reply: str) -> str:
     """Return the action in a reply, and give the environment the whole reply (`hear`)."""
     action = env.parse(reply)
     env.hear(reply)
     return action
 
 
-def _outcome(
+def _make_outcome(
     reply: str,
     action: str,
     transition: Transition,
@@ -259,17 +260,19 @@ def _outcome(
     return Outcome(step=step, stop=stop)
 
 
-def led_elsewhere(reply: Reply, error: Undelivered) -> Reply:
-    """Return a reply with its outcome replaced by `error.instead`: the reply after it did not reach
-    an agent outside. Raises `IllTypedAnswer` if that transition is malformed.
+def with_other_outcome(reply: Reply, undelivered: Undelivered) -> Reply:
+    """Return a reply with its outcome replaced by `undelivered.instead`: the reply after it did not
+    reach an agent outside. Raises `IllTypedAnswer` if that transition is malformed.
     """
     step = reply.outcome.step
-    transition = checked_transition(error.instead, "what an agent did without a reply")
-    outcome = _outcome(step.reply, step.action, transition, reply.generation, step.answers, state_key=step.state_key)
+    transition = checked_transition(undelivered.instead, "what an agent did without a reply")
+    outcome = _make_outcome(
+        step.reply, step.action, transition, reply.generation, step.answers, state_key=step.state_key
+    )
     return replace(reply, outcome=outcome)
 
 
-async def step_with(
+async def act_with_helper(
     env: Environment,
     timer: EpisodeTimer,
     generation: Generation | str,
@@ -283,24 +286,24 @@ async def step_with(
 
     `helper` answers the questions of the step; question i, from 0, is asked with seed
     `derive_seed(seed, "ask", i)`. Raises `IllTypedAnswer` for a malformed transition,
-    `EnvironmentTimeout` as `call` does, and what `helper` raises.
+    `EnvironmentTimeout` as `call_env` does, and what `helper` raises.
     """
     answers: list[Answer] = []
     reply, sampled_generation = (generation, None) if isinstance(generation, str) else (generation.text, generation)
     with phase("step"):
-        action = _action_in(env, reply)
+        action = _parse_action(env, reply)
         if sampled_generation is not None:
             env.relay(sampled_generation)
         # In one call, since each call of a blocking environment starts a thread.
-        key, transition = await call(env, timer, lambda: (state_key(env), env.step(action)))
+        state, transition = await call_env(env, timer, lambda: (state_key(env), env.step(action)))
         while (question := transition.info.get("question")) is not None:
             with phase("ask"), timer.sampling():
                 answers.append(await helper(question, seed=derive_seed(seed, "ask", len(answers)), session=session))
-            transition = await call(env, timer, partial(env.answer, readable(answers[-1]) or ""))
-        return _outcome(reply, action, transition, sampled_generation, answers, state_key=key)
+            transition = await call_env(env, timer, partial(env.answer, answer_text(answers[-1]) or ""))
+        return _make_outcome(reply, action, transition, sampled_generation, answers, state_key=state)
 
 
-async def call(env: Environment, timer: EpisodeTimer, function: Callable[[], T]) -> T:
+async def call_env(env: Environment, timer: EpisodeTimer, function: Callable[[], T]) -> T:
     """Run a function that uses the environment, and return its result. If the environment is
     `blocking`, the function runs in a thread of its own. Its time is added to `timer`.
 
@@ -309,49 +312,48 @@ async def call(env: Environment, timer: EpisodeTimer, function: Callable[[], T])
     environment takes longer than its `time_limit`; the thread is not stopped.
     """
 
-    def timed() -> T:
+    def run_timed() -> T:
         with timer.environment():
             return function()
 
     if not env.blocking:
-        return timed()
-    limit = env.time_limit
+        return run_timed()
+    time_limit = env.time_limit
     try:
-        async with asyncio.timeout(limit) as timeout:
+        async with asyncio.timeout(time_limit) as timeout:
             # Without a limit the process waits for the call before it exits: an environment that
             # is closed during a call may release its resources only after it.
-            return await asyncio.wrap_future(started(timed, name=env.name, daemon=limit is not None))
+            return await asyncio.wrap_future(start_in_thread(run_timed, name=env.name, daemon=time_limit is not None))
     except TimeoutError:
         if not timeout.expired():
             raise
-        raise EnvironmentTimeout(f"{env.name} gave no answer within {limit:g} seconds, its time_limit") from None
+        raise EnvironmentTimeout(f"{env.name} gave no answer within {time_limit:g} seconds, its time_limit") from None
 
 
 # Replies of a model, sampled from prompts that fit its context.
 
-Ask = Callable[[Request], Awaitable[list[Generation]]]
+SampleReplies = Callable[[Request], Awaitable[list[Generation]]]
 """Returns `request.n` replies. Raises `PromptTooLong` only if this request is too long, not if
 another one in the same batch is.
 """
 
 
-async def draw_within(
-    sample: Ask, request: Request, timer: EpisodeTimer, fits: Fits | None, *, least: int = 0
+async def sample_within_context(
+    sample: SampleReplies, request: Request, timer: EpisodeTimer, fits: FitsContext | None, *, min_dropped: int = 0
 ) -> tuple[list[Generation], int]:
     """Sample the replies to a request. Return them, and how many of the oldest exchanges were left
     out of the prompt to make it fit.
 
-    With `fits` None nothing is left out. `least` is the least number to leave out: that of the
-    previous reply. Raises as `draw`; `PromptTooLong` only if no further exchange can be left out.
+    With `fits` None nothing is left out. `min_dropped` is the least number to leave out: that of
+    the previous reply. Raises as `sample_replies`; `PromptTooLong` only if no further exchange can
+    be left out.
     """
-    max_dropped = 0 if fits is None else droppable(request.messages)
-    num_dropped = 0 if fits is None else fewest_dropped(request.messages, fits, least=least)
+    max_dropped = 0 if fits is None else max_droppable(request.messages)
+    num_dropped = 0 if fits is None else min_dropped_to_fit(request.messages, fits, minimum=min_dropped)
     while True:
+        messages = without_exchanges(request.messages, num_dropped)
         try:
-            windowed_request = (
-                replace(request, messages=windowed(request.messages, num_dropped)) if num_dropped else request
-            )
-            return await draw(sample, windowed_request, timer), num_dropped
+            return await sample_replies(sample, replace(request, messages=messages), timer), num_dropped
         except PromptTooLong:
             # A server may count more tokens than we do.
             if num_dropped >= max_dropped:
@@ -359,12 +361,12 @@ async def draw_within(
             num_dropped += 1
 
 
-def read_through(outcome: Outcome, num_dropped: int) -> Outcome:
+def with_num_dropped(outcome: Outcome, num_dropped: int) -> Outcome:
     """Return an outcome with the number of exchanges that the prompt lacked in its step."""
     return replace(outcome, step=replace(outcome.step, dropped=num_dropped)) if num_dropped else outcome
 
 
-async def draw(sample: Ask, request: Request, timer: EpisodeTimer) -> list[Generation]:
+async def sample_replies(sample: SampleReplies, request: Request, timer: EpisodeTimer) -> list[Generation]:
     """Sample the replies to a request, and return them; the wait is added to `timer`. Raises
     `ModelFault` if there are not `request.n` of them, and what `sample` raises.
     """
@@ -377,11 +379,11 @@ async def draw(sample: Ask, request: Request, timer: EpisodeTimer) -> list[Gener
 
 # Replies and recorded steps, played again: to see where they lead, or to get back to a state.
 
-_QUOTED = 120
+_MAX_QUOTED_CHARS = 120
 """The most characters of an observation in an error."""
 
 
-def play(
+def play_replies(
     env: Environment, instance: Instance, replies: Sequence[str], *, recorded: Sequence[Step] = ()
 ) -> tuple[str, tuple[Outcome, ...]]:
     """Play given replies in a fresh episode. Return the first observation and the outcome of each
@@ -401,40 +403,39 @@ def play(
     return first_observation, tuple(outcomes)
 
 
-def restore(env: Environment, instance: Instance, steps: Sequence[Step], *, first_observation: str = "") -> str:
+def restore_state(env: Environment, instance: Instance, steps: Sequence[Step], *, first_observation: str = "") -> str:
     """Put the environment into the state after recorded steps, and return the first observation.
 
     An environment with its own `resume` is given the steps; otherwise their actions are replayed,
-    and each observation is compared as `environment.repeats` does. An empty `first_observation` is
-    not compared. Steps that are summaries are skipped.
+    and each observation is compared as `environment.is_repetition` does. An empty
+    `first_observation` is not compared. Steps that are summaries are skipped.
 
     Raises `ReplayDiverged` if an observation differs, a step asks a model more questions than were
     recorded, or the episode ends at one of the steps; if the environment is not exactly repeatable,
     `ReplayDrifted`, which is transient.
     """
-    repeatability, steps = Repeatability(env.repeatability), acts_in(steps)
-    resumes = env.has(Environment.resume)
-    actual_observation = env.resume(instance, steps) if resumes else env.reset(instance)
-    if first_observation and not repeats(actual_observation, first_observation, repeatability):
-        raise diverged(env, f"{instance.key}: first observation {_differ(actual_observation, first_observation)}")
-    for position, step in enumerate(() if resumes else steps):
+    repeatability, steps = Repeatability(env.repeatability), without_summaries(steps)
+    can_resume = env.has(Environment.resume)
+    actual_observation = env.resume(instance, steps) if can_resume else env.reset(instance)
+    if first_observation and not is_repetition(actual_observation, first_observation, repeatability):
+        raise divergence_error(
+            env, f"{instance.key}: first observation {_difference(actual_observation, first_observation)}"
+        )
+    for position, step in enumerate(() if can_resume else steps):
         # With the recorded answers of models.
         transition = repeat_step(env, step.action, step.answers)
         if transition.info.get("question") is not None:
-            raise diverged(env, f"{step.action!r} asks a model more often than when it was recorded")
+            raise divergence_error(env, f"{step.action!r} asks a model more often than when it was recorded")
         observation, _, terminated, truncated, _ = transition
-        if not repeats(observation, step.observation, repeatability):
-            raise diverged(
-                env,
-                f"{instance.key}: observation {position} after {step.action!r} "
-                f"{_differ(observation, step.observation)}",
-            )
+        if not is_repetition(observation, step.observation, repeatability):
+            context = f"{instance.key}: observation {position} after {step.action!r}"
+            raise divergence_error(env, f"{context} {_difference(observation, step.observation)}")
         if terminated or truncated:
-            raise diverged(env, f"{instance.key}: the episode ended at step {position} of a replay")
+            raise divergence_error(env, f"{instance.key}: the episode ended at step {position} of a replay")
     return actual_observation
 
 
-def diverged(env: Environment, message: str) -> ReplayDiverged:
+def divergence_error(env: Environment, message: str) -> ReplayDiverged:
     """Return the error for a replay that led elsewhere: `ReplayDiverged` for an environment whose
     repeatability is `EXACT`, else `ReplayDrifted`, which is transient.
     """
@@ -445,45 +446,45 @@ def diverged(env: Environment, message: str) -> ReplayDiverged:
     return ReplayDrifted(f"{message}; {env.name} does not promise to repeat itself to the letter")
 
 
-def _differ(current: str, recorded_text: str) -> str:
-    return f"was recorded as {quoted(recorded_text, _QUOTED)} and is now {quoted(current, _QUOTED)}"
+def _difference(current: str, recorded_text: str) -> str:
+    return f"was recorded as {quoted(recorded_text, _MAX_QUOTED_CHARS)} and is now {quoted(current, _MAX_QUOTED_CHARS)}"
 
 
-_MOST_UNDELIVERED = 100
+_MAX_UNDELIVERED = 100
 """How many replies of an episode may fail to reach an agent outside before the episode fails."""
 T = TypeVar("T")
 
 
-async def episode(
+async def roll_out_episode(
     instance: Instance,
     env: Environment,
-    sample: Ask,
+    sample: SampleReplies,
     *,
     max_steps: int,
     sampling: Sampling,
     seed: int,
     prefix: Sequence[Step] = (),
     diagnosis: str = "",
-    repeats: int = 0,
-    fits: Fits | None = None,
-    summaries: Summaries | None = None,
+    max_repeats: int = 0,
+    fits: FitsContext | None = None,
+    summaries: SummaryLimits | None = None,
     on_reply: Callable[[Reply], None] | None = None,
     on_step: Callable[[str, Sequence[Step]], None] = lambda first_observation, steps: None,
     timer: EpisodeTimer | None = None,
     helper: Helper = no_helper,
     limits: EpisodeLimits = NO_LIMITS,
-    tokens_of: TokensOf | None = None,
+    count_tokens: CountTokens | None = None,
 ) -> Trajectory:
     """Roll out one episode: restore the state after `prefix`, let the model act until the episode
     ends, and return the trajectory, with the steps of the prefix first.
 
     Args:
         max_steps: the most replies of the model, summaries included; the prefix is not counted.
-        repeats: end the episode once the model has given the same reply in the same state this many
-            times; 0 never does. Any other number needs an environment with a `state`.
+        max_repeats: end the episode once the model has given the same reply in the same state this
+            many times; 0 never does. Any other number needs an environment with a `state`.
         seed: the reply after n steps, those of the prefix included, is drawn with seed
             `derive_seed(seed, "step", n)`.
-        prefix: recorded steps, restored as `restore` does.
+        prefix: recorded steps, restored as `restore_state` does.
         diagnosis: a text on an earlier attempt that the model reads after the prefix; it is stored
             in no step.
         fits: whether a prompt fits. If given, the oldest exchanges of a prompt that does not fit
@@ -497,67 +498,66 @@ async def episode(
             reply does not reach an agent outside.
         helper: answers the questions of steps to models of other roles.
         limits: the most tokens, those of the prefix included, and the most seconds.
-        tokens_of: counts the tokens of a prompt; needed if the tokens are limited.
+        count_tokens: counts the tokens of a prompt; needed if the tokens are limited.
 
-    Raises `ConfigError` if an argument does not suit the environment, `ReplayDiverged` as `restore`
-    does, and `Undelivered` as `_Progress.without` does. Faults of the environment, of `sample` and
-    of `helper` are raised as they are.
+    Raises `ConfigError` if an argument does not suit the environment, `ReplayDiverged` as
+    `restore_state` does, and `Undelivered` as `_Progress.handle_undelivered` does. Faults of the
+    environment, of `sample` and of `helper` are raised as they are.
     """
-    if repeats:
+    if max_repeats:
         require_state(env)
-    bounds, timer = _Bounds(env, limits, tokens_of, fits, summaries), timer or EpisodeTimer()
+    bounds, timer = _Bounds(env, limits, count_tokens, fits, summaries), timer or EpisodeTimer()
     with phase("restore" if prefix else "reset"):
-        progress = _Progress(await call(env, timer, lambda: restore(env, instance, prefix)), prefix)
+        progress = _Progress(await call_env(env, timer, lambda: restore_state(env, instance, prefix)), prefix)
     session = f"{instance.key}#{seed}"
-    earlier_try = Diagnosis(text=diagnosis, after=len(prefix)) if diagnosis else None
+    prompt_diagnosis = Diagnosis(text=diagnosis, after=len(prefix)) if diagnosis else None
     stop: StopReason | None = None
     on_step(progress.first_observation, progress.steps())
     while stop is None and len(progress.replies) < max_steps:
         steps = progress.steps()
-        drawn_with = derive_seed(seed, "step", len(steps))
-        request = ask_next(
-            env, progress.first_observation, steps, sampling, seed=drawn_with, session=session, diagnosis=earlier_try
+        first_observation = progress.first_observation
+        reply_seed = derive_seed(seed, "step", len(steps))
+        request = next_request(
+            env, first_observation, steps, sampling, seed=reply_seed, session=session, diagnosis=prompt_diagnosis
         )
         try:
-            request = bounds.within(request, progress.first_observation, steps)
+            request = bounds.cap_tokens(request, first_observation, steps)
             is_last = len(progress.replies) + 1 == max_steps
-            reply = await _reply(env, request, sample, timer, bounds, helper, progress, is_last=is_last)
+            reply = await _next_reply(env, request, sample, timer, bounds, helper, progress, is_last=is_last)
         except Undelivered as error:
-            stop = progress.without(error)
+            stop = progress.handle_undelivered(error)
             continue
-        except _CutOff as cut:
-            stop = cut.tell(env)
+        except _CutOff as cut_off:
+            stop = cut_off.report_to_agent(env)
             continue
-        times = progress.add(reply)
+        num_repeats = progress.add(reply)
         on_step(progress.first_observation, progress.steps())
         stop = reply.outcome.stop
         # A failure whose reply was cut at the last token of the episode is due to the token limit.
-        capped = request.sampling.max_new_tokens < sampling.max_new_tokens
-        if stop is StopReason.FAILURE and capped and reply.generation.finish_reason == "length":
+        is_capped = request.sampling.max_new_tokens < sampling.max_new_tokens
+        if stop is StopReason.FAILURE and is_capped and reply.generation.finish_reason == "length":
             stop = StopReason.TOKEN_LIMIT
-        if stop is None and 0 < repeats <= times:
+        if stop is None and 0 < max_repeats <= num_repeats:
             stop = StopReason.REPEATS
-    progress.tell(on_reply)
+    progress.report_replies(on_reply)
     return Trajectory.ended(instance, progress.first_observation, progress.steps(), stop or StopReason.STEP_LIMIT)
 
 
 @dataclass(slots=True)
 class _Progress:
-    """An episode so far: its first observation, the recorded steps, and the replies of the
-    model.
-    """
+    """An episode so far: its first observation, the recorded steps, and the model's replies."""
 
     first_observation: str
     prefix: Sequence[Step]
     replies: list[Reply] = field(default_factory=list)
-    seen: Counter[tuple[str | None, str]] = field(default_factory=Counter)
-    undelivered: int = 0
+    reply_counts: Counter[tuple[str | None, str]] = field(default_factory=Counter)
+    num_undelivered: int = 0
 
     def steps(self) -> list[Step]:
         """Return all steps."""
         return [*self.prefix, *(reply.outcome.step for reply in self.replies)]
 
-    def dropped(self) -> int:
+    def num_dropped(self) -> int:
         """Return how many exchanges the prompt of the last reply lacked; 0 without a reply."""
         return self.replies[-1].outcome.step.dropped if self.replies else 0
 
@@ -566,31 +566,31 @@ class _Progress:
         self.replies.append(reply)
         if reply.outcome.step.summary_of is not None:
             return 0
-        moment = reply.outcome.step.state_key, reply.generation.text
-        self.seen[moment] += 1
-        return self.seen[moment]
+        state_and_reply = reply.outcome.step.state_key, reply.generation.text
+        self.reply_counts[state_and_reply] += 1
+        return self.reply_counts[state_and_reply]
 
-    def without(self, error: Undelivered) -> StopReason | None:
+    def handle_undelivered(self, error: Undelivered) -> StopReason | None:
         """Go on after a reply that did not reach an agent outside: what the agent did instead
         (`error.instead`) becomes the outcome of the reply before, or the first observation if there
         is none. Return the stop reason, None if the episode goes on.
 
-        Raises the error as it is, so that the unit is retried, if more than `_MOST_UNDELIVERED`
+        Raises the error as it is, so that the unit is retried, if more than `_MAX_UNDELIVERED`
         were lost, or if there is no reply and the episode has a prefix or is over.
         """
-        self.undelivered += 1
+        self.num_undelivered += 1
         if error.stop is not None:
             return error.stop
         is_over = error.instead.terminated
-        if self.undelivered > _MOST_UNDELIVERED or (not self.replies and (self.prefix or is_over)):
+        if self.num_undelivered > _MAX_UNDELIVERED or (not self.replies and (self.prefix or is_over)):
             raise error
         if self.replies:
-            self.replies[-1] = led_elsewhere(self.replies[-1], error)
+            self.replies[-1] = with_other_outcome(self.replies[-1], error)
             return self.replies[-1].outcome.stop
         self.first_observation = error.instead.observation
         return None
 
-    def tell(self, on_reply: Callable[[Reply], None] | None) -> None:
+    def report_replies(self, on_reply: Callable[[Reply], None] | None) -> None:
         """Call a function for each reply; None calls nothing."""
         if on_reply is not None:
             for reply in self.replies:
@@ -604,7 +604,7 @@ class _CutOff(Exception):
         super().__init__(reason)
         self.stop = stop
 
-    def tell(self, env: Environment) -> StopReason:
+    def report_to_agent(self, env: Environment) -> StopReason:
         """Tell an agent outside why it gets no further reply, and return the stop reason."""
         env.refuse(str(self))
         return self.stop
@@ -622,62 +622,64 @@ class _Bounds:
         self,
         env: Environment,
         limits: EpisodeLimits,
-        tokens_of: TokensOf | None,
-        fits: Fits | None,
-        summaries: Summaries | None,
+        count_tokens: CountTokens | None,
+        fits: FitsContext | None,
+        summaries: SummaryLimits | None,
     ) -> None:
         if env.has(Environment.relay) and fits is not None:
             raise ConfigError("context: an agent outside sends the history that it wants read; leave window out")
         if summaries is not None:
-            turns_of(env)
+            summarisable_transcript(env)
         if env.has(Environment.relay) and limits.tokens:
             raise ConfigError("max_episode_tokens: an agent outside has conversations of its own; leave it out")
         self.fits, self.summaries = fits, summaries
-        self._env, self._limits, self._tokens_of = env, limits, tokens_of
-        self._ends = asyncio.get_running_loop().time() + limits.seconds if limits.seconds else None
-        self._opening: int | None = None
+        self._env, self._limits, self._count_tokens = env, limits, count_tokens
+        self._deadline = asyncio.get_running_loop().time() + limits.seconds if limits.seconds else None
+        self._num_opening_tokens: int | None = None
 
-    def within(self, request: Request, first_observation: str, steps: Sequence[Step]) -> Request:
+    def cap_tokens(self, request: Request, first_observation: str, steps: Sequence[Step]) -> Request:
         """Return a request with `max_new_tokens` reduced to the tokens that the episode has left
-        after `steps`; those of the opening are not counted. Raises `_CutOff` if none are left or
-        the time is over, `ConfigError` if tokens are limited and nothing counts them.
+        after `steps`; those of the opening are not counted. Raises `_CutOff` if none are
+        left or the time is over, `ConfigError` if tokens are limited and nothing counts them.
         """
         self._check_time()
         if not self._limits.tokens:
             return request
-        kind = transcript_of(self._env)
-        if self._opening is None:
-            self._opening = self._count(kind.prompt(self._env, first_observation, ()))
-        num_tokens = self._count(request.messages)
-        if summaries := summaries_in(steps):
+        transcript = transcript_of(self._env)
+        if self._num_opening_tokens is None:
+            self._num_opening_tokens = self._num_tokens(transcript.prompt(self._env, first_observation, ()))
+        num_tokens = self._num_tokens(request.messages)
+        if summaries := summary_positions(steps):
             # Steps that were summed up still count, and so do the summaries.
-            num_tokens = self._count(kind.prompt(self._env, first_observation, acts_in(steps)))
-            num_tokens += sum(self._count((Message(role="user", text=steps[at].reply),)) for at in summaries)
-        remaining = self._limits.tokens - (num_tokens - self._opening)
+            num_tokens = self._num_tokens(transcript.prompt(self._env, first_observation, without_summaries(steps)))
+            num_tokens += sum(
+                self._num_tokens((Message(role="user", text=steps[position].reply),)) for position in summaries
+            )
+        remaining = self._limits.tokens - (num_tokens - self._num_opening_tokens)
         if remaining < 1:
             raise _CutOff(StopReason.TOKEN_LIMIT, f"the episode has had its {self._limits.tokens:,} tokens")
         sampling = request.sampling
         return replace(request, sampling=replace(sampling, max_new_tokens=min(remaining, sampling.max_new_tokens)))
 
-    def sampling(self, sample: Ask) -> Ask:
+    def sampling(self, sample: SampleReplies) -> SampleReplies:
         """Return `sample` with the time limit: it raises `_CutOff` when the time is over."""
 
-        async def in_time(request: Request) -> list[Generation]:
-            return await self._in_time(sample(request))
+        async def sample_in_time(request: Request) -> list[Generation]:
+            return await self._await_in_time(sample(request))
 
-        return in_time
+        return sample_in_time
 
-    def helping(self, helper: Helper) -> Helper:
+    def limit_helper_time(self, helper: Helper) -> Helper:
         """Return `helper` with the time limit: it raises `_CutOff` when the time is over."""
 
-        async def in_time(question: Question, *, seed: int, session: str) -> Answer:
-            return await self._in_time(helper(question, seed=seed, session=session))
+        async def ask_in_time(question: Question, *, seed: int, session: str) -> Answer:
+            return await self._await_in_time(helper(question, seed=seed, session=session))
 
-        return in_time
+        return ask_in_time
 
-    async def _in_time(self, work: Awaitable[T]) -> T:
+    async def _await_in_time(self, work: Awaitable[T]) -> T:
         try:
-            async with asyncio.timeout_at(self._ends) as timeout:
+            async with asyncio.timeout_at(self._deadline) as timeout:
                 return await work
         except TimeoutError:
             if timeout.expired():
@@ -685,19 +687,19 @@ class _Bounds:
             raise
 
     def _check_time(self) -> None:
-        if self._ends is not None and asyncio.get_running_loop().time() >= self._ends:
+        if self._deadline is not None and asyncio.get_running_loop().time() >= self._deadline:
             raise _CutOff(StopReason.TIME_LIMIT, f"the episode has had its {self._limits.seconds:g} seconds")
 
-    def _count(self, messages: tuple[Message, ...]) -> int:
-        if self._tokens_of is None:
+    def _num_tokens(self, messages: tuple[Message, ...]) -> int:
+        if self._count_tokens is None:
             raise ConfigError("max_episode_tokens: nothing counts the tokens here; leave it out")
-        return self._tokens_of(messages)
+        return self._count_tokens(messages)
 
 
-async def _reply(
+async def _next_reply(
     env: Environment,
     request: Request,
-    sample: Ask,
+    sample: SampleReplies,
     timer: EpisodeTimer,
     bounds: _Bounds,
     helper: Helper,
@@ -708,70 +710,73 @@ async def _reply(
     """Sample the reply to a request, take the step, and return both. If the history must be summed
     up first, return the summary instead, unless this is the last reply that the episode may have.
 
-    Raises `_CutOff` if the time is over, or the context has no room for a reply; in the second case
-    an agent outside is told, and `Undelivered` is raised instead.
+    Raises `_CutOff` if the time is over, or the context has no room for a reply; in the
+    second case an agent outside is told, and `Undelivered` is raised instead.
     """
-    request, least = replace(request, on_text=env.listener()), progress.dropped()
+    request, min_dropped = replace(request, on_text=env.listener()), progress.num_dropped()
     summaries = None if is_last else bounds.summaries
-    if summaries and not summaries.fits(asking_summary(request.messages, env.summary_prompt)):
-        summary = await _summary(env, request, sample, timer, bounds, summaries, progress)
+    if summaries and not summaries.fits_summary_and_reply(with_summary_request(request.messages, env.summary_prompt)):
+        summary = await _sample_summary(env, request, sample, timer, bounds, summaries, progress)
         if summary is not None:
             return summary
     try:
-        replies, num_dropped = await draw_within(bounds.sampling(sample), request, timer, bounds.fits, least=least)
+        replies, num_dropped = await sample_within_context(
+            bounds.sampling(sample), request, timer, bounds.fits, min_dropped=min_dropped
+        )
     except (PromptTooLong, DataFault) as error:
         # The conversation is the outside agent's own: it is told, and may go on with another.
         if env.has(Environment.relay):
-            await call(env, timer, partial(env.decline, error))
+            await call_env(env, timer, partial(env.decline, error))
         if isinstance(error, PromptTooLong):
             # A server may count more tokens than we do.
-            summary = await _summary(env, request, sample, timer, bounds, summaries, progress) if summaries else None
+            summary = (
+                await _sample_summary(env, request, sample, timer, bounds, summaries, progress) if summaries else None
+            )
             if summary is not None:
                 return summary
             raise _CutOff(StopReason.CONTEXT_LIMIT, str(error)) from None
         raise
-    led_to = await step_with(env, timer, replies[0], bounds.helping(helper), seed=request.seed, session=request.session)
-    return Reply(seed=request.seed, generation=replies[0], outcome=read_through(led_to, num_dropped))
+    outcome = await act_with_helper(
+        env, timer, replies[0], bounds.limit_helper_time(helper), seed=request.seed, session=request.session
+    )
+    return Reply(seed=request.seed, generation=replies[0], outcome=with_num_dropped(outcome, num_dropped))
 
 
-async def _summary(
+async def _sample_summary(
     env: Environment,
     request: Request,
-    sample: Ask,
+    sample: SampleReplies,
     timer: EpisodeTimer,
     bounds: _Bounds,
-    summaries: Summaries,
+    summaries: SummaryLimits,
     progress: _Progress,
 ) -> Reply | None:
     """Sample a summary of as many steps as the context has room for, and return it as a reply. None
-    if there is no step to sum up, or no room. Raises `_CutOff` as `_Bounds.within` does.
+    if there is no step to sum up, or no room. Raises `_CutOff` as `_Bounds.cap_tokens` does.
 
     A summary that was cut by its token limit is used as it is. One that is empty or only a thought
     ends the episode: the history does not fit, and there is nothing to replace it.
     """
-    first, steps = progress.first_observation, progress.steps()
-    before = [steps[at].summary_of or 0 for at in summaries_in(steps)]
+    first_observation, steps = progress.first_observation, progress.steps()
+    earlier_lengths = [steps[position].summary_of or 0 for position in summary_positions(steps)]
     sampling = replace(request.sampling, max_new_tokens=summaries.max_new_tokens, stop=(), include_stop=False, until="")
-    for at in range(len(steps) - 1, (before or [0])[-1] - 1, -1):
-        prompt = turns_of(env).summary_prompt(env, first, steps, at + 1)
-        if steps[at].summary_of is not None or not summaries.room(prompt):
+    for position in range(len(steps) - 1, (earlier_lengths or [0])[-1] - 1, -1):
+        prompt = summarisable_transcript(env).summary_prompt(env, first_observation, steps, position + 1)
+        if steps[position].summary_of is not None or not summaries.fits_summary(prompt):
             continue
-        summary_request = bounds.within(replace(request, messages=prompt, sampling=sampling), first, steps)
+        summary_request = bounds.cap_tokens(
+            replace(request, messages=prompt, sampling=sampling), first_observation, steps
+        )
         try:
-            (generation,) = await draw(bounds.sampling(sample), summary_request, timer)
+            (generation,) = await sample_replies(bounds.sampling(sample), summary_request, timer)
         except PromptTooLong:
             continue
         transition = Transition("", steps[-1].reward, False, False, {"success": steps[-1].success})
-        outcome = _outcome(generation.text, "", transition, generation)
-        is_empty = not (readable(generation) or "").strip()
-        return Reply(
-            seed=request.seed,
-            generation=generation,
-            outcome=Outcome(
-                step=replace(outcome.step, summary_of=at + 1),
-                stop=StopReason.CONTEXT_LIMIT if is_empty else None,
-            ),
-        )
+        outcome = _make_outcome(generation.text, "", transition, generation)
+        is_empty = not (answer_text(generation) or "").strip()
+        stop = StopReason.CONTEXT_LIMIT if is_empty else None
+        outcome = Outcome(step=replace(outcome.step, summary_of=position + 1), stop=stop)
+        return Reply(seed=request.seed, generation=generation, outcome=outcome)
     return None
 
 
@@ -783,9 +788,9 @@ def state_key(env: Environment) -> str | None:
     return fingerprint(checked_text(env.state(), f"{env.name}: its state")) if env.has(Environment.state) else None
 
 
-def require_state(env: Environment, setting: str = "repeats", *, instead: str = "") -> None:
-    """Raise `ConfigError` if an environment has no `state`. The message says what to do `instead`;
+def require_state(env: Environment, setting: str = "repeats", *, remedy: str = "") -> None:
+    """Raise `ConfigError` if an environment has no `state`. The message says what to do `remedy`;
     by default, to leave out `setting`.
     """
     if not env.has(Environment.state):
-        raise ConfigError(f"environment {env.name} does not tell its state; {instead or f'leave {setting} out'}")
+        raise ConfigError(f"environment {env.name} does not tell its state; {remedy or f'leave {setting} out'}")

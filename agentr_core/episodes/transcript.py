@@ -24,9 +24,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from agentr_core.environment import Dividing, Environment, Part, Transcript
+from agentr_core.environment import Conversation, Dividing, Environment, Transcript
 from agentr_core.errors import ConfigError
-from agentr_core.texts import json_end, lone_surrogate, outside_thoughts
+from agentr_core.texts import blank_thoughts, json_end, lone_surrogate
 from agentr_core.types import Message, Request, Sampling, Span, Step, Trajectory, grown_turn
 
 # What a recipe puts before the first observation: a system turn, another instruction, examples.
@@ -34,11 +34,11 @@ from agentr_core.types import Message, Request, Sampling, Span, Step, Trajectory
 # It is an attribute of the environment, where the transcript finds it, so that search, episodes,
 # samples and previews all begin alike. No part of it carries loss.
 
-ATTRIBUTE = "opening"
-_OBSERVED = "Observation: "
-_ONE_EXAMPLE = "Here is an example of an episode."
-_SEVERAL = "Here are {} examples of episodes."
-_OWN_TURN = "That was the last example. What comes next is the problem that you solve."
+OPENING_ATTRIBUTE = "opening"
+_OBSERVATION_PREFIX = "Observation: "
+_ONE_EXAMPLE_TITLE = "Here is an example of an episode."
+_EXAMPLES_TITLE = "Here are {} examples of episodes."
+_EXAMPLES_END = "That was the last example. What comes next is the problem that you solve."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +46,7 @@ class Opening:
     """A recipe's changes to what an environment puts before the first observation."""
 
     system: str = ""
-    """The text of a system turn. If the transcript makes the instruction the system turn, this text
-    is put before it in that turn.
-    """
+    """The text of a system turn; put before the instruction if that is the system turn."""
     instruction: str | None = None
     """The instruction that replaces the environment's; None keeps that."""
     examples: tuple[str, ...] = ()
@@ -57,15 +55,16 @@ class Opening:
     """Example episodes as turns, which come before the first observation."""
 
 
-def open_with(env: Any, opening: Opening) -> None:
+def set_opening(env: Any, opening: Opening) -> None:
     """Set the opening of an environment's episodes. Raises `ConfigError` if its class does not
     allow the attribute, as one with `__slots__` may not.
     """
     try:
-        setattr(env, ATTRIBUTE, opening)
+        setattr(env, OPENING_ATTRIBUTE, opening)
     except AttributeError as error:
         raise ConfigError(
-            f"environment {env.name} takes no attribute {ATTRIBUTE}; let its class have one, or leave the prompt out"
+            f"environment {env.name} takes no attribute {OPENING_ATTRIBUTE}; let its class have one, or leave the "
+            "prompt out"
         ) from error
 
 
@@ -75,9 +74,9 @@ def instruction_of(env: Any) -> str:
     instruction: str = env.instruction if opening.instruction is None else opening.instruction
     if not opening.examples:
         return instruction
-    number = len(opening.examples)
-    title = _ONE_EXAMPLE if number == 1 else _SEVERAL.format(number)
-    return "\n\n".join((instruction, title, *opening.examples, _OWN_TURN))
+    num_examples = len(opening.examples)
+    title = _ONE_EXAMPLE_TITLE if num_examples == 1 else _EXAMPLES_TITLE.format(num_examples)
+    return "\n\n".join((instruction, title, *opening.examples, _EXAMPLES_END))
 
 
 def with_system(env: Any, instruction: str) -> str:
@@ -100,12 +99,12 @@ def example_text(turns: Sequence[Message]) -> str:
     """Return the turns of an episode, the first of which states the problem, as one text. Later
     user turns are marked with "Observation: "; turns after the last reply are left out.
     """
-    last = max((number for number, turn in enumerate(turns) if turn.role == "assistant"), default=0)
+    last_reply = max((position for position, turn in enumerate(turns) if turn.role == "assistant"), default=0)
     return "\n\n".join(
-        f"{_OBSERVED}{turn.text}"
-        if number and turn.role == "user" and not turn.text.startswith(_OBSERVED)
+        f"{_OBSERVATION_PREFIX}{turn.text}"
+        if position and turn.role == "user" and not turn.text.startswith(_OBSERVATION_PREFIX)
         else turn.text
-        for number, turn in enumerate(turns[: last + 1])
+        for position, turn in enumerate(turns[: last_reply + 1])
     )
 
 
@@ -114,17 +113,17 @@ def _opening_of(env: Any) -> Opening:
     return opening
 
 
-OPENING = 3
+NUM_OPENING_TURNS = 3
 """Turns before the first reply of alternating turns, not counting a system turn and examples."""
 
 
 def opening_length(messages: Sequence[Message]) -> int:
     """Return how many turns come before the first reply of a conversation in alternating turns."""
     examples = sum(message.example for message in messages)
-    return OPENING + examples + bool(messages and messages[0].role == "system")
+    return NUM_OPENING_TURNS + examples + bool(messages and messages[0].role == "system")
 
 
-class Turns(ABC):
+class TurnTranscript(ABC):
     """Base of transcripts in turns: an opening, then each reply and the turns that answer it."""
 
     @abstractmethod
@@ -137,7 +136,7 @@ class Turns(ABC):
 
     def prompt(self, env: Environment, first_observation: str, steps: Sequence[Step]) -> tuple[Message, ...]:
         """Return the prompt of the next reply, without what a summary has replaced."""
-        return self._turns(env, first_observation, steps, [False] * len(steps))
+        return self._conversation(env, first_observation, steps, [False] * len(steps))
 
     def sample(
         self, env: Environment, first_observation: str, steps: Sequence[Step], train: Sequence[bool]
@@ -147,53 +146,60 @@ class Turns(ABC):
         """
         if not steps:
             return self.opening(env, first_observation)
-        number = steps[-1].summary_of
-        if number is None:
-            before = self._turns(env, first_observation, steps[:-1], train[:-1])
+        num_summarised = steps[-1].summary_of
+        if num_summarised is None:
+            before = self._conversation(env, first_observation, steps[:-1], train[:-1])
         else:
-            before = self._before_summary(env, first_observation, steps[:-1], train[:-1], number)
+            before = self._before_summary(env, first_observation, steps[:-1], train[:-1], num_summarised)
         return (*before, reply_turn(steps[-1], train[-1]))
 
     def summary_prompt(
-        self, env: Environment, first_observation: str, steps: Sequence[Step], number: int
+        self, env: Environment, first_observation: str, steps: Sequence[Step], num_summarised: int
     ) -> tuple[Message, ...]:
-        """Return the conversation that a summary of the first `number` steps is drawn from; it ends
-        with the recipe's request for one.
+        """Return the conversation that a summary of the first `num_summarised` steps is drawn from;
+        it ends with the recipe's request for one.
         """
-        return self._before_summary(env, first_observation, steps, [False] * len(steps), number)
+        return self._before_summary(env, first_observation, steps, [False] * len(steps), num_summarised)
 
     def sampling(self, sampling: Sampling) -> Sampling:
         """Return the settings as they are: a reply ends with its turn."""
         return sampling
 
-    def _turns(
+    def _conversation(
         self, env: Environment, first_observation: str, steps: Sequence[Step], train: Sequence[bool]
     ) -> tuple[Message, ...]:
         opening, start = self.opening(env, first_observation), 0
-        if summaries := summaries_in(steps):
-            last = summaries[-1]
-            start = steps[last].summary_of or 0
-            summary = reply_turn(steps[last], train[last])
-            opening = (*asking_summary(opening, env.summary_prompt), summary, *self.results(steps[start - 1]))
+        if summaries := summary_positions(steps):
+            last_summary = summaries[-1]
+            start = steps[last_summary].summary_of or 0
+            summary = reply_turn(steps[last_summary], train[last_summary])
+            opening = (*with_summary_request(opening, env.summary_prompt), summary, *self.results(steps[start - 1]))
         later = (
             turn
-            for step, flag in zip(steps[start:], train[start:], strict=True)
+            for step, is_trained in zip(steps[start:], train[start:], strict=True)
             if step.summary_of is None
-            for turn in (reply_turn(step, flag), *self.results(step))
+            for turn in (reply_turn(step, is_trained), *self.results(step))
         )
         return (*opening, *later)
 
     def _before_summary(
-        self, env: Environment, first_observation: str, steps: Sequence[Step], train: Sequence[bool], number: int
+        self,
+        env: Environment,
+        first_observation: str,
+        steps: Sequence[Step],
+        train: Sequence[bool],
+        num_summarised: int,
     ) -> tuple[Message, ...]:
         # An earlier summary may come later in `steps` than the steps that are summed up now.
-        places = [at for at, step in enumerate(steps) if at < number or step.summary_of is not None]
-        before = self._turns(env, first_observation, [steps[at] for at in places], [train[at] for at in places])
-        return asking_summary(before, env.summary_prompt)
+        positions = [i for i, step in enumerate(steps) if i < num_summarised or step.summary_of is not None]
+        before = self._conversation(
+            env, first_observation, [steps[i] for i in positions], [train[i] for i in positions]
+        )
+        return with_summary_request(before, env.summary_prompt)
 
 
 @dataclass(frozen=True, slots=True)
-class AlternatingTurns(Turns):
+class AlternatingTurns(TurnTranscript):
     """Instruction, acknowledgement and first observation, then replies and observations in turn.
 
     There is a system turn only if the recipe has one. Source: Agent-R (arXiv 2501.11425), the
@@ -247,8 +253,8 @@ class Continuation:
         """
         last = len(steps) - 1
         flags = [
-            flag and (position == last or bool(steps[position].reply) or len(steps[position].token_ids) > 1)
-            for position, flag in enumerate(train)
+            is_trained and (position == last or bool(steps[position].reply) or len(steps[position].token_ids) > 1)
+            for position, is_trained in enumerate(train)
         ]
         spans = self._spans(steps, flags)[:-1]
         return (*self._opening(env, first_observation), *([grown_turn(spans)] if spans else []))
@@ -267,8 +273,8 @@ class Continuation:
     def _spans(self, steps: Sequence[Step], train: Sequence[bool]) -> list[Span]:
         return [
             span
-            for step, flag in zip(steps, train, strict=True)
-            for span in (_reply(step, flag), Span(text=step.observation))
+            for step, is_trained in zip(steps, train, strict=True)
+            for span in (_reply_span(step, is_trained), Span(text=step.observation))
         ]
 
 
@@ -291,14 +297,14 @@ def transcript(
 
 def whole_episode(env: Environment, trajectory: Trajectory) -> tuple[Message, ...]:
     """Return the conversation of an episode with all its replies trained. If the episode has
-    several conversations, return the last one that is no side conversation; see `Part`.
+    several conversations, return the last one that is no side conversation; see `Conversation`.
     """
     parts = conversations(env, trajectory)
     return next((part.messages for part in reversed(parts) if not part.side), parts[-1].messages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Until:
+class ReplyEnd:
     """Where a reply ends if the recipe ends replies at their first action: at a match of `pattern`
     (see `Sampling.until`), or at a `stop` string, such as one that begins an invented observation.
 
@@ -309,34 +315,36 @@ class Until:
     stop: tuple[str, ...]
 
 
-def conversations(env: Environment, trajectory: Trajectory) -> tuple[Part, ...]:
+def conversations(env: Environment, trajectory: Trajectory) -> tuple[Conversation, ...]:
     """Return the conversations of an episode, in the order of their first replies. There are
     several only if the environment's transcript is `Dividing`, or summaries divide the episode.
 
     Each reply is trained in exactly one of them, except those that a `Dividing` transcript leaves
     out on purpose.
     """
-    kind, first, steps = transcript_of(env), trajectory.first_observation, trajectory.steps
-    if isinstance(kind, Dividing):
-        return kind.parts(first, steps)
+    env_transcript, first_observation, steps = transcript_of(env), trajectory.first_observation, trajectory.steps
+    if isinstance(env_transcript, Dividing):
+        return env_transcript.parts(first_observation, steps)
     parts = []
-    for positions in _divided(steps):
+    for positions in _positions_by_conversation(steps):
         prefix = steps[: positions[-1] + 1] if positions else ()
-        messages = kind.sample(env, first, prefix, [at in positions for at in range(len(prefix))])
-        parts.append(Part(positions, messages))
+        train = [position in positions for position in range(len(prefix))]
+        messages = env_transcript.sample(env, first_observation, prefix, train)
+        parts.append(Conversation(positions, messages))
     return tuple(parts)
 
 
-def _divided(steps: Sequence[Step]) -> list[tuple[int, ...]]:
+def _positions_by_conversation(steps: Sequence[Step]) -> list[tuple[int, ...]]:
     """Return for each conversation of an episode in turns the positions of its steps. A summary
     ends the conversation that it sums up; it is one of its own if it leaves out some of its steps.
     """
     parts: list[tuple[int, ...]] = []
     start = 0
-    for at in summaries_in(steps):
-        acts = tuple(range(start, at))
-        parts += [(*acts, at)] if steps[at].summary_of == at else [acts, (at,)]
-        start = at + 1
+    for position in summary_positions(steps):
+        act_positions = tuple(range(start, position))
+        sums_up_all = steps[position].summary_of == position
+        parts += [(*act_positions, position)] if sums_up_all else [act_positions, (position,)]
+        start = position + 1
     parts.append(tuple(range(start, len(steps))))
     return [positions for positions in parts if positions] or [()]
 
@@ -354,7 +362,7 @@ class Diagnosis:
     text: str
     after: int
 
-    def read_with(self, first_observation: str, steps: Sequence[Step]) -> tuple[str, Sequence[Step]]:
+    def append_to(self, first_observation: str, steps: Sequence[Step]) -> tuple[str, Sequence[Step]]:
         """Return the first observation and the steps of an episode with the text appended."""
         if not self.after:
             return f"{first_observation}\n\n{self.text}", steps
@@ -365,7 +373,7 @@ class Diagnosis:
         return first_observation, (*before, replace(step, observation=observation), *later)
 
 
-def ask_next(
+def next_request(
     env: Environment,
     first_observation: str,
     steps: Sequence[Step],
@@ -379,24 +387,19 @@ def ask_next(
     """Return the request for the reply after the given steps. The environment's transcript gives
     the prompt and the stop strings; those of `env.until` and `diagnosis`, if any, are added.
     """
-    kind = transcript_of(env)
+    env_transcript = transcript_of(env)
     if diagnosis is not None:
-        first_observation, steps = diagnosis.read_with(first_observation, steps)
-    settings = kind.sampling(sampling)
+        first_observation, steps = diagnosis.append_to(first_observation, steps)
+    settings = env_transcript.sampling(sampling)
     if env.until is not None:
         # The reply may end at its first action.
         stops = dict.fromkeys((*settings.stop, *env.until.stop))
         settings = replace(settings, stop=tuple(stops), until=env.until.pattern)
-    return Request(
-        messages=kind.prompt(env, first_observation, steps),
-        sampling=settings,
-        seed=seed,
-        n=n,
-        session=session,
-    )
+    messages = env_transcript.prompt(env, first_observation, steps)
+    return Request(messages=messages, sampling=settings, seed=seed, n=n, session=session)
 
 
-def _reply(step: Step, train: bool) -> Span:
+def _reply_span(step: Step, train: bool) -> Span:
     """Return the reply of a step as a span, with the sampled token ids, so that the same tokens are
     read again and trained, and the finish reason, so that a cut reply is not trained to end there.
     """
@@ -411,7 +414,7 @@ def _reply(step: Step, train: bool) -> Span:
 
 def reply_turn(step: Step, train: bool) -> Message:
     """Return the reply of a step as an assistant turn, with the token ids that were sampled."""
-    reply = _reply(step, train)
+    reply = _reply_span(step, train)
     return Message(
         role="assistant",
         text=reply.text,
@@ -422,7 +425,7 @@ def reply_turn(step: Step, train: bool) -> Message:
     )
 
 
-Fits = Callable[[tuple[Message, ...]], bool]
+FitsContext = Callable[[tuple[Message, ...]], bool]
 """Returns whether a prompt leaves room in the context for a reply of the maximum length."""
 
 # Summaries of a conversation in turns.
@@ -439,18 +442,18 @@ Fits = Callable[[tuple[Message, ...]], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summaries:
-    """When a history is summed up: once `fits` is False for its request for a summary."""
+class SummaryLimits:
+    """When a history is summed up: once `fits_summary_and_reply` is False for a summary request."""
 
-    fits: Fits
+    fits_summary_and_reply: FitsContext
     """Returns whether a prompt that asks for a summary has room for that and a whole reply."""
-    room: Fits
+    fits_summary: FitsContext
     """Returns whether a prompt that asks for a summary has room for a whole summary."""
     max_new_tokens: int
     """The maximum number of tokens of a summary."""
 
 
-def asking_summary(messages: tuple[Message, ...], prompt: str) -> tuple[Message, ...]:
+def with_summary_request(messages: tuple[Message, ...], prompt: str) -> tuple[Message, ...]:
     """Return a conversation with the request `prompt` for a summary at its end: in the last turn if
     that is a user turn, since many chat templates refuse two in a row, else in a new user turn.
     """
@@ -460,28 +463,28 @@ def asking_summary(messages: tuple[Message, ...], prompt: str) -> tuple[Message,
     return (*before, replace(last, text=f"{last.text}\n\n{prompt}"))
 
 
-def summaries_in(steps: Sequence[Step]) -> list[int]:
+def summary_positions(steps: Sequence[Step]) -> list[int]:
     """Return the positions of the steps that are summaries, in order."""
-    return [at for at, step in enumerate(steps) if step.summary_of is not None]
+    return [position for position, step in enumerate(steps) if step.summary_of is not None]
 
 
-def acts_in(steps: Sequence[Step]) -> list[Step]:
+def without_summaries(steps: Sequence[Step]) -> list[Step]:
     """Return the steps that were taken in the environment: all but summaries."""
     return [step for step in steps if step.summary_of is None]
 
 
-def turns_of(env: Environment) -> Turns:
+def summarisable_transcript(env: Environment) -> TurnTranscript:
     """Return the transcript of an environment whose history can be summed up. Raises `ConfigError`
-    if it cannot: the transcript is not one of `Turns`, or an episode has a single step.
+    if it cannot: the transcript is not one of `TurnTranscript`, or an episode has a single step.
     """
-    kind = transcript_of(env)
-    if not isinstance(kind, Turns):
+    env_transcript = transcript_of(env)
+    if not isinstance(env_transcript, TurnTranscript):
         raise ConfigError(
             f"context: summary needs replies and answers to them in turns, which {env.name} does not have; leave it out"
         )
     if env.step_limit == 1:
         raise ConfigError(f"context: an episode of {env.name} has a single step and nothing to sum up; leave it out")
-    return kind
+    return env_transcript
 
 
 # Windows over a conversation of alternating turns.
@@ -494,13 +497,13 @@ def turns_of(env: Environment) -> Turns:
 #
 # Nothing is left out of a turn that was grown by continuation.
 
-TokensOf = Callable[[tuple[Message, ...]], int]
+CountTokens = Callable[[tuple[Message, ...]], int]
 """Returns the number of tokens of a prompt."""
 
 
-def windowed(messages: tuple[Message, ...], num_dropped: int) -> tuple[Message, ...]:
-    """Return a conversation without its `num_dropped` oldest exchanges, at most `droppable` in a
-    prompt. The opening and the first reply are kept.
+def without_exchanges(messages: tuple[Message, ...], num_dropped: int) -> tuple[Message, ...]:
+    """Return a conversation without its `num_dropped` oldest exchanges, at most `max_droppable` in
+    a prompt. The opening and the first reply are kept.
     """
     if not num_dropped:
         return messages
@@ -508,7 +511,7 @@ def windowed(messages: tuple[Message, ...], num_dropped: int) -> tuple[Message, 
     return messages[: first + 1] + messages[later[num_dropped - 1] + 1 :]
 
 
-def droppable(messages: tuple[Message, ...]) -> int:
+def max_droppable(messages: tuple[Message, ...]) -> int:
     """Return how many exchanges of a prompt may be left out: all between the first reply and the
     last observation. 0 if a turn was grown by continuation.
     """
@@ -523,18 +526,18 @@ def reply_positions(messages: Sequence[Message]) -> list[int]:
     return [start + number for number, message in enumerate(messages[start:]) if message.role == "assistant"]
 
 
-def fewest_dropped(messages: tuple[Message, ...], fits: Fits, *, least: int = 0) -> int:
-    """Return the smallest number of exchanges, `least` or more, that must be left out of a prompt
-    to make it fit. If no number is enough, return `droppable(messages)`.
+def min_dropped_to_fit(messages: tuple[Message, ...], fits: FitsContext, *, minimum: int = 0) -> int:
+    """Return the smallest number of exchanges, `minimum` or more, that must be left out of a prompt
+    to make it fit. If no number is enough, return `max_droppable(messages)`.
     """
-    maximum = droppable(messages)
-    num_dropped = min(least, maximum)
-    while num_dropped < maximum and not fits(windowed(messages, num_dropped)):
+    maximum = max_droppable(messages)
+    num_dropped = min(minimum, maximum)
+    while num_dropped < maximum and not fits(without_exchanges(messages, num_dropped)):
         num_dropped += 1
     return num_dropped
 
 
-def of_another_run(steps: Iterable[Step]) -> tuple[Step, ...]:
+def without_foreign_tokens(steps: Iterable[Step]) -> tuple[Step, ...]:
     """Return steps that another run recorded, for use in this one.
 
     Steps that do not name their tokenizer, such as those that earlier versions stored, lose their
@@ -559,10 +562,9 @@ def is_grown(messages: Sequence[Message]) -> bool:
 # Models of the Qwen and Hermes families write this; a server of OpenAI's protocol returns calls in
 # separate fields, which `models.openai.wire` translates. A reply may have several calls.
 
-
-OPENS: Final = "<tool_call>"
-CLOSES: Final = "</tool_call>"
-_OPENING: Final = re.compile(rf"{OPENS}\s*")
+CALL_START: Final = "<tool_call>"
+CALL_END: Final = "</tool_call>"
+_CALL_START_PATTERN: Final = re.compile(rf"{CALL_START}\s*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -590,96 +592,97 @@ class Tool:
 
 
 class NativeCall(NamedTuple):
-    """A tool call in a reply; `beside` is the reply's text outside of all calls."""
+    """A tool call in a reply; `text_outside` is the reply's text outside of all calls."""
 
     name: str
     arguments: Mapping[str, Any]
-    beside: str
+    text_outside: str
 
 
-class Misread(NamedTuple):
-    """A tool call that cannot be read; `why` says what is wrong, without quoting the reply."""
+class UnreadableCall(NamedTuple):
+    """A tool call that cannot be read; `reason` says what is wrong, without quoting the reply."""
 
-    why: str
+    reason: str
 
 
-def definitions(tools: Sequence[Tool]) -> str:
+def tool_definitions(tools: Sequence[Tool]) -> str:
     """Return the text of a turn of role `tools`: the definitions as a JSON list."""
     return json.dumps([tool.definition for tool in tools], ensure_ascii=False)
 
 
-def read_calls(reply: str) -> tuple[NativeCall, ...] | Misread | None:
+def read_calls(reply: str) -> tuple[NativeCall, ...] | UnreadableCall | None:
     """Return the tool calls in a reply, in order, or None if it has none. Text within a thought is
     not searched.
 
-    If any call cannot be read, return a `Misread` for the whole reply; it says which of several
-    calls that is. Never raises.
+    If any call cannot be read, return an `UnreadableCall` for the whole reply; it says which of
+    several calls that is. Never raises.
     """
-    plain = outside_thoughts(reply)
+    searchable = blank_thoughts(reply)
     calls: list[tuple[str, Mapping[str, Any]]] = []
-    beside, position = "", 0
-    while opening := _OPENING.search(plain, position):
+    text_outside, position = "", 0
+    while opening := _CALL_START_PATTERN.search(searchable, position):
         # Code in an argument may contain the marks, so the end of the JSON is found first.
-        end = plain.find(CLOSES, json_end(plain, opening.end()))
-        call = _call_in(plain[opening.end() : end]) if end >= 0 else Misread(f"it does not end with {CLOSES}")
-        if isinstance(call, Misread):
-            is_one_of_several = calls or OPENS in plain[opening.end() :]
-            return Misread(f"{call.why} (call {len(calls) + 1}; none was made)") if is_one_of_several else call
+        start = opening.end()
+        end = searchable.find(CALL_END, json_end(searchable, start))
+        call = _parse_call(searchable[start:end]) if end >= 0 else UnreadableCall(f"it does not end with {CALL_END}")
+        if isinstance(call, UnreadableCall):
+            is_only_call = not calls and CALL_START not in searchable[start:]
+            return call if is_only_call else UnreadableCall(f"{call.reason} (call {len(calls) + 1}; none was made)")
         calls.append(call)
-        beside += reply[position : opening.start()]
-        position = end + len(CLOSES)
+        text_outside += reply[position : opening.start()]
+        position = end + len(CALL_END)
     if not calls:
-        return Misread("a call ends that was not opened") if CLOSES in plain else None
-    text = (beside + reply[position:]).strip()
+        return UnreadableCall("a call ends that was not opened") if CALL_END in searchable else None
+    text = (text_outside + reply[position:]).strip()
     return tuple(NativeCall(name, arguments, text) for name, arguments in calls)
 
 
-def calls_in(reply: str) -> tuple[NativeCall, ...]:
+def readable_calls(reply: str) -> tuple[NativeCall, ...]:
     """Return the tool calls in a reply; empty if it has none or any of them cannot be read."""
     calls = read_calls(reply)
-    return () if calls is None or isinstance(calls, Misread) else calls
+    return () if calls is None or isinstance(calls, UnreadableCall) else calls
 
 
-def _call_in(inside: str) -> tuple[str, Mapping[str, Any]] | Misread:
+def _parse_call(call_json: str) -> tuple[str, Mapping[str, Any]] | UnreadableCall:
     """Return the name and the arguments of a call, given the text between its marks."""
     try:
-        call = json.loads(inside, strict=False)
+        call = json.loads(call_json, strict=False)
     except (ValueError, RecursionError):
-        return Misread("it is not valid JSON")
+        return UnreadableCall("it is not valid JSON")
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return Misread('it is no JSON object with "name" and "arguments"')
+        return UnreadableCall('it is no JSON object with "name" and "arguments"')
     arguments = call.get("arguments")
-    return (call["name"], arguments) if isinstance(arguments, dict) else Misread('its "arguments" are no JSON object')
+    if not isinstance(arguments, dict):
+        return UnreadableCall('its "arguments" are no JSON object')
+    return call["name"], arguments
 
 
-def text_arguments(call: NativeCall, tools: Sequence[Tool]) -> dict[str, str] | Misread:
-    """Return the arguments of a call by name. Return a `Misread` if no given tool has the call's
-    name, the names of the arguments are not exactly the tool's, or a value is not a valid string.
+def text_arguments(call: NativeCall, tools: Sequence[Tool]) -> dict[str, str] | UnreadableCall:
+    """Return the arguments of a call by name; an `UnreadableCall` if no given tool has its name,
+    the names of the arguments are not exactly the tool's, or a value is not a valid string.
     """
     tool = next((tool for tool in tools if tool.name == call.name), None)
     if tool is None:
-        return Misread(f"there is no such tool; there are {', '.join(tool.name for tool in tools)}")
+        return UnreadableCall(f"there is no such tool; there are {', '.join(tool.name for tool in tools)}")
     names = [name for name, _ in tool.arguments]
     if call.arguments.keys() != set(names):
-        return Misread(f"{tool.name} takes the arguments {', '.join(names)}")
+        return UnreadableCall(f"{tool.name} takes the arguments {', '.join(names)}")
     texts = {name: value for name, value in call.arguments.items() if isinstance(value, str)}
     if len(texts) < len(names):
-        return Misread("an argument is no text")
+        return UnreadableCall("an argument is no text")
     if any(lone_surrogate(value) is not None for value in texts.values()):
-        return Misread("an argument has half a surrogate pair, which is no text")
+        return UnreadableCall("an argument has half a surrogate pair, which is no text")
     return texts
 
 
 def call_text(name: str, arguments: str, *, before: str = "") -> str:
     """Return a reply with a tool call after the text `before`; `arguments` is a JSON object."""
-    call = f'{OPENS}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}\n{CLOSES}'
+    call = f'{CALL_START}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}\n{CALL_END}'
     return f"{before}\n{call}" if before else call
 
 
 def call_reply(tool: Tool, *texts: str, before: str = "") -> str:
-    """Return a reply that calls a tool with a text for each of its arguments, in their order, after
-    the text `before`.
-    """
+    """Return a reply: `before`, then a call of a tool with a text for each argument, in order."""
     arguments = dict(zip((name for name, _ in tool.arguments), texts, strict=True))
     return call_text(tool.name, json.dumps(arguments, ensure_ascii=False), before=before)
 
@@ -697,9 +700,8 @@ def call_reply(tool: Tool, *texts: str, before: str = "") -> str:
 # A call stays the text that was sampled, so that training uses the sampled tokens; only the adapter
 # of OpenAI's protocol translates calls to and from fields.
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NativeTurns(Turns):
-    """Tools, instruction and first observation, then replies and the results of their calls in
-    turn.
+class NativeTurns(TurnTranscript):
+    """Tools, instruction and first observation, then replies and their calls' results in turn.
 
     Args:
         tools: the tools that the model is offered, at least one.
@@ -716,7 +718,7 @@ class NativeTurns(Turns):
     def opening(self, env: Environment, first_observation: str) -> tuple[Message, ...]:
         """Return three turns: the tool definitions, the instruction and the first observation."""
         return (
-            Message(role="tools", text=definitions(self.tools)),
+            Message(role="tools", text=tool_definitions(self.tools)),
             Message(role="system", text=with_system(env, "\n\n".join(filter(None, (instruction_of(env), self.note))))),
             Message(role="user", text=first_observation),
         )
@@ -725,7 +727,7 @@ class NativeTurns(Turns):
         """Return a turn of role `tool` for each call of the reply, in order. If the reply has no
         readable calls, or the observation not one result for each, return it as one user turn.
         """
-        results = read_results(step.observation, len(calls_in(step.reply)))
+        results = read_results(step.observation, len(readable_calls(step.reply)))
         if results is None:
             return (Message(role="user", text=step.observation),)
         return tuple(Message(role="tool", text=text) for text in results)
@@ -736,12 +738,12 @@ class NativeTurns(Turns):
 # environments that take one call only, need no conversion.
 #
 # The turns that an outside agent sends have the same form. If they do not continue the conversation
-# of the last reply, the list begins with a head, an entry of role `ANEW`.
-TURNS: Final = '[{"role": '
+# of the last reply, the list begins with a head, an entry of role `NEW_CONVERSATION`.
+TURN_LIST_START: Final = '[{"role": '
 """How an observation begins that is a JSON list of turns."""
-ANEW: Final = "anew"
+NEW_CONVERSATION: Final = "anew"
 """The role of the head of a list of turns that begins another conversation."""
-_RESULTS: Final = TURNS + '"tool"'
+_RESULT_LIST_START: Final = TURN_LIST_START + '"tool"'
 
 
 def format_results(results: Sequence[str]) -> str:
@@ -755,8 +757,7 @@ def format_results(results: Sequence[str]) -> str:
 
 def read_results(observation: str, num_calls: int) -> tuple[str, ...] | None:
     """Return the results in the observation after a reply with `num_calls` calls, in order. None if
-    there were no calls, or the observation has not one result for each, as in an environment that
-    takes one call only.
+    there were no calls, or not one result for each: some environments take one call only.
     """
     results = (observation,) if num_calls == 1 else results_in(observation)
     return results if len(results) == num_calls else None
@@ -766,7 +767,7 @@ def results_in(observation: str) -> tuple[str, ...]:
     """Return the results of calls in an observation: those in a JSON list of `tool` turns, or else
     the observation as the only one.
     """
-    if observation.startswith(_RESULTS):
+    if observation.startswith(_RESULT_LIST_START):
         with suppress(ValueError, RecursionError, TypeError, KeyError):
             turns = json.loads(observation)
             if all(turn["role"] == "tool" and isinstance(turn["content"], str) for turn in turns):
@@ -774,16 +775,16 @@ def results_in(observation: str) -> tuple[str, ...]:
     return (observation,)
 
 
-def readable_turns(observation: str) -> tuple[str, ...]:
+def turn_texts(observation: str) -> tuple[str, ...]:
     """Return an observation for people to read: a text for each turn if it is a JSON list of turns,
     or else the observation alone. Turns other than results of calls begin with their role.
     """
-    if not observation.startswith(TURNS):
+    if not observation.startswith(TURN_LIST_START):
         return (observation,)
     texts = []
     with suppress(ValueError, RecursionError, TypeError, KeyError):
         for turn in json.loads(observation):
-            if turn["role"] == ANEW:
+            if turn["role"] == NEW_CONVERSATION:
                 overlap = (
                     f" with the first {turn['turns']} turns of that of reply {turn['after']}" if "turns" in turn else ""
                 )

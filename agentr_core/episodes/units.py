@@ -29,7 +29,7 @@ class UnitError:
     """One failed attempt at a unit. `kind` is the name of the exception's class; `phase` is empty
     if it is not known.
 
-    `final` says that no further attempt follows, so that the unit has no result. `spent` is then
+    `is_final` says that no further attempt follows, so that the unit has no result. `spent` is then
     the fraction of the error budget used up so far, this unit included; 0 if this unit exceeds the
     budget, or the error is not final.
     """
@@ -39,7 +39,7 @@ class UnitError:
     phase: str
     message: str
     traceback: str
-    final: bool
+    is_final: bool
     spent: float = 0.0
 
 
@@ -63,25 +63,25 @@ def phase_of(error: BaseException) -> str:
 
 async def run_all(
     units: Sequence[U],
-    worker: Callable[[U], Awaitable[R]],
+    run_unit: Callable[[U], Awaitable[R]],
     *,
     key: Callable[[U], str],
     errors: ErrorsConfig,
     on_error: Callable[[UnitError], None],
     concurrency: int,
     on_result: Callable[[str, R], None] | None = None,
-    total: int | None = None,
+    num_units: int | None = None,
     backoff_seconds: float = 0.5,
 ) -> dict[str, R]:
     """Return the results of the units that succeeded, by key, in the order of `units`.
 
     Args:
-        worker: makes the result of one unit; it is called again for each retry.
+        run_unit: makes the result of one unit; it is called again for each retry.
         key: returns the key of a unit; keys must be unique.
         on_error: is called for each failed attempt, before the next one.
         concurrency: the maximum number of units in progress at a time.
         on_result: is called with key and result as soon as a unit has its result.
-        total: the number of units of the whole stage, finished ones included, of which
+        num_units: the number of units of the whole stage, finished ones included, of which
             `errors.budget` is a fraction; by default the number of `units`.
         backoff_seconds: the wait before the second attempt; it doubles with each further one, up to
             30 seconds.
@@ -98,25 +98,30 @@ async def run_all(
         raise ValueError(f"two units have the same key {next(k for k in keys if keys.count(k) > 1)!r}")
     if concurrency < 1:
         raise ValueError(f"concurrency must be at least 1, not {concurrency}")
-    max_lost = allowed_losses(errors, total or len(units))
+    max_failures = num_allowed_failures(errors, num_units or len(units))
     results: dict[str, R] = {}
-    failures: list[str] = []
+    failed_keys: list[str] = []
 
     def report(error: UnitError) -> None:
-        num_lost = len(failures) + error.final
-        on_error(replace(error, spent=num_lost / max_lost) if error.final and num_lost <= max_lost else error)
+        num_failures = len(failed_keys) + error.is_final
+        on_error(
+            replace(error, spent=num_failures / max_failures)
+            if error.is_final and num_failures <= max_failures
+            else error
+        )
 
     async def finish(name: str, unit: U) -> None:
         try:
-            result = await _tried(name, unit, worker, errors, report, backoff_seconds)
+            result = await _run_with_retries(name, unit, run_unit, errors, report, backoff_seconds)
         except UserError:
             raise
         except Exception as error:
-            failures.append(name)
-            if len(failures) > max_lost:
+            failed_keys.append(name)
+            if len(failed_keys) > max_failures:
                 raise ErrorBudgetSpent(
-                    f"{len(failures)} failed, and of {total or len(units)} only {max_lost} may; the last one is "
-                    f"{name}: {type(error).__name__}: {error}; fix the cause, or raise errors.budget ({errors.budget})"
+                    f"{len(failed_keys)} failed, and of {num_units or len(units)} only {max_failures} may; the last "
+                    f"one is {name}: {type(error).__name__}: {error}; fix the cause, or raise errors.budget "
+                    f"({errors.budget})"
                 ) from error
             return
         results[name] = result
@@ -127,10 +132,10 @@ async def run_all(
     return {name: results[name] for name in keys if name in results}
 
 
-async def _tried(
+async def _run_with_retries(
     name: str,
     unit: U,
-    worker: Callable[[U], Awaitable[R]],
+    run_unit: Callable[[U], Awaitable[R]],
     errors: ErrorsConfig,
     on_error: Callable[[UnitError], None],
     backoff_seconds: float,
@@ -142,13 +147,13 @@ async def _tried(
     while True:
         attempt += 1
         try:
-            return await worker(unit)
+            return await run_unit(unit)
         except UserError:
             raise
         except Exception as error:
-            final = not isinstance(error, Transient) or attempt > errors.retries
-            on_error(describe(name, error, final=final))
-            if final:
+            is_final = not isinstance(error, Transient) or attempt > errors.retries
+            on_error(unit_error(name, error, is_final=is_final))
+            if is_final:
                 raise
             await asyncio.sleep(min(backoff_seconds * 2 ** (attempt - 1), _MAX_BACKOFF_SECONDS))
 
@@ -160,11 +165,11 @@ async def _finish_all(
     and the other units are cancelled.
     """
 
-    async def serve() -> None:
+    async def run_queue() -> None:
         for name, unit in queue:
             await finish(name, unit)
 
-    tasks = [asyncio.create_task(serve()) for _ in range(concurrency)]
+    tasks = [asyncio.create_task(run_queue()) for _ in range(concurrency)]
     try:
         await asyncio.gather(*tasks)
     finally:
@@ -175,17 +180,17 @@ async def _finish_all(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def allowed_losses(errors: ErrorsConfig, total: int) -> int:
-    """Return how many of the `total` units of a stage may fail for good, rounded down."""
-    return int(round(errors.budget * total, 9))
+def num_allowed_failures(errors: ErrorsConfig, num_units: int) -> int:
+    """Return how many of the `num_units` units of a stage may fail for good, rounded down."""
+    return int(round(errors.budget * num_units, 9))
 
 
-def describe(name: str, error: Exception, *, final: bool) -> UnitError:
+def unit_error(name: str, error: Exception, *, is_final: bool) -> UnitError:
     return UnitError(
         key=name,
         kind=type(error).__name__,
         phase=phase_of(error),
         message=str(error),
         traceback="".join(traceback.format_exception(error)),
-        final=final,
+        is_final=is_final,
     )

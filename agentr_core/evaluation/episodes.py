@@ -6,17 +6,17 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from agentr_core.episodes.grading import graded
+from agentr_core.episodes.grading import grade_episode
 from agentr_core.episodes.rollout import (
-    Ask,
+    EnvironmentPool,
     EpisodeTimer,
     Helper,
     Reply,
-    SharedEnvironments,
-    episode,
+    SampleReplies,
     no_helper,
+    roll_out_episode,
 )
-from agentr_core.episodes.transcript import Fits, Summaries, TokensOf
+from agentr_core.episodes.transcript import CountTokens, FitsContext, SummaryLimits
 from agentr_core.episodes.units import UnitError, run_all
 from agentr_core.fingerprint import derive_seed
 from agentr_core.recipes.recipe import ErrorsConfig
@@ -87,29 +87,29 @@ class Player:
     questions that steps and the environment's grader put to models of other roles.
     """
 
-    environments: SharedEnvironments
-    sample: Ask
+    environments: EnvironmentPool
+    sample: SampleReplies
     sampling: Sampling
     max_steps: int
     """The maximum number of model replies in an episode, not counting the prefix."""
     repeats: int = 0
     """End an episode once the model gives one reply in one state this many times; 0: never."""
-    fits: Fits | None = None
+    fits: FitsContext | None = None
     """If given, the oldest exchanges of a conversation that does not fit the context are left
     out.
     """
-    summaries: Summaries | None = None
+    summaries: SummaryLimits | None = None
     """If given, the model sums up a conversation that does not fit, and goes on from that."""
     helper: Helper = no_helper
     limits: EpisodeLimits = NO_LIMITS
-    tokens_of: TokensOf | None = None
-    """Counts the tokens of a prompt; see `rollout.episode`."""
+    count_tokens: CountTokens | None = None
+    """Counts the tokens of a prompt; see `rollout.roll_out_episode`."""
     ungraded: dict[str, EpisodeResult] = field(default_factory=dict)
     """Episodes that were played and have no grade yet, by `EpisodePlan.key`. They are not played
     again, only graded.
     """
 
-    async def result(self, plan: EpisodePlan) -> EpisodeResult:
+    async def play_and_grade(self, plan: EpisodePlan) -> EpisodeResult:
         """Play the episode of a plan, have it graded, and return the result. If grading fails, the
         played episode stays in `ungraded`, and the next call only grades it.
         """
@@ -118,12 +118,12 @@ class Player:
             if result is None:
                 replies: list[Reply] = []
                 timer = EpisodeTimer()
-                trajectory = await episode(
+                trajectory = await roll_out_episode(
                     plan.instance,
                     env,
                     self.sample,
                     max_steps=self.max_steps if plan.max_steps is None else plan.max_steps,
-                    repeats=self.repeats if plan.repeats is None else plan.repeats,
+                    max_repeats=self.repeats if plan.repeats is None else plan.repeats,
                     sampling=replace(self.sampling, temperature=0.0) if plan.greedy else self.sampling,
                     seed=plan.seed,
                     prefix=plan.prefix,
@@ -134,7 +134,7 @@ class Player:
                     timer=timer,
                     helper=self.helper,
                     limits=self.limits,
-                    tokens_of=self.tokens_of,
+                    count_tokens=self.count_tokens,
                 )
                 result = self.ungraded[plan.key] = EpisodeResult(
                     plan=plan,
@@ -145,7 +145,7 @@ class Player:
                     environment_seconds=timer.environment_seconds,
                     sampling_seconds=timer.sampling_seconds,
                 )
-            trajectory, grading = await graded(env, result.trajectory, self.helper, seed=plan.seed)
+            trajectory, grading = await grade_episode(env, result.trajectory, self.helper, seed=plan.seed)
         del self.ungraded[plan.key]
         return replace(result, trajectory=trajectory, grading=grading)
 
@@ -179,13 +179,13 @@ async def play_all(
     try:
         return await run_all(
             plans,
-            player.result,
+            player.play_and_grade,
             key=lambda plan: plan.key,
             errors=errors,
             on_error=on_error,
             concurrency=concurrency,
             on_result=None if on_result is None else lambda _, result: on_result(result),
-            total=total,
+            num_units=total,
         )
     finally:
         # Played episodes are kept even if the grader failed for good or the stage was stopped.
@@ -228,13 +228,13 @@ def revision_plans(
         key = trajectory.instance.key
         if trajectory.reward > 0:
             continue
-        possible = range(1, len(trajectory.steps))
-        if not possible:
+        possible_cuts = range(1, len(trajectory.steps))
+        if not possible_cuts:
             subject, detail = f"{key}#{number}", f"{len(trajectory.steps)} steps"
             rejections.append(Rejection(stage="revision-test", subject=subject, reason="too-short", detail=detail))
             continue
         rng = random.Random(derive_seed(seed, "cut", key, number))
-        for cut in sorted(rng.sample(possible, min(cuts, len(possible)))):
+        for cut in sorted(rng.sample(possible_cuts, min(cuts, len(possible_cuts)))):
             plans.append(
                 EpisodePlan(
                     instance=trajectory.instance,

@@ -9,8 +9,8 @@ from typing import Final, NamedTuple, Protocol
 from agentr_core.evaluation.metrics import all_loops
 from agentr_core.types import StopReason
 
-_LOSSES: Final = (StopReason.FAILURE, StopReason.DISASTER)
-_EXCERPT: Final = 90
+_LOST_STOPS: Final = (StopReason.FAILURE, StopReason.DISASTER)
+_MAX_EXCERPT_LENGTH: Final = 90
 """The maximum length of an action or an answer in a sentence."""
 
 
@@ -68,30 +68,30 @@ def failure_steps(steps: Sequence[StepLike], stop: str) -> list[FailureStep]:
     if not steps:
         return []
 
-    def at(kind: str, position: int, words: str) -> FailureStep:
+    def failure_at(kind: str, position: int, words: str) -> FailureStep:
         step = steps[position]
         return FailureStep(kind, position, words, [step.action or step.reply], step.observation)
 
     first_refusal = next((position for position, step in enumerate(steps) if step.valid is False), None)
     loops = list(all_loops([step.action for step in steps]))
-    last = len(steps) - 1
-    wrong = [] if first_refusal is None else [at("refused", first_refusal, "is the first that was refused")]
+    last_position = len(steps) - 1
+    failures = [] if first_refusal is None else [failure_at("refused", first_refusal, "is the first that was refused")]
     shown_loops = loops[:1]
     # A first loop may be of use, such as one that gathers what the goal needs.
     if loops and (longest := max(loops, key=lambda loop: loop.stop - loop.start)) != loops[0]:
         shown_loops.append(longest)
     for loop in shown_loops:
-        name = "a loop" if loop is loops[0] else "the longest loop"
-        words = f"begins {name}, {loop.times} times in a row up to step {loop.stop - 1}"
+        loop_name = "a loop" if loop is loops[0] else "the longest loop"
+        words = f"begins {loop_name}, {loop.times} times in a row up to step {loop.stop - 1}"
         actions = [step.action or step.reply for step in steps[loop.start : loop.start + loop.length]]
-        wrong.append(FailureStep("loop", loop.start, words, actions, ""))
-    if stop in _LOSSES:
-        wrong.append(at("lost", last, "lost the episode"))
+        failures.append(FailureStep("loop", loop.start, words, actions, ""))
+    if stop in _LOST_STOPS:
+        failures.append(failure_at("lost", last_position, "lost the episode"))
     # Sorted stably: a step that was refused and begins a loop was refused first.
-    last_step = at("ended", last, f"is the last, ended by {stop.replace('_', ' ')}")
-    return sorted(wrong, key=lambda failure: failure.step) or [last_step]
+    last_failure = failure_at("ended", last_position, f"is the last, ended by {stop.replace('_', ' ')}")
+    return sorted(failures, key=lambda failure: failure.step) or [last_failure]
 
 
 def _excerpt(text: str) -> str:
     """Return a text in one short line."""
-    return textwrap.shorten(text, _EXCERPT, placeholder="…")
+    return textwrap.shorten(text, _MAX_EXCERPT_LENGTH, placeholder="…")

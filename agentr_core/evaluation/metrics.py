@@ -18,14 +18,14 @@ import numpy as np
 from agentr_core.types import StopReason, Trajectory
 
 LOOP_LENGTHS = range(1, 6)
-IN_A_ROW = 3
+MIN_LOOP_REPEATS = 3
 """How many times in a row a sequence of actions must occur for its episode to count as stuck."""
-_RESAMPLES = 2000
-_AT_ONCE = 1 << 14
+_NUM_RESAMPLES = 2000
+_MAX_VALUES_DRAWN = 1 << 14
 """How many values a bootstrap draws at a time: few enough for the caches of a processor."""
-_Z = NormalDist().inv_cdf(0.975)
+_NORMAL_QUANTILE = NormalDist().inv_cdf(0.975)
 # Student's t, two-sided 95%, for 1 to 30 degrees of freedom.
-_T = (
+_T_QUANTILES = (
     *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
     *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
     *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
@@ -67,11 +67,20 @@ def success_rate(successes: Sequence[bool]) -> Estimate:
     return _wilson(sum(successes) / n, n) if n else NO_ESTIMATE
 
 
-def _wilson(share: float, n: int) -> Estimate:
-    centre = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
-    half = _Z * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2)) / (1 + _Z**2 / n)
+def _wilson(share: float, num_values: int) -> Estimate:
+    centre = (share + _NORMAL_QUANTILE**2 / (2 * num_values)) / (1 + _NORMAL_QUANTILE**2 / num_values)
+    half_width = (
+        _NORMAL_QUANTILE
+        * math.sqrt(share * (1 - share) / num_values + _NORMAL_QUANTILE**2 / (4 * num_values**2))
+        / (1 + _NORMAL_QUANTILE**2 / num_values)
+    )
     # Rounding must not push an interval past the share itself, nor out of [0, 1].
-    return Estimate(mean=share, low=max(0.0, min(centre - half, share)), high=min(1.0, max(centre + half, share)), n=n)
+    return Estimate(
+        mean=share,
+        low=max(0.0, min(centre - half_width, share)),
+        high=min(1.0, max(centre + half_width, share)),
+        n=num_values,
+    )
 
 
 def mean_reward(rewards: Sequence[float], *, seed: int = 0) -> Estimate:
@@ -83,18 +92,21 @@ def mean_reward(rewards: Sequence[float], *, seed: int = 0) -> Estimate:
         return NO_ESTIMATE
     values = np.asarray(rewards, dtype=np.float64)
     rng = np.random.default_rng(seed)
-    several = max(1, _AT_ONCE // n)
-    resamples = (rng.integers(0, n, (min(several, _RESAMPLES - start), n)) for start in range(0, _RESAMPLES, several))
+    chunk_size = max(1, _MAX_VALUES_DRAWN // n)
+    resamples = (
+        rng.integers(0, n, (min(chunk_size, _NUM_RESAMPLES - start), n))
+        for start in range(0, _NUM_RESAMPLES, chunk_size)
+    )
     means = np.concatenate([values[rows].mean(axis=1) for rows in resamples])
     low, high = np.quantile(means, (0.025, 0.975))
     return Estimate(mean=float(values.mean()), low=float(low), high=float(high), n=n)
 
 
-def counted_reward(trajectory: Trajectory, disaster_counts: float) -> float:
-    """Return the contribution of an episode to a mean reward: its reward, or `disaster_counts` if
+def reward_with_disasters(trajectory: Trajectory, disaster_reward: float) -> float:
+    """Return the contribution of an episode to a mean reward: its reward, or `disaster_reward` if
     it ended in a disaster.
     """
-    return disaster_counts if trajectory.stop is StopReason.DISASTER else trajectory.reward
+    return disaster_reward if trajectory.stop is StopReason.DISASTER else trajectory.reward
 
 
 def clustered_mean(values: Sequence[float], clusters: Sequence[str]) -> Estimate:
@@ -112,36 +124,38 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[str]) -> Estimate
     if n == 0:
         return NO_ESTIMATE
     mean = fmean(values)
-    sums: defaultdict[str, float] = defaultdict(float)
+    deviation_by_cluster: defaultdict[str, float] = defaultdict(float)
     for value, cluster in zip(values, clusters, strict=True):
-        sums[cluster] += value - mean
-    groups = len(sums)
-    if groups == 1:
+        deviation_by_cluster[cluster] += value - mean
+    num_clusters = len(deviation_by_cluster)
+    if num_clusters == 1:
         return Estimate(mean=mean, low=math.nan, high=math.nan, n=n)
-    spread = math.sqrt(groups / (groups - 1) * sum(total**2 for total in sums.values())) / n
-    half = t_quantile(groups - 1) * spread
-    return Estimate(mean=mean, low=mean - half, high=mean + half, n=n)
+    standard_error = (
+        math.sqrt(num_clusters / (num_clusters - 1) * sum(total**2 for total in deviation_by_cluster.values())) / n
+    )
+    half_width = t_quantile(num_clusters - 1) * standard_error
+    return Estimate(mean=mean, low=mean - half_width, high=mean + half_width, n=n)
 
 
 def clustered_share(values: Sequence[float], clusters: Sequence[str]) -> Estimate:
     """Return the mean of values in [0, 1] with the interval of `clustered_mean`, clipped to [0, 1]
-    and never of zero width (`with_width`).
+    and never of zero width (`widen_empty_interval`).
     """
-    return with_width(within(clustered_mean(values, clusters), 0.0, 1.0), len(set(clusters)))
+    return widen_empty_interval(clip_interval(clustered_mean(values, clusters), 0.0, 1.0), len(set(clusters)))
 
 
-def with_width(estimate: Estimate, independent: int) -> Estimate:
+def widen_empty_interval(estimate: Estimate, num_independent: int) -> Estimate:
     """Return an estimate whose interval is not of zero width, as it is when no episode succeeded.
 
-    An interval of zero width is replaced by Wilson's for `independent` values; that of a mean
+    An interval of zero width is replaced by Wilson's for `num_independent` values; that of a mean
     outside [0, 1] is kept.
     """
     if math.isclose(estimate.low, estimate.high, abs_tol=1e-9) and 0.0 <= estimate.mean <= 1.0:
-        return replace(_wilson(estimate.mean, independent), n=estimate.n)
+        return replace(_wilson(estimate.mean, num_independent), n=estimate.n)
     return estimate
 
 
-def within(estimate: Estimate, minimum: float, maximum: float) -> Estimate:
+def clip_interval(estimate: Estimate, minimum: float, maximum: float) -> Estimate:
     """Return an estimate with its interval clipped to [`minimum`, `maximum`]."""
     # Comparisons with NaN are false, so an unknown interval stays unknown.
     low, high = (
@@ -151,13 +165,13 @@ def within(estimate: Estimate, minimum: float, maximum: float) -> Estimate:
     return Estimate(mean=estimate.mean, low=low, high=high, n=estimate.n)
 
 
-def pass_at(k: int, episodes: int, successes: int) -> float:
+def pass_at(k: int, num_episodes: int, num_successes: int) -> float:
     """Return the unbiased estimate of the chance that at least one of `k` episodes succeeds, from
-    `episodes` that were played.
+    `num_episodes` that were played.
 
-    Source: Chen et al. (arXiv 2107.03374), equation 1. Needs 1 <= k <= `episodes`.
+    Source: Chen et al. (arXiv 2107.03374), equation 1. Needs 1 <= k <= `num_episodes`.
     """
-    return 1.0 - math.comb(episodes - successes, k) / math.comb(episodes, k)
+    return 1.0 - math.comb(num_episodes - num_successes, k) / math.comb(num_episodes, k)
 
 
 def powers_of_two(limit: int) -> tuple[int, ...]:
@@ -202,11 +216,11 @@ def first_loop(actions: Sequence[str], start: int = 0) -> Loop | None:
     that occurs at least three times in a row. Of several that begin at the same action it is the
     one that reaches furthest, then the shortest. None if there is no loop.
     """
-    for at in range(start, len(actions)):
-        loops = [Loop(at, length, _times(actions, at, length)) for length in LOOP_LENGTHS]
-        long = [loop for loop in loops if loop.times >= IN_A_ROW]
-        if long:
-            return max(long, key=lambda loop: loop.stop)
+    for position in range(start, len(actions)):
+        loops = [Loop(position, length, _num_repeats(actions, position, length)) for length in LOOP_LENGTHS]
+        long_loops = [loop for loop in loops if loop.times >= MIN_LOOP_REPEATS]
+        if long_loops:
+            return max(long_loops, key=lambda loop: loop.stop)
     return None
 
 
@@ -220,16 +234,16 @@ def all_loops(actions: Sequence[str]) -> Iterator[Loop]:
         loop = first_loop(actions, loop.stop)
 
 
-def _times(actions: Sequence[str], start: int, length: int) -> int:
+def _num_repeats(actions: Sequence[str], start: int, length: int) -> int:
     """Return how many times in a row the `length` actions from `start` occur, at least 1."""
-    times = 1
-    first = actions[start : start + length]
-    while actions[start + times * length : start + (times + 1) * length] == first:
-        times += 1
-    return times
+    num_repeats = 1
+    sequence = actions[start : start + length]
+    while actions[start + num_repeats * length : start + (num_repeats + 1) * length] == sequence:
+        num_repeats += 1
+    return num_repeats
 
 
-def loops(episodes: Sequence[Sequence[str]]) -> Loops:
+def measure_loops(episodes: Sequence[Sequence[str]]) -> Loops:
     """Return how much episodes, given as their actions, repeat themselves; all values are NaN if
     there are no episodes.
     """
@@ -241,21 +255,22 @@ def loops(episodes: Sequence[Sequence[str]]) -> Loops:
     )
 
 
-def over_seeds(scores: Sequence[float]) -> Estimate:
+def mean_over_seeds(scores: Sequence[float]) -> Estimate:
     """Return the mean of one score per seed with Student's t interval; a single score has no
     interval.
     """
     return clustered_mean(scores, [str(seed) for seed in range(len(scores))])
 
 
-def t_quantile(freedom: int) -> float:
-    """Return the 97.5% quantile of Student's t with `freedom` degrees of freedom: tabulated up to
-    30, then the first terms of its expansion in 1/freedom (Abramowitz and Stegun 1964, 26.7.5).
+def t_quantile(degrees_of_freedom: int) -> float:
+    """Return the 97.5% quantile of Student's t with `degrees_of_freedom` degrees of freedom:
+    tabulated up to 30, then the first terms of its expansion in 1/freedom (Abramowitz and Stegun
+    1964, 26.7.5).
     """
-    if freedom <= len(_T):
-        return _T[freedom - 1]
-    z = _Z
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    if degrees_of_freedom <= len(_T_QUANTILES):
+        return _T_QUANTILES[degrees_of_freedom - 1]
+    z = _NORMAL_QUANTILE
+    return z + (z**3 + z) / (4 * degrees_of_freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees_of_freedom**2)
 
 
 # How often a policy wins each instance, and what to expect of further episodes; pure functions.
@@ -267,11 +282,11 @@ def t_quantile(freedom: int) -> float:
 # (empirical Bayes: Casella 1985). This distribution is only used for the chance of a given number
 # of wins and losses in a given order, which has a closed form.
 
-Run = Callable[[int, int], float]
+OutcomeProbability = Callable[[int, int], float]
 """A function of two numbers, wins and losses: the chance that episodes of an instance end with
 these, in one given order.
 """
-_SIMILARITY = (0.001, 0.999)
+_CORRELATION_BOUNDS = (0.001, 0.999)
 """The bounds of the correlation between two episodes of one instance."""
 
 
@@ -301,7 +316,7 @@ class PassRates:
     alpha: float
     beta: float
 
-    def run(self, result: InstanceResults) -> Run:
+    def run(self, result: InstanceResults) -> OutcomeProbability:
         """Return the chances of further wins and losses of a tried instance, given its results."""
         alpha, beta = self.alpha + result.wins, self.beta + result.episodes - result.wins
         log_norm = _log_beta(alpha, beta)
@@ -310,9 +325,9 @@ class PassRates:
     def total(
         self,
         num_instances: int,
-        expectation: Callable[[InstanceResults, Run], float],
+        expectation: Callable[[InstanceResults, OutcomeProbability], float],
         *,
-        per_instance: float = math.inf,
+        max_per_instance: float = math.inf,
     ) -> Estimate:
         """Return the expected sum of a value over `num_instances` instances, of which the tried
         ones are a sample, with a 95% interval clustered by origin.
@@ -322,7 +337,7 @@ class PassRates:
 
         Args:
             expectation: returns the expected value of an instance, given its chances.
-            per_instance: the largest value that an instance can have; the least is 0.
+            max_per_instance: the largest value that an instance can have; the least is 0.
         """
         values = [expectation(result, self.run(result)) for result in self.tried]
         mean = clustered_mean(values, [result.origin for result in self.tried])
@@ -332,17 +347,17 @@ class PassRates:
             rates = _wilson(observed_rate, len({result.origin for result in self.tried}))
             for bound in (rates.low, rates.high):
 
-                def chance(wins: int, losses: int, rate: float = bound) -> float:
+                def probability(wins: int, losses: int, rate: float = bound) -> float:
                     return math.pow(rate, wins) * math.pow(1 - rate, losses)
 
-                value = fmean(expectation(result, chance) for result in self.tried)
+                value = fmean(expectation(result, probability) for result in self.tried)
                 # With a single origin the interval is NaN, and comparisons with NaN are false.
                 low, high = min(value, mean.mean, low), max(value, mean.mean, high)
         total = Estimate(mean=mean.mean * num_instances, low=low * num_instances, high=high * num_instances, n=mean.n)
-        return within(total, 0.0, per_instance * num_instances)
+        return clip_interval(total, 0.0, max_per_instance * num_instances)
 
 
-def pass_rates(results: Sequence[InstanceResults]) -> PassRates:
+def estimate_pass_rates(results: Sequence[InstanceResults]) -> PassRates:
     """Return the pass rates estimated from the tried instances, each with at least two episodes.
 
     The Beta distribution has the observed mean rate, and the observed correlation between two
@@ -351,24 +366,24 @@ def pass_rates(results: Sequence[InstanceResults]) -> PassRates:
     """
     if not results or min(result.episodes for result in results) < 2:
         raise ValueError("pass rates need at least one instance, and two episodes of each")
-    once = sum(result.wins / result.episodes for result in results) / len(results)
-    twice = sum(
+    mean_rate = sum(result.wins / result.episodes for result in results) / len(results)
+    mean_squared_rate = sum(
         result.wins * (result.wins - 1) / (result.episodes * (result.episodes - 1)) for result in results
     ) / len(results)
     # Even if all episodes were won, or none, one more might have ended differently.
     margin = 1 / (2 * sum(result.episodes for result in results))
-    mean = min(max(once, margin), 1 - margin)
-    spread = (twice - once**2) / (mean - mean**2)
-    similarity = min(max(spread, _SIMILARITY[0]), _SIMILARITY[1])
-    weight = 1 / similarity - 1
+    mean = min(max(mean_rate, margin), 1 - margin)
+    correlation = (mean_squared_rate - mean_rate**2) / (mean - mean**2)
+    bounded_correlation = min(max(correlation, _CORRELATION_BOUNDS[0]), _CORRELATION_BOUNDS[1])
+    weight = 1 / bounded_correlation - 1
     return PassRates(tried=tuple(results), alpha=mean * weight, beta=(1 - mean) * weight)
 
 
-def mixed(run: Run, episodes: int) -> float:
-    """Return the chance that of `episodes` episodes at least one wins and at least one does not, so
-    that as a group they have contrast.
+def mixed_probability(probability: OutcomeProbability, num_episodes: int) -> float:
+    """Return the chance that of `num_episodes` episodes at least one wins and at least one does
+    not, so that as a group they have contrast.
     """
-    return 1 - run(0, episodes) - run(episodes, 0)
+    return 1 - probability(0, num_episodes) - probability(num_episodes, 0)
 
 
 def _log_beta(alpha: float, beta: float) -> float:
@@ -377,7 +392,7 @@ def _log_beta(alpha: float, beta: float) -> float:
 
 # What a policy could learn from its own experience, estimated before any training.
 
-_FEW = 8
+_MIN_EXPECTED = 8
 """Fewer contrasts than this are less than one batch."""
 
 
@@ -443,19 +458,19 @@ class Prospect:
     forecasts: tuple[Forecast, ...]
 
 
-def prospect(method: str, forecasts: Sequence[Forecast], *, needs: str, short: str) -> Prospect:
+def prospect(method: str, forecasts: Sequence[Forecast], *, needed_forecast: str, shortage_reason: str) -> Prospect:
     """Return the prospect of a method, judged by the one forecast that it needs most: the expected
     number must be at least a batch, 8, and its interval must be above 0.
 
     Args:
-        needs: the name of that forecast.
-        short: the reason to give if the number is too small.
+        needed_forecast: the name of that forecast.
+        shortage_reason: the reason to give if the number is too small.
     """
-    number = next(forecast.expected for forecast in forecasts if forecast.name == needs)
-    amount = f"about {number.mean:.0f} {needs.replace('_', ' ')}"
-    if number.mean < _FEW:
-        reason = f"{amount}, less than a batch: {short}"
-    elif number.low <= 0:
+    expected = next(forecast.expected for forecast in forecasts if forecast.name == needed_forecast)
+    amount = f"about {expected.mean:.0f} {needed_forecast.replace('_', ' ')}"
+    if expected.mean < _MIN_EXPECTED:
+        reason = f"{amount}, less than a batch: {shortage_reason}"
+    elif expected.low <= 0:
         reason = f"{amount}, or none: these episodes do not tell"
     else:
         return Prospect(method=method, learns=True, reason=f"{amount} to learn from", forecasts=tuple(forecasts))

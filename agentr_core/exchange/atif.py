@@ -10,9 +10,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from agentr_core.episodes.transcript import calls_in
-from agentr_core.exchange.training_set import Origin, TrainingSet, opening, samples_of
-from agentr_core.samples.chat_file import OBSERVED_AS, REPLY, written_calls
+from agentr_core.episodes.transcript import readable_calls
+from agentr_core.exchange.training_set import Origin, TrainingSet, opening_turns, samples_of
+from agentr_core.samples.chat_file import OBSERVATION_ROLE, REPLY_TEXT, reply_text
 from agentr_core.system import DISTRIBUTION
 from agentr_core.types import Message, Sample, Span
 
@@ -38,7 +38,7 @@ def write_atif(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
     return {"default": f"{_FOLDER}/*.json"}
 
 
-def impossible(training_set: TrainingSet) -> str:
+def why_impossible(training_set: TrainingSet) -> str:
     """Return why a training set cannot be written in ATIF; empty if it can. In ATIF a tool's result
     belongs to the step of a reply, so none may come without one before it.
     """
@@ -51,13 +51,13 @@ def impossible(training_set: TrainingSet) -> str:
     return ""
 
 
-def sides_apart(training_set: TrainingSet) -> str:
+def separate_sides_note(training_set: TrainingSet) -> str:
     """Return a note that the sides of pairs become separate trajectories; empty without pairs."""
     warning = "each side of a pair is a trajectory of its own (`extra.side`), which `agentr import` does not join again"
     return warning if training_set.pairs else ""
 
 
-def infinite_logprobs(training_set: TrainingSet) -> str:
+def infinite_logprobs_note(training_set: TrainingSet) -> str:
     """Return a note on how many replies lose their log-probabilities; empty if none do. Those with
     an infinite value do: JSON has none, and ATIF allows no null in the list.
     """
@@ -107,60 +107,60 @@ def trajectory(key: str, sample: Sample, origin: Origin, logprobs: Logprobs = ()
 
 
 def _steps(sample: Sample, logprobs: Logprobs) -> list[dict[str, Any]]:
-    start = len(opening(sample.messages)) if sample.instance is not None else len(sample.messages)
-    tools = sample.messages[0].role == "tools"
+    start = len(opening_turns(sample.messages)) if sample.instance is not None else len(sample.messages)
+    has_tools = sample.messages[0].role == "tools"
     steps: list[dict[str, Any]] = []
     open_calls: list[str] = []
-    rest = iter(logprobs)
+    reply_logprobs = iter(logprobs)
     for position, message in enumerate(sample.messages):
         if message.role == "assistant" and message.spans:
             open_calls = []
-            for number, part in enumerate(message.parts):
+            for number, span in enumerate(message.parts):
                 if number % 2:
-                    _observed(steps[-1], part.text)
+                    _add_observation(steps[-1], span.text)
                 else:
-                    steps.append(_reply(part, next(rest, None)))
-                    steps[-1]["extra"][OBSERVED_AS] = "assistant"
+                    steps.append(_reply_step(span, next(reply_logprobs, None)))
+                    steps[-1]["extra"][OBSERVATION_ROLE] = "assistant"
         elif message.role == "assistant":
-            step = _reply(message, next(rest, None))
-            open_calls = _call(step, number=len(steps) + 1) if tools else []
+            step = _reply_step(message, next(reply_logprobs, None))
+            open_calls = _move_calls(step, number=len(steps) + 1) if has_tools else []
             steps.append(step)
         elif message.role == "tool" and open_calls:
-            _observed(steps[-1], message.text, source_call_id=open_calls.pop(0))
+            _add_observation(steps[-1], message.text, source_call_id=open_calls.pop(0))
         elif message.role == "tool":
-            steps[-1]["extra"][OBSERVED_AS] = "tool"
-            _observed(steps[-1], message.text)
-        elif message.role == "user" and position >= start and _unanswered(steps):
-            _observed(steps[-1], message.text)
+            steps[-1]["extra"][OBSERVATION_ROLE] = "tool"
+            _add_observation(steps[-1], message.text)
+        elif message.role == "user" and position >= start and _awaits_observation(steps):
+            _add_observation(steps[-1], message.text)
         elif message.role != "tools":
             steps.append({"source": message.role, "message": message.text})
     return steps
 
 
-def _reply(part: Message | Span, logprobs: Sequence[float] | None) -> dict[str, Any]:
-    ids = list(part.token_ids or ())
-    complete = logprobs is not None and len(logprobs) == len(ids) and all(map(isfinite, logprobs))
+def _reply_step(reply: Message | Span, logprobs: Sequence[float] | None) -> dict[str, Any]:
+    ids = list(reply.token_ids or ())
+    is_complete = logprobs is not None and len(logprobs) == len(ids) and all(map(isfinite, logprobs))
     metrics = {
         "completion_tokens": len(ids),
         "completion_token_ids": ids,
-        **({"logprobs": list(logprobs)} if logprobs is not None and complete else {}),
+        **({"logprobs": list(logprobs)} if logprobs is not None and is_complete else {}),
     }
     return {
         "source": "agent",
-        "message": part.text,
+        "message": reply.text,
         **({"metrics": metrics, "llm_call_count": 1} if ids else {}),
         # ATIF says of such steps that they "should not be included in training data".
-        **({} if part.train else {"is_copied_context": True}),
-        "extra": {"train": part.train},
+        **({} if reply.train else {"is_copied_context": True}),
+        "extra": {"train": reply.train},
     }
 
 
-def _call(step: dict[str, Any], *, number: int) -> list[str]:
+def _move_calls(step: dict[str, Any], *, number: int) -> list[str]:
     """Move the calls in the message of a step to its field `tool_calls`, in place, and return their
     ids. If the reply's text cannot be rebuilt from the fields, it is kept in `extra`. Calls with a
     number that is not finite stay in the message.
     """
-    calls = calls_in(step["message"])
+    calls = readable_calls(step["message"])
     try:
         json.dumps([dict(call.arguments) for call in calls], allow_nan=False)
     except ValueError:
@@ -168,25 +168,25 @@ def _call(step: dict[str, Any], *, number: int) -> list[str]:
         return []
     if not calls:
         return []
-    reply, beside = step["message"], calls[0].beside
-    ids = [f"call_{number}_{place}" for place in range(len(calls))]
+    reply, beside = step["message"], calls[0].text_outside
+    ids = [f"call_{number}_{index}" for index in range(len(calls))]
     step["message"] = beside
     step["tool_calls"] = [
         {"tool_call_id": key, "function_name": call.name, "arguments": dict(call.arguments)}
         for key, call in zip(ids, calls, strict=True)
     ]
-    if written_calls(beside, [(call.name, call.arguments) for call in calls]) != reply:
-        step["extra"][REPLY] = reply
+    if reply_text(beside, [(call.name, call.arguments) for call in calls]) != reply:
+        step["extra"][REPLY_TEXT] = reply
     return ids
 
 
-def _unanswered(steps: Sequence[Mapping[str, Any]]) -> bool:
+def _awaits_observation(steps: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether the last step is a reply without an observation yet, and not one whose
     observation is part of the assistant turn or a tool's turn (`OBSERVED_AS`).
     """
     last = steps[-1] if steps else {}
-    return last.get("source") == "agent" and OBSERVED_AS not in last["extra"] and "observation" not in last
+    return last.get("source") == "agent" and OBSERVATION_ROLE not in last["extra"] and "observation" not in last
 
 
-def _observed(step: dict[str, Any], text: str, **fields: str) -> None:
+def _add_observation(step: dict[str, Any], text: str, **fields: str) -> None:
     step.setdefault("observation", {"results": []})["results"].append({**fields, "content": text})

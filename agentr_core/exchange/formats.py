@@ -19,18 +19,18 @@ import yaml
 from agentr_core.errors import ConfigError
 from agentr_core.exchange import atif, session_files, verl
 from agentr_core.exchange.training_set import (
-    TOOL_TURNS,
+    TOOL_ROLES,
     PairRow,
     SampleRow,
     TrainingSet,
-    cut_replies,
-    cut_turns,
+    count_partly_trained_turns,
+    count_untrained_side_turns,
+    cut_replies_note,
     export_lines,
     pair_lines,
-    rows_told,
+    rows_text,
     samples_of,
     spans_of,
-    spared_turns,
 )
 from agentr_core.system import new_folder
 from agentr_core.types import Message, Sample
@@ -54,7 +54,7 @@ def write_trl(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
     files = _write(folder, "messages", _with_origin(samples, export_lines(_samples(samples), "trl", rows=rows)))
     if any(message.spans for row in samples for message in row.sample.messages):
         return files
-    return {**files, **_write(folder, "prompt_completion", map(_dumped, _completions(samples)))}
+    return {**files, **_write(folder, "prompt_completion", map(_json_line, _completions(samples)))}
 
 
 def write_sharegpt(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
@@ -71,8 +71,8 @@ def write_llama_factory(training_set: TrainingSet, folder: Path) -> Mapping[str,
     """
     columns = {"messages": "conversations", "system": "system"}
     if training_set.pairs:
-        rewards = not lacks_rewards(training_set)
-        lines: Iterable[str] = (_dumped(_ranked(pair, rewards=rewards)) for pair in training_set.pairs)
+        rewards = not missing_rewards_note(training_set)
+        lines: Iterable[str] = (_json_line(_pair_record(pair, rewards=rewards)) for pair in training_set.pairs)
         columns |= {"chosen": "chosen", "rejected": "rejected"}
     else:
         lines = export_lines(_samples(training_set.samples), "llamafactory")
@@ -88,16 +88,17 @@ def write_llama_factory(training_set: TrainingSet, folder: Path) -> Mapping[str,
     return files
 
 
-def not_for_llama_factory(training_set: TrainingSet) -> str:
+def why_not_llama_factory(training_set: TrainingSet) -> str:
     """Return why a training set cannot be written for LLaMA-Factory; empty if it can."""
     if any(len(side) != 1 for pair in training_set.pairs for side in pair.sides):
         return "its pairs have one reply on each side, and these have whole episodes; choose parquet, trl or sharegpt"
     if any(message.spans for sample in samples_of(training_set) for message in sample.messages):
         return "it trains whole turns, and these were grown by continuation; choose parquet, trl or sharegpt"
-    if any(message.role in TOOL_TURNS for sample in samples_of(training_set) for message in sample.messages):
+    if any(message.role in TOOL_ROLES for sample in samples_of(training_set) for message in sample.messages):
         return "it writes calls of tools in a way of its own; export it as trl or sharegpt, or choose parquet"
     prompts = [
-        [m.role for m in _unless_system(pair.preference.chosen.messages[: pair.start])] for pair in training_set.pairs
+        [m.role for m in _without_system(pair.preference.chosen.messages[: pair.prompt_length])]
+        for pair in training_set.pairs
     ]
     if any(
         roles != [("user", "assistant")[n % 2] for n in range(len(roles))] or not len(roles) % 2 for roles in prompts
@@ -108,7 +109,7 @@ def not_for_llama_factory(training_set: TrainingSet) -> str:
     return ""
 
 
-def cutoff(training_set: TrainingSet) -> str:
+def cutoff_note(training_set: TrainingSet) -> str:
     """Return a note on the length to which LLaMA-Factory truncates, with the length of the longest
     sample if it is known. Source: `DataArguments` of LLaMA-Factory 0.9.5.
     """
@@ -117,7 +118,7 @@ def cutoff(training_set: TrainingSet) -> str:
     return f"LLaMA-Factory cuts each line to `cutoff_len` tokens, 2,048 unless that is set{note}"
 
 
-def lacks_rewards(training_set: TrainingSet) -> str:
+def missing_rewards_note(training_set: TrainingSet) -> str:
     """Return a note that the rewards are left out, since some pairs have none; empty if all have
     them.
 
@@ -129,21 +130,21 @@ def lacks_rewards(training_set: TrainingSet) -> str:
     return f"left out are the rewards, which {count} of {len(pairs)} pairs do not have" if count else ""
 
 
-def _unless_system(messages: Sequence[Message]) -> Sequence[Message]:
+def _without_system(messages: Sequence[Message]) -> Sequence[Message]:
     return messages[1:] if messages and messages[0].role == "system" else messages
 
 
-def not_for_agenttraj(training_set: TrainingSet) -> str:
+def why_not_agenttraj(training_set: TrainingSet) -> str:
     """Return why a training set cannot be written as AgentTraj; empty if it can."""
     if training_set.pairs:
         return "it has no form for preference pairs; choose parquet, trl, sharegpt or atif"
-    messages = [message for row in training_set.samples for message in _unless_system(row.sample.messages)]
+    messages = [message for row in training_set.samples for message in _without_system(row.sample.messages)]
     if any(message.role not in ("user", "assistant") for message in messages):
         return "its turns are those of a human and of the model, and these have others; choose parquet, trl or sharegpt"
     return ""
 
 
-def systems_beside(training_set: TrainingSet) -> str:
+def system_texts_note(training_set: TrainingSet) -> str:
     """Return a note on how many samples have a system text, for which AgentTraj has no turn; empty
     if none.
     """
@@ -158,7 +159,7 @@ def write_agenttraj(training_set: TrainingSet, folder: Path) -> Mapping[str, str
         instance, messages = row.sample.instance, row.sample.messages
         # AgentGym's own names lack the prefix `agentgym-`.
         world = "" if instance is None else instance.environment.removeprefix("agentgym-")
-        turns = _unless_system(messages)
+        turns = _without_system(messages)
         conversation = [
             {
                 "from": "gpt" if message.role == "assistant" else "human",
@@ -182,7 +183,7 @@ def write_agenttraj(training_set: TrainingSet, folder: Path) -> Mapping[str, str
     return {"agenttraj": "agenttraj.json"}
 
 
-def not_in_exchanges(training_set: TrainingSet) -> str:
+def why_not_exchanges(training_set: TrainingSet) -> str:
     """Return why a training set cannot be written as pairs of input and output (Alpaca, XTuner);
     empty if it can.
     """
@@ -191,15 +192,15 @@ def not_in_exchanges(training_set: TrainingSet) -> str:
     for row in training_set.samples:
         if any(message.spans for message in row.sample.messages):
             return "its outputs are whole turns, and these were grown by continuation; choose parquet, trl or sharegpt"
-        if any(message.role in TOOL_TURNS for message in row.sample.messages):
+        if any(message.role in TOOL_ROLES for message in row.sample.messages):
             return "it has no place for tools and their results; choose parquet, trl or sharegpt"
-        roles = [message.role for message in _answered(row.sample)]
+        roles = [message.role for message in _exchange_turns(row.sample)]
         if roles != ["user", "assistant"] * (len(roles) // 2):
             return "each input must have an output, and these turns do not alternate; choose parquet, trl or sharegpt"
     return ""
 
 
-def unanswered(training_set: TrainingSet) -> str:
+def unanswered_turns_note(training_set: TrainingSet) -> str:
     """Return a note on how many samples end with a turn that is no reply, which is left out; empty
     if none.
     """
@@ -207,7 +208,7 @@ def unanswered(training_set: TrainingSet) -> str:
     return f"left out is the last turn of {count} samples, which has no reply" if count else ""
 
 
-def beside_alpaca(training_set: TrainingSet) -> str:
+def alpaca_fields_note(training_set: TrainingSet) -> str:
     """Return a note on how many samples need more than the three fields of Alpaca; empty if none
     do.
     """
@@ -234,7 +235,7 @@ def write_alpaca(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
         for place in range(len(exchanges))
         if exchanges[place][1].train
     ]
-    return _write(folder, "alpaca", map(_dumped, lines))
+    return _write(folder, "alpaca", map(_json_line, lines))
 
 
 def write_xtuner(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
@@ -257,19 +258,19 @@ def write_xtuner(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
         for row in training_set.samples
         for system, exchanges in [_exchanges(row.sample)]
     ]
-    return _write(folder, "xtuner", map(_dumped, lines))
+    return _write(folder, "xtuner", map(_json_line, lines))
 
 
 def _exchanges(sample: Sample) -> tuple[str, list[tuple[Message, Message]]]:
     """Return the system text of a sample (empty for none), and its pairs of user turn and reply."""
-    turns, first = _answered(sample), sample.messages[0]
+    turns, first = _exchange_turns(sample), sample.messages[0]
     system = first.text if first.role == "system" else ""
     return system, list(zip(turns[::2], turns[1::2], strict=True))
 
 
-def _answered(sample: Sample) -> Sequence[Message]:
+def _exchange_turns(sample: Sample) -> Sequence[Message]:
     """Return the turns of a sample after its system text, up to its last reply."""
-    turns = _unless_system(sample.messages)
+    turns = _without_system(sample.messages)
     return turns[:-1] if turns[-1].role == "user" else turns
 
 
@@ -287,12 +288,12 @@ def _completions(samples: Iterable[SampleRow]) -> Iterable[dict[str, Any]]:
                 }
 
 
-def _ranked(pair: PairRow, *, rewards: bool) -> dict[str, Any]:
-    before = pair.preference.chosen.messages[: pair.start]
-    system = before[0].text if before[0].role == "system" else ""
+def _pair_record(pair: PairRow, *, rewards: bool) -> dict[str, Any]:
+    prompt = pair.preference.chosen.messages[: pair.prompt_length]
+    system = prompt[0].text if prompt[0].role == "system" else ""
     (chosen,), (rejected,) = pair.sides
     return {
-        "conversations": [_sharegpt(message) for message in before if message.role != "system"],
+        "conversations": [_sharegpt(message) for message in prompt if message.role != "system"],
         "chosen": _sharegpt(chosen),
         "rejected": _sharegpt(rejected),
         "system": system,
@@ -302,16 +303,16 @@ def _ranked(pair: PairRow, *, rewards: bool) -> dict[str, Any]:
     }
 
 
-def _pair_lines(training_set: TrainingSet, form: str) -> Iterable[str]:
-    lines = pair_lines([pair.preference for pair in training_set.pairs], form)
+def _pair_lines(training_set: TrainingSet, format_name: str) -> Iterable[str]:
+    lines = pair_lines([pair.preference for pair in training_set.pairs], format_name)
     for pair, line in zip(training_set.pairs, lines, strict=True):
         # `id` is that of the instance, so that the file can be read back as ready pairs.
-        yield _dumped({**json.loads(line), "preference_id": pair.id, **pair.origin})
+        yield _json_line({**json.loads(line), "preference_id": pair.id, **pair.origin})
 
 
 def _with_origin(rows: Iterable[SampleRow], lines: Iterable[str]) -> Iterable[str]:
     for row, line in zip(rows, lines, strict=True):
-        yield _dumped({**json.loads(line), **row.origin})
+        yield _json_line({**json.loads(line), **row.origin})
 
 
 def _write(folder: Path, name: str, lines: Iterable[str]) -> dict[str, str]:
@@ -329,7 +330,7 @@ def _sharegpt(message: Message) -> dict[str, Any]:
     return {"from": "gpt" if message.role == "assistant" else "human", "value": message.text}
 
 
-def _dumped(record: Mapping[str, Any]) -> str:
+def _json_line(record: Mapping[str, Any]) -> str:
     return json.dumps(record, ensure_ascii=False)
 
 
@@ -338,7 +339,7 @@ def _dumped(record: Mapping[str, Any]) -> str:
 # `datasets` infers the types of a JSON file from its first 10 MB, and fails at the first value of a
 # key that was null or missing until then. The types in the metadata are those of the whole file.
 
-_ANY = ("tools", "tool_definitions", "arguments")
+_UNTYPED_KEYS = ("tools", "tool_definitions", "arguments")
 """Keys whose values have no common type: each tool has its own arguments, and integers in a call
 may be of any size.
 """
@@ -361,14 +362,14 @@ def column_types(folder: Path, files: Mapping[str, str]) -> list[dict[str, Any]]
     for name, pattern in files.items():
         data_files = [file for file in sorted(folder.glob(pattern)) if file.suffix in (".json", ".jsonl")]
         if data_files:
-            rest = chain.from_iterable(map(_records, data_files))
+            records = chain.from_iterable(map(_records, data_files))
             schema = pa.schema([])
-            while batch := [_without_any(record) for record in islice(rest, _BATCH)]:
+            while batch := [_without_untyped(record) for record in islice(records, _BATCH)]:
                 schema = pa.unify_schemas(
                     [schema, pa.schema(pa.array(batch).type.fields)], promote_options="permissive"
                 )
             features = Features.from_arrow_schema(schema)
-            infos[name] = DatasetInfo(features=_with_any(features, Json()))
+            infos[name] = DatasetInfo(features=_set_untyped(features, Json()))
     head = DatasetCardData()
     infos.to_dataset_card_data(head)
     types = head.to_dict().get("dataset_info", [])
@@ -384,23 +385,23 @@ def _records(file: Path) -> Iterator[Any]:
     yield from value if isinstance(value, list) else [value]
 
 
-def _without_any(value: Any) -> Any:
-    """Return a record with None in place of the values of the keys in `_ANY`."""
+def _without_untyped(value: Any) -> Any:
+    """Return a record with None in place of the values of the keys in `_UNTYPED_KEYS`."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        return [_without_any(each) for each in value]
+        return [_without_untyped(each) for each in value]
     if not isinstance(value, dict):
         return value
-    return {name: None if name in _ANY else _without_any(inner) for name, inner in value.items()}
+    return {name: None if name in _UNTYPED_KEYS else _without_untyped(inner) for name, inner in value.items()}
 
 
-def _with_any(features: Any, kind: Any) -> Any:
+def _set_untyped(features: Any, kind: Any) -> Any:
     for name, feature in features.items():
         # The feature of a list has that of its values in `feature`.
         inner = getattr(feature, "feature", feature)
-        if name in _ANY:
+        if name in _UNTYPED_KEYS:
             features[name] = kind
         elif isinstance(inner, dict):
-            _with_any(inner, kind)
+            _set_untyped(inner, kind)
     return features
 
 
@@ -480,7 +481,7 @@ def _pair(pair: PairRow) -> dict[str, Any]:
     return {
         "id": pair.id,
         "kind": str(pair.preference.case),
-        "prompt": _turns(pair.preference.chosen.messages[: pair.start]),
+        "prompt": _turns(pair.preference.chosen.messages[: pair.prompt_length]),
         "chosen": _turns(chosen),
         "rejected": _turns(rejected),
         "chosen_reward": pair.preference.chosen_reward,
@@ -551,8 +552,8 @@ def card(
         *([f"**Without the loss mask**: {mask_gap}."] if mask_gap else []),
         *(f"**Note**: {note}." for note in notes),
         *([_TYPED] if types else []),
-        *(f"## {heading}\n\n{text}" for heading, text in training_set.about.items() if text),
-        *(["## Where it is from"] if training_set.about else []),
+        *(f"## {heading}\n\n{text}" for heading, text in training_set.card_sections.items() if text),
+        *(["## Where it is from"] if training_set.card_sections else []),
         "\n".join(f"- {name}: `{fact}`" for name, fact in training_set.facts.items()),
     ]
     return "".join(f"{line}\n\n" for line in lines).rstrip() + "\n"
@@ -563,18 +564,18 @@ class Format:
     """An export format.
 
     `write` puts files into a folder and returns their paths or glob patterns, by the name of the
-    set. `unmasked` returns what the format cannot express about the loss mask of a training set,
-    and `impossible` why the set cannot be written at all; both return "" if there is nothing.
-    `told` returns the number and the kind of the rows. Each of `notes` returns a note for readers,
-    such as on what is left out, or "".
+    set. `mask_gap` returns what the format cannot express about the loss mask of a training set,
+    and `why_impossible` why the set cannot be written at all; both return "" if there is nothing.
+    `contents_text` returns the number and the kind of the rows. Each of `notes` returns a note for
+    readers, such as on what is left out, or "".
     """
 
     write: Callable[[TrainingSet, Path], Mapping[str, str]]
     read_with: str
-    unmasked: Callable[[TrainingSet], str] = lambda _: ""
-    impossible: Callable[[TrainingSet], str] = lambda _: ""
-    told: Callable[[TrainingSet], str] = rows_told
-    notes: Sequence[Callable[[TrainingSet], str]] = (cut_replies,)
+    mask_gap: Callable[[TrainingSet], str] = lambda _: ""
+    why_impossible: Callable[[TrainingSet], str] = lambda _: ""
+    contents_text: Callable[[TrainingSet], str] = rows_text
+    notes: Sequence[Callable[[TrainingSet], str]] = (cut_replies_note,)
 
     def notes_on(self, training_set: TrainingSet) -> list[str]:
         """Return all notes of the format that apply to a training set."""
@@ -597,9 +598,9 @@ def export(training_set: TrainingSet, folder: Path, name: str, *, without_mask: 
     export_format = FORMATS.get(name)
     if export_format is None:
         raise ConfigError(f"there is no export format {name!r}; choose one of {', '.join(FORMATS)}")
-    if reason := export_format.impossible(training_set):
+    if reason := export_format.why_impossible(training_set):
         raise ConfigError(f"{training_set.name} cannot be written as {name}: {reason}")
-    mask_gap = export_format.unmasked(training_set)
+    mask_gap = export_format.mask_gap(training_set)
     if mask_gap and not without_mask:
         raise ConfigError(
             f"{name} cannot say which turns of {training_set.name} carry loss: {mask_gap}; choose another format, or "
@@ -611,7 +612,7 @@ def export(training_set: TrainingSet, folder: Path, name: str, *, without_mask: 
             training_set,
             files,
             types=column_types(draft, files),
-            contents=export_format.told(training_set),
+            contents=export_format.contents_text(training_set),
             read_with=export_format.read_with,
             mask_gap=mask_gap,
             notes=export_format.notes_on(training_set),
@@ -620,21 +621,21 @@ def export(training_set: TrainingSet, folder: Path, name: str, *, without_mask: 
     return tuple(sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()))
 
 
-def _in_part(training_set: TrainingSet) -> str:
-    count = cut_turns(training_set)
+def _partly_trained_gap(training_set: TrainingSet) -> str:
+    count = count_partly_trained_turns(training_set)
     return f"{count} turns carry loss in a part of them, and its flags are for whole turns" if count else ""
 
 
-def _within_a_side(training_set: TrainingSet) -> str:
-    count = spared_turns(training_set)
+def _untrained_side_gap(training_set: TrainingSet) -> str:
+    count = count_untrained_side_turns(training_set)
     return f"{count} turns within the sides of pairs carry none, and a trainer masks the prompt alone" if count else ""
 
 
-def _first(*reasons: Callable[[TrainingSet], str]) -> Callable[[TrainingSet], str]:
+def _first_reason(*reasons: Callable[[TrainingSet], str]) -> Callable[[TrainingSet], str]:
     return lambda training_set: next(filter(None, (reason(training_set) for reason in reasons)), "")
 
 
-_OF_SESSIONS = (session_files.respelt_calls, session_files.noted, cut_replies)
+_OF_SESSIONS = (session_files.respelt_calls_note, session_files.note_field_note, cut_replies_note)
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {
@@ -643,86 +644,86 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
             read_with="`datasets.load_dataset(FOLDER)` reads it; `train` of a turn, and `labels`, say what carries "
             "loss.",
             # The labels of a sample end where its reply was cut.
-            notes=(lambda training_set: cut_replies(training_set) if training_set.pairs else "",),
+            notes=(lambda training_set: cut_replies_note(training_set) if training_set.pairs else "",),
         ),
         "trl": Format(
             write=write_trl,
             read_with="For TRL 1.16. Rows of `messages` have the token ids and labels of the model of the run, which "
             "its SFT trainer takes as they are: give it a `max_length` that holds them. Rows of `prompt_completion` "
             "have each trained turn with all that comes before it, for any model.",
-            unmasked=_within_a_side,
+            mask_gap=_untrained_side_gap,
         ),
         "sharegpt": Format(
             write=write_sharegpt,
             read_with="The flag `train` of a turn says whether it carries loss; Axolotl reads it when it is told "
             "`message_field_training: train`.",
-            unmasked=_first(_in_part, _within_a_side),
+            mask_gap=_first_reason(_partly_trained_gap, _untrained_side_gap),
         ),
         "llama-factory": Format(
             write=write_llama_factory,
             read_with="Name the folder as `dataset_dir`. The last turn of each line is what is trained: LLaMA-Factory "
             "needs `mask_history: true`, and a `cutoff_len` that holds the lines.",
-            impossible=not_for_llama_factory,
-            notes=(cutoff, lacks_rewards, cut_replies),
+            why_impossible=why_not_llama_factory,
+            notes=(cutoff_note, missing_rewards_note, cut_replies_note),
         ),
         "agenttraj": Format(
             write=write_agenttraj,
             read_with="`loss` of a turn says whether it carries loss, as in AgentTraj-L of AgentGym.",
-            unmasked=_in_part,
-            impossible=not_for_agenttraj,
-            notes=(systems_beside, cut_replies),
+            mask_gap=_partly_trained_gap,
+            why_impossible=why_not_agenttraj,
+            notes=(system_texts_note, cut_replies_note),
         ),
         "alpaca": Format(
             write=write_alpaca,
             read_with="A line for each trained turn, which is its `output`; the turns before it are context. "
             "LLaMA-Factory needs `mask_history: true`, or it trains these, too.",
-            impossible=not_in_exchanges,
-            notes=(beside_alpaca, unanswered, cut_replies),
+            why_impossible=why_not_exchanges,
+            notes=(alpaca_fields_note, unanswered_turns_note, cut_replies_note),
         ),
         "xtuner": Format(
             write=write_xtuner,
             read_with="For XTuner 0.2 as `dataset_map_fn=None`; `output_with_loss` says whether an output carries "
             "loss.",
-            impossible=not_in_exchanges,
-            notes=(unanswered, cut_replies),
+            why_impossible=why_not_exchanges,
+            notes=(unanswered_turns_note, cut_replies_note),
         ),
         "atif": Format(
             write=atif.write_atif,
             read_with=f"A file for each trajectory, in the agent trajectory interchange format, {atif.VERSION}; a step "
             "with `is_copied_context` is not to be trained.",
-            impossible=atif.impossible,
-            notes=(atif.sides_apart, atif.infinite_logprobs, cut_replies),
+            why_impossible=atif.why_impossible,
+            notes=(atif.separate_sides_note, atif.infinite_logprobs_note, cut_replies_note),
         ),
         "claude-code": Format(
             write=session_files.write_claude_code,
             read_with="A session of Claude Code for each sample. `claude --resume ID` goes on with one that is in the "
             "folder of its project, such as `~/.claude/projects/-home-me-work` for `/home/me/work`.",
-            unmasked=session_files.without_flags,
-            impossible=session_files.impossible,
+            mask_gap=session_files.untrained_replies_note,
+            why_impossible=session_files.why_impossible,
             notes=_OF_SESSIONS,
         ),
         "codex": Format(
             write=session_files.write_codex,
             read_with="A session of codex for each sample. `codex exec resume ID` goes on with one that is in "
             "`~/.codex/sessions`.",
-            unmasked=session_files.without_flags,
-            impossible=session_files.impossible,
-            notes=(session_files.beside_codex, *_OF_SESSIONS),
+            mask_gap=session_files.untrained_replies_note,
+            why_impossible=session_files.why_impossible,
+            notes=(session_files.codex_tools_note, *_OF_SESSIONS),
         ),
         "pi": Format(
             write=session_files.write_pi,
             read_with="A session of pi for each sample. `pi --session FILE` goes on with one.",
-            unmasked=session_files.without_flags,
-            impossible=session_files.impossible,
-            notes=(session_files.beside_pi, *_OF_SESSIONS),
+            mask_gap=session_files.untrained_replies_note,
+            why_impossible=session_files.why_impossible,
+            notes=(session_files.pi_tools_note, *_OF_SESSIONS),
         ),
         "verl": Format(
             write=verl.write,
-            told=verl.prompts_text,
+            contents_text=verl.prompts_text,
             read_with="Rows of verl's RLHFDataset: the prompt of each instance once. Replies are sampled anew, so "
             "there is no loss mask; give verl a reward function or an interaction that plays `extra_info`, and a "
             "`data.max_prompt_length` that holds the prompts: longer ones are left out.",
-            notes=(verl.tools_elsewhere,),
+            notes=(verl.tools_note,),
         ),
     }
 )

@@ -18,23 +18,23 @@ from typing import Any
 from agentr_core.errors import DataFileError
 from agentr_core.samples import chat_file
 from agentr_core.samples.chat_file import (
-    Use,
+    RecordUse,
     World,
-    check_texts,
+    check_text_only,
     conversation,
     defined_tools,
-    flagged,
-    holds,
-    in_context,
+    has_value,
+    ignored_fields,
     instance_of,
-    left_out,
     number_of,
-    turns,
+    parse_turns,
+    with_flags,
+    with_system_and_tools,
 )
 from agentr_core.samples.dataset import prompt_of
-from agentr_core.samples.json_records import entries, records
+from agentr_core.samples.json_records import records, records_or_errors
 from agentr_core.samples.published import as_conversation, as_pair
-from agentr_core.texts import placed, unreadable
+from agentr_core.texts import path_for_message, unreadable_reason
 from agentr_core.types import (
     Instance,
     Message,
@@ -81,7 +81,7 @@ def read_demonstrations(
     for number, record in records(path, setting=setting):
         demo = demonstration(record, f"{path}:{number}", world=world, split=split, opening=opening)
         previous = by_instance.get(demo.instance.key, ())
-        check_other(demo, previous)
+        check_not_repeated(demo, previous)
         by_instance[demo.instance.key] = (*previous, demo)
     return by_instance
 
@@ -100,22 +100,22 @@ def demonstration(record: dict[str, Any], where: str, *, world: World, split: st
     """
     record = as_conversation(record, where)
     instance = instance_of(record, where, world=world, split=split)
-    if holds(record.get("continued_trajectory_ref")):
+    if has_value(record.get("continued_trajectory_ref")):
         raise DataFileError(
             f"{where} goes on in another file (continued_trajectory_ref), and an expert's episode must be whole; leave "
             "it out"
         )
     messages = conversation(record, where)
-    turn_list = [message for message in messages if message.role not in ("system", "tools")][opening:]
+    episode_turns = [message for message in messages if message.role not in ("system", "tools")][opening:]
     # In a turn that was grown by continuation, every second span is an observation.
-    parts = [part for message in turn_list if message.role == "assistant" for part in message.parts[::2]]
-    replies = tuple(part.text for part in parts)
-    if not replies or turn_list[0].role != "user":
+    reply_spans = [span for message in episode_turns if message.role == "assistant" for span in message.parts[::2]]
+    replies = tuple(span.text for span in reply_spans)
+    if not replies or episode_turns[0].role != "user":
         raise DataFileError(
             f"{where}: after the first {opening} turns there must be the turn of the problem and then replies; "
             "set eto.expert.opening, or --opening, to the number of turns before the problem's"
         )
-    if not all(part.train for part in parts):
+    if not all(span.train for span in reply_spans):
         raise DataFileError(
             f"{where}: some replies are not to be trained, but all of an expert's are; leave the record out, "
             "or give it without them"
@@ -124,14 +124,14 @@ def demonstration(record: dict[str, Any], where: str, *, world: World, split: st
     return Demonstration(instance=instance, replies=replies, reward=1.0 if reward is None else reward, where=where)
 
 
-def check_other(new: Demonstration, previous: Iterable[Demonstration]) -> None:
+def check_not_repeated(demo: Demonstration, previous: Iterable[Demonstration]) -> None:
     """Raise `DataFileError` if a demonstration has the same replies as one of the `previous` ones,
     which are of the same instance.
     """
-    for other in previous:
-        if other.replies == new.replies:
+    for earlier_demo in previous:
+        if earlier_demo.replies == demo.replies:
             raise DataFileError(
-                f"{new.where} is the same demonstration of {new.instance.key} as {other.where}; leave one out"
+                f"{demo.where} is the same demonstration of {demo.instance.key} as {earlier_demo.where}; leave one out"
             )
 
 
@@ -146,9 +146,9 @@ def read_pairs(path: Path, *, world: World, split: str) -> tuple[tuple[Preferenc
     A record has lists of turns under `prompt` (the last one a user turn), `chosen` and `rejected`
     (the first and the last one a reply), the `id` of its instance, and optionally `chosen_reward`
     and `rejected_reward`. As in files for LLaMA-Factory, the prompt may be under `conversations`,
-    and a side may be one turn. Replies of a side are trained unless a flag (`chat_file.FLAGS`) says
-    no. Pairs are unusable for the reasons of `fault_of`; the subject of a rejection is the file's
-    name and the line.
+    and a side may be one turn. Replies of a side are trained unless a flag
+    (`chat_file.FLAG_FIELDS`) says no. Pairs are unusable for the reasons of `fault_of`; the subject
+    of a rejection is the file's name and the line.
 
     Raises:
         DataFileError: the file cannot be read, or a record is malformed; the message names file and
@@ -173,7 +173,7 @@ def preference_of(
     `where` is for error messages. Raises `DataFileError` for a malformed record.
     """
     record = as_pair(record, where)
-    prompt, *sides = parts_of(record, where)
+    prompt, *sides = prompt_and_sides(record, where)
     instance = instance_of(record, where, world=world, split=split)
     origin = Provenance(extra={"file": name, "line": number})
     chosen, rejected = (
@@ -189,21 +189,21 @@ def preference_of(
     )
 
 
-def parts_of(
+def prompt_and_sides(
     record: dict[str, Any], where: str
 ) -> tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]]:
     """Return the prompt (without loss), the chosen side and the rejected side of the pair in a
     record. Raises `DataFileError` for a malformed record.
     """
     record = as_pair(record, where)
-    check_texts(record, where)
+    check_text_only(record, where)
     key = next((name for name in ("prompt", "conversations", "messages") if name in record), "prompt")
     missing = [name for name in (key, "chosen", "rejected") if name not in record]
     if missing:
         raise DataFileError(f"{where} lacks {' and '.join(missing)}; a pair has prompt, chosen and rejected")
     tools = defined_tools(record) is not None
-    turns_before = tuple(map(_without_loss, turns(record[key], f"{where}, prompt", tools=tools)))
-    prompt = in_context(record, turns_before, where)
+    turns_before = tuple(map(_without_loss, parse_turns(record[key], f"{where}, prompt", tools=tools)))
+    prompt = with_system_and_tools(record, turns_before, where)
     if not turns_before or turns_before[-1].role == "assistant":
         raise DataFileError(f"{where}: the prompt must end with a turn of the user")
     chosen, rejected = (_side(record, name, where, tools=tools) for name in ("chosen", "rejected"))
@@ -218,8 +218,8 @@ def _without_loss(message: Message) -> Message:
 
 def _side(record: dict[str, Any], key: str, where: str, *, tools: bool) -> tuple[Message, ...]:
     value = [record[key]] if isinstance(record[key], dict) else record[key]
-    values = flagged(record, value, f"{where}, {key}") if isinstance(value, list) else value
-    side = turns(values, f"{where}, {key}", tools=tools)
+    values = with_flags(record, value, f"{where}, {key}") if isinstance(value, list) else value
+    side = parse_turns(values, f"{where}, {key}", tools=tools)
     if not side or side[0].role != "assistant":
         raise DataFileError(f"{where}: {key} must begin with a turn of the assistant")
     return side
@@ -256,25 +256,25 @@ EXPERT, PAIRS, GENERAL = "eto.expert.file", "eto.preferences.file", "data.genera
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The environment and split to which the instances of a file belong. `known` are the instances
-    that exist, None if that is not known; records of others are invalid.
+    """The environment and split to which the instances of a file belong. `known_instances` are
+    those that exist, None if that is not known; records of others are invalid.
     """
 
     world: World
     split: str
-    known: Collection[Instance] | None = None
+    known_instances: Collection[Instance] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportResult:
     """The result of an import: the valid records as lines of JSON, and an error message with file
-    and line for each invalid one. `left_out` maps each field that was ignored to the number of
-    valid records that have it.
+    and line for each invalid one. `num_ignored_by_field` maps each field that was ignored to the
+    number of valid records that have it.
     """
 
     lines: tuple[str, ...]
     faults: tuple[str, ...]
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    num_ignored_by_field: Mapping[str, int] = field(default_factory=dict)
 
 
 def import_experts(path: Path, target: Target, *, opening: int) -> ImportResult:
@@ -291,7 +291,7 @@ def import_experts(path: Path, target: Target, *, opening: int) -> ImportResult:
         demo = demonstration(record, where, world=target.world, split=target.split, opening=opening)
         _check_known(demo.instance, target, where)
         previous = by_instance.setdefault(demo.instance.key, [])
-        check_other(demo, previous)
+        check_not_repeated(demo, previous)
         previous.append(demo)
         return {
             "id": demo.instance.key,
@@ -299,7 +299,7 @@ def import_experts(path: Path, target: Target, *, opening: int) -> ImportResult:
             **_record_of(conversation(record, where), "messages"),
         }
 
-    return _imported(path, read, "expert")
+    return _import_records(path, read, "expert")
 
 
 def import_pairs(path: Path, target: Target) -> ImportResult:
@@ -310,9 +310,9 @@ def import_pairs(path: Path, target: Target) -> ImportResult:
     def read(record: dict[str, Any], where: str, line: int) -> dict[str, Any]:
         preference = preference_of(record, where, path.name, line, world=target.world, split=target.split)
         instance = preference.chosen.instance
-        prompt, chosen, rejected = parts_of(record, where)
+        prompt, chosen, rejected = prompt_and_sides(record, where)
         _check_known(instance, target, where)
-        _check_use(fault_of(preference), where)
+        _check_usable(fault_of(preference), where)
         return {
             "id": None if instance is None else instance.key,
             **_record_of(prompt, "prompt", flags=False),
@@ -322,7 +322,7 @@ def import_pairs(path: Path, target: Target) -> ImportResult:
             "rejected_reward": preference.rejected_reward,
         }
 
-    return _imported(path, read, "pairs")
+    return _import_records(path, read, "pairs")
 
 
 def import_chat(path: Path, tools: list[Any] | None = None) -> ImportResult:
@@ -337,10 +337,10 @@ def import_chat(path: Path, tools: list[Any] | None = None) -> ImportResult:
         messages = conversation(record, where)
         if tools is not None and chat_file.lacks_tools(messages):
             messages = (Message(role="tools", text=json.dumps(tools, ensure_ascii=False)), *messages)
-        _check_use(chat_file.fault_of(messages), where)
+        _check_usable(chat_file.fault_of(messages), where)
         return _record_of(messages, "messages")
 
-    return _imported(path, read, "general")
+    return _import_records(path, read, "general")
 
 
 def read_tools(path: Path) -> list[Any]:
@@ -350,27 +350,31 @@ def read_tools(path: Path) -> list[Any]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataFileError(f"file {placed(path)} cannot be read: {unreadable(error)}; name a JSON list") from error
+        raise DataFileError(
+            f"file {path_for_message(path)} cannot be read: {unreadable_reason(error)}; name a JSON list"
+        ) from error
     message, *_ = conversation({"tools": text, "messages": []}, str(path)) or (None,)
     if message is None:
         raise DataFileError(f"{path} defines no tool; give a JSON list of functions as OpenAI defines them")
     return list(json.loads(message.text))
 
 
-def _imported(path: Path, read: Callable[[dict[str, Any], str, int], dict[str, Any]], use: Use) -> ImportResult:
+def _import_records(
+    path: Path, read: Callable[[dict[str, Any], str, int], dict[str, Any]], use: RecordUse
+) -> ImportResult:
     lines: list[str] = []
     faults: list[str] = []
-    unread_fields: Counter[str] = Counter()
+    num_ignored_by_field: Counter[str] = Counter()
     for file in _files(path):
-        for number, record in entries(file, setting="SOURCE"):
+        for number, record in records_or_errors(file, setting="SOURCE"):
             try:
                 if isinstance(record, DataFileError):
                     raise record
                 lines.append(json.dumps(read(record, f"{file}:{number}", number), ensure_ascii=False))
-                unread_fields.update(left_out(record, use))
+                num_ignored_by_field.update(ignored_fields(record, use))
             except DataFileError as error:
                 faults.append(str(error))
-    return ImportResult(lines=tuple(lines), faults=tuple(faults), left_out=unread_fields)
+    return ImportResult(lines=tuple(lines), faults=tuple(faults), num_ignored_by_field=num_ignored_by_field)
 
 
 def _files(path: Path) -> list[Path]:
@@ -390,7 +394,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _check_known(instance: Instance | None, target: Target, where: str) -> None:
-    if instance is None or target.known is None or instance in target.known:
+    if instance is None or target.known_instances is None or instance in target.known_instances:
         return
     if instance.split != target.split:
         raise DataFileError(
@@ -400,7 +404,7 @@ def _check_known(instance: Instance | None, target: Target, where: str) -> None:
     raise DataFileError(f"{where}: there is no instance {instance.key}; `agentr env play` shows one by its index")
 
 
-def _check_use(fault: str, where: str) -> None:
+def _check_usable(fault: str, where: str) -> None:
     if fault:
         raise DataFileError(f"{where} is of no use: {fault.replace('-', ' ')}; correct it, or leave it out")
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from agentr_core.texts import counted
+from agentr_core.texts import count_text
 from agentr_core.types import Message, StopReason, Trajectory
 
 VERSION = 2
@@ -28,7 +28,7 @@ class LoggedEpisode:
     """One episode of an evaluation: number `number`, counted from 1, of instance `key`. In Inspect,
     it is epoch `number` of sample `key`.
 
-    `messages` is the whole conversation; the first `opening` turns come before the first reply.
+    `messages` is the whole conversation; the first `num_opening_turns` come before the first reply.
     `scores` has a value by the name of each measure; it is empty for an episode that failed for
     good and does not count. `error` says why an episode failed for good; otherwise it is empty.
     `target` has the right answers, if the environment knows them. Tokens and seconds are None where
@@ -39,7 +39,7 @@ class LoggedEpisode:
     number: int
     trajectory: Trajectory
     messages: tuple[Message, ...] = ()
-    opening: int = 0
+    num_opening_turns: int = 0
     target: tuple[str, ...] = ()
     scores: Mapping[str, float] = field(default_factory=dict)
     explanation: str = ""
@@ -65,8 +65,8 @@ class LoggedEvaluation:
     task: str
     split: str
     model: str
-    started: datetime
-    ended: datetime
+    started_at: datetime
+    ended_at: datetime
     episodes: Sequence[LoggedEpisode]
     measures: Mapping[str, tuple[float, float | None, float | None, int]]
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -75,17 +75,17 @@ class LoggedEvaluation:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def file(self) -> str:
+    def file_name(self) -> str:
         """The name of the log's file, in the form that Inspect needs to list logs."""
         task = re.sub(r"[^A-Za-z0-9]+", "-", self.task)
-        return f"{self.started:%Y-%m-%dT%H-%M-%S}+00-00_{task}_{self.evaluation_id}.json"
+        return f"{self.started_at:%Y-%m-%dT%H-%M-%S}+00-00_{task}_{self.evaluation_id}.json"
 
 
 def write_log(evaluation: LoggedEvaluation, folder: Path) -> str:
     """Write the log of an evaluation into a folder, and return the name of its file."""
     text = json.dumps(log_of(evaluation), ensure_ascii=False, allow_nan=False, indent=1)
-    (folder / evaluation.file).write_text(f"{text}\n", encoding="utf-8")
-    return evaluation.file
+    (folder / evaluation.file_name).write_text(f"{text}\n", encoding="utf-8")
+    return evaluation.file_name
 
 
 def log_of(evaluation: LoggedEvaluation) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def log_of(evaluation: LoggedEvaluation) -> dict[str, Any]:
         "eval": {
             "eval_id": evaluation.evaluation_id,
             "run_id": evaluation.run_id,
-            "created": _time(evaluation.started),
+            "created": _time(evaluation.started_at),
             "task": evaluation.task,
             "task_id": f"{evaluation.run_id}-{evaluation.task}",
             "dataset": {
@@ -122,8 +122,8 @@ def log_of(evaluation: LoggedEvaluation) -> dict[str, Any]:
             "scores": [_score(name, *measure) for name, measure in evaluation.measures.items()],
         },
         "stats": {
-            "started_at": _time(evaluation.started),
-            "completed_at": _time(evaluation.ended),
+            "started_at": _time(evaluation.started_at),
+            "completed_at": _time(evaluation.ended_at),
             "model_usage": usage,
         },
         "samples": [_sample(episode, evaluation) for episode in episodes],
@@ -144,11 +144,11 @@ def _score(name: str, mean: float, low: float | None, high: float | None, n: int
 def _sample(episode: LoggedEpisode, evaluation: LoggedEvaluation) -> dict[str, Any]:
     trajectory = episode.trajectory
     turns = [
-        _turn(message, evaluation.model, given=position < episode.opening)
+        _turn(message, evaluation.model, is_given=position < episode.num_opening_turns)
         for position, message in enumerate(episode.messages)
         if message.role in _CHAT
     ]
-    num_given = sum(message.role in _CHAT for message in episode.messages[: episode.opening])
+    num_given = sum(message.role in _CHAT for message in episode.messages[: episode.num_opening_turns])
     explanation = {"explanation": episode.explanation} if episode.explanation else {}
     record: dict[str, Any] = {
         "id": episode.key,
@@ -180,9 +180,9 @@ def _sample(episode: LoggedEpisode, evaluation: LoggedEvaluation) -> dict[str, A
     return record
 
 
-def _turn(message: Message, model: str, *, given: bool) -> dict[str, Any]:
+def _turn(message: Message, model: str, *, is_given: bool) -> dict[str, Any]:
     turn: dict[str, Any] = {"role": message.role, "content": message.text}
-    if given:
+    if is_given:
         turn["source"] = "input"
     elif message.role == "assistant":
         turn |= {"source": "generate", "model": model}
@@ -195,13 +195,13 @@ def _turn(message: Message, model: str, *, given: bool) -> dict[str, Any]:
 
 def _output(episode: LoggedEpisode, model: str) -> dict[str, Any]:
     """Return Inspect's `output` of a sample: the model and, if there is any, the last reply."""
-    replies = [message for message in episode.messages[episode.opening :] if message.role == "assistant"]
+    replies = [message for message in episode.messages[episode.num_opening_turns :] if message.role == "assistant"]
     if not replies:
         return {"model": model}
     text = replies[-1].parts[-1 if len(replies[-1].parts) % 2 else -2].text
-    cut = episode.trajectory.steps[-1].finish_reason == "length"
+    is_cut = episode.trajectory.steps[-1].finish_reason == "length"
     message = {"role": "assistant", "content": text, "source": "generate", "model": model}
-    choice = {"message": message, "stop_reason": "max_tokens" if cut else "stop"}
+    choice = {"message": message, "stop_reason": "max_tokens" if is_cut else "stop"}
     return {"model": model, "choices": [choice], "completion": text, "usage": _usage([episode])}
 
 
@@ -258,5 +258,5 @@ def notes(evaluations: Sequence[LoggedEvaluation]) -> list[str]:
             "{} failed for good: they have an error, and count as failures, as the recipe says",
         ),
     ]
-    counts = [(sum(bool(test(episode)) for episode in episodes), sentence) for test, sentence in cases]
-    return [sentence.format(counted(count, "episode")) for count, sentence in counts if count]
+    counts = [(sum(bool(applies(episode)) for episode in episodes), sentence) for applies, sentence in cases]
+    return [sentence.format(count_text(count, "episode")) for count, sentence in counts if count]

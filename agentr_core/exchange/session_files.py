@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import NAMESPACE_OID, UUID, uuid5
 
-from agentr_core.episodes.transcript import calls_in
+from agentr_core.episodes.transcript import readable_calls
 from agentr_core.exchange.training_set import SampleRow, TrainingSet
-from agentr_core.samples.chat_file import written_calls
-from agentr_core.samples.sessions import NOTE
+from agentr_core.samples.chat_file import reply_text
+from agentr_core.samples.sessions import NOTE_FIELD
 from agentr_core.types import Message, Sample
 
 _FOLDER = "sessions"
@@ -39,13 +39,13 @@ class Call(NamedTuple):
 
 class Turn(NamedTuple):
     """A turn of a session. `calls` are the tool calls of a reply, which are not in its `text`. A
-    `tool` turn has the result of the call `answers`; in other turns that is None.
+    `tool` turn has the result of `answered_call`; in other turns that is None.
     """
 
     role: str
     text: str
     calls: Sequence[Call] = ()
-    answers: Call | None = None
+    answered_call: Call | None = None
 
 
 class Session(NamedTuple):
@@ -61,7 +61,7 @@ class Session(NamedTuple):
 
 
 def session_of(row: SampleRow) -> Session:
-    """Return the session of a sample. `impossible` must have returned "" for its training set."""
+    """Return the session of a sample. `why_impossible` must have returned "" for its set."""
     messages = row.sample.messages
     tools = json.loads(messages[0].text) if messages[0].role == "tools" else []
     system = next((message.text for message in messages[:2] if message.role == "system"), "")
@@ -80,11 +80,11 @@ def _turns(sample: Sample) -> Iterator[Turn]:
     calls: list[Call] = []
     for position, message in enumerate(_without_context(sample)):
         if message.role == "assistant":
-            reply_calls = _calls(sample, message)
-            calls = [Call(f"call_{position}_{place}", *call) for place, (_, call) in enumerate(reply_calls)]
+            reply_calls = _calls_of_reply(sample, message)
+            calls = [Call(f"call_{position}_{index}", *call) for index, (_, call) in enumerate(reply_calls)]
             yield Turn("assistant", reply_calls[0][0] if reply_calls else message.text, tuple(calls))
         elif message.role == "tool":
-            yield Turn("tool", message.text, answers=calls.pop(0))
+            yield Turn("tool", message.text, answered_call=calls.pop(0))
         else:
             yield Turn(message.role, message.text)
 
@@ -96,25 +96,25 @@ def _without_context(sample: Sample) -> Sequence[Message]:
     return messages[start + (messages[start].role == "system") :]
 
 
-def _calls(sample: Sample, reply: Message) -> list[tuple[str, tuple[str, Mapping[str, Any]]]]:
+def _calls_of_reply(sample: Sample, reply: Message) -> list[tuple[str, tuple[str, Mapping[str, Any]]]]:
     """Return each call in a reply as the reply's text outside of all calls, and the call's name and
     arguments. Empty if the sample has no tools, or a number in a call is not finite, which JSON
     cannot express.
     """
-    calls = calls_in(reply.text) if sample.messages[0].role == "tools" else ()
+    calls = readable_calls(reply.text) if sample.messages[0].role == "tools" else ()
     try:
         json.dumps([dict(call.arguments) for call in calls], allow_nan=False)
     except ValueError:
         return []
-    return [(call.beside, (call.name, dict(call.arguments))) for call in calls]
+    return [(call.text_outside, (call.name, dict(call.arguments))) for call in calls]
 
 
-def impossible(training_set: TrainingSet) -> str:
+def why_impossible(training_set: TrainingSet) -> str:
     """Return why a training set cannot be written as sessions; empty if it can."""
     if training_set.pairs:
         return "it has no form for preference pairs; choose parquet, trl, sharegpt or atif"
     for row in training_set.samples:
-        turns, calls = _without_context(row.sample), 0
+        turns, num_open_calls = _without_context(row.sample), 0
         if any(message.spans for message in turns):
             return "its replies are whole turns, and these were grown by continuation; choose parquet, trl or sharegpt"
         if any(message.role == "system" for message in turns) or any(
@@ -122,14 +122,14 @@ def impossible(training_set: TrainingSet) -> str:
         ):
             return "the user and the model must take turns; choose parquet, trl or sharegpt"
         for message in turns:
-            of_reply = len(_calls(row.sample, message)) if message.role == "assistant" else 0
-            calls = calls - 1 if message.role == "tool" else of_reply
-            if calls < 0:
+            num_reply_calls = len(_calls_of_reply(row.sample, message)) if message.role == "assistant" else 0
+            num_open_calls = num_open_calls - 1 if message.role == "tool" else num_reply_calls
+            if num_open_calls < 0:
                 return "some results of tools answer no call; choose parquet, trl or sharegpt"
     return ""
 
 
-def without_flags(training_set: TrainingSet) -> str:
+def untrained_replies_note(training_set: TrainingSet) -> str:
     """Return a note on how many replies are not trained, which a session cannot express; empty if
     none.
     """
@@ -140,29 +140,29 @@ def without_flags(training_set: TrainingSet) -> str:
     return f"{count} replies carry none, and a session has no flags" if count else ""
 
 
-def respelt_calls(training_set: TrainingSet) -> str:
+def respelt_calls_note(training_set: TrainingSet) -> str:
     """Return a note on how many replies lose the exact text of their calls; empty if none do."""
     count = sum(
-        written_calls(reply_calls[0][0], [call for _, call in reply_calls]) != message.text
+        reply_text(reply_calls[0][0], [call for _, call in reply_calls]) != message.text
         for row in training_set.samples
         for message in row.sample.messages
-        if message.role == "assistant" and (reply_calls := _calls(row.sample, message))
+        if message.role == "assistant" and (reply_calls := _calls_of_reply(row.sample, message))
     )
     return f"left out is how {count} replies spell their calls, of which names and arguments are there" if count else ""
 
 
-def noted(training_set: TrainingSet) -> str:
+def note_field_note(training_set: TrainingSet) -> str:
     """Return a note on the field that holds what the programs have no field for."""
-    return f"the ids behind a sample stand in a field `{NOTE}` of the first line, which the program passes over"
+    return f"the ids behind a sample stand in a field `{NOTE_FIELD}` of the first line, which the program passes over"
 
 
-def beside_codex(training_set: TrainingSet) -> str:
+def codex_tools_note(training_set: TrainingSet) -> str:
     """Return a note on how many samples have tools, which codex does not read; empty if none."""
     count = sum(row.sample.messages[0].role == "tools" for row in training_set.samples)
     return f"codex offers its own tools in place of those of {count} samples" if count else ""
 
 
-def beside_pi(training_set: TrainingSet) -> str:
+def pi_tools_note(training_set: TrainingSet) -> str:
     """Return a note on how many samples have tools or a system text, which pi does not read; empty
     if none.
     """
@@ -201,7 +201,7 @@ def _write(
 
 def claude_code_lines(session: Session) -> Iterator[Line]:
     """Yield the lines of a session file of Claude Code; the parent of each is the line before."""
-    note, parent = {NOTE: session.note}, None
+    note, parent = {NOTE_FIELD: session.note}, None
     for number, line in enumerate(_claude_rows(session)):
         key = str(uuid5(session.id, str(number)))
         yield {
@@ -235,7 +235,7 @@ def _claude_rows(session: Session) -> Iterator[Line]:
                         "description": tool["function"].get("description", ""),
                         "input_schema": tool["function"].get("parameters", {"type": "object"}),
                     },
-                    NOTE: tool,
+                    NOTE_FIELD: tool,
                 }
                 for tool in session.tools
             ],
@@ -243,13 +243,13 @@ def _claude_rows(session: Session) -> Iterator[Line]:
         yield {"type": "attachment", "attachment": snapshot}
     for number, turn in enumerate(session.turns):
         if turn.role != "assistant":
-            content = _texts(turn.text)
-            if turn.answers is not None:
-                content = [{"type": "tool_result", "tool_use_id": turn.answers.id, "content": turn.text}]
+            content = _text_blocks(turn.text)
+            if turn.answered_call is not None:
+                content = [{"type": "tool_result", "tool_use_id": turn.answered_call.id, "content": turn.text}]
             yield {"type": "user", "message": {"role": "user", "content": content}}
             continue
         uses = [{"type": "tool_use", "id": id, "name": name, "input": arguments} for id, name, arguments in turn.calls]
-        for block in [*(_texts(turn.text) if turn.text or not uses else ()), *uses]:
+        for block in [*(_text_blocks(turn.text) if turn.text or not uses else ()), *uses]:
             message = {
                 "id": f"msg_{uuid5(session.id, f'reply {number}').hex}",
                 "type": "message",
@@ -274,19 +274,19 @@ def codex_lines(session: Session) -> Iterator[Line]:
         "base_instructions": {"text": session.system} if session.system else None,
     }
     tools = {"tools": session.tools} if session.tools else {}
-    yield {"timestamp": _TIME, "type": "session_meta", "payload": head, NOTE: {**session.note, **tools}}
+    yield {"timestamp": _TIME, "type": "session_meta", "payload": head, NOTE_FIELD: {**session.note, **tools}}
     for turn in session.turns:
         for item in _codex_items(turn):
             yield {"timestamp": _TIME, "type": "response_item", "payload": item}
 
 
 def _codex_items(turn: Turn) -> Iterator[Line]:
-    if turn.answers is not None:
-        yield {"type": "function_call_output", "call_id": turn.answers.id, "output": turn.text}
+    if turn.answered_call is not None:
+        yield {"type": "function_call_output", "call_id": turn.answered_call.id, "output": turn.text}
         return
     if turn.text or not turn.calls:
         kind = "output_text" if turn.role == "assistant" else "input_text"
-        yield {"type": "message", "role": turn.role, "content": _texts(turn.text, kind)}
+        yield {"type": "message", "role": turn.role, "content": _text_blocks(turn.text, kind)}
     for call in turn.calls:
         arguments = json.dumps(call.arguments, ensure_ascii=False)
         yield {"type": "function_call", "name": call.name, "arguments": arguments, "call_id": call.id}
@@ -304,7 +304,7 @@ def pi_lines(session: Session) -> Iterator[Line]:
         "id": str(session.id),
         "timestamp": _TIME,
         "cwd": _CWD,
-        NOTE: {**session.note, **tools, **system},
+        NOTE_FIELD: {**session.note, **tools, **system},
     }
     parent = None
     for number, turn in enumerate(session.turns):
@@ -320,16 +320,16 @@ def pi_lines(session: Session) -> Iterator[Line]:
 
 
 def _pi_message(turn: Turn) -> Line:
-    if turn.answers is not None:
-        call_fields = {"toolCallId": turn.answers.id, "toolName": turn.answers.name, "isError": False}
-        return {"role": "toolResult", **call_fields, "content": _texts(turn.text)}
+    if turn.answered_call is not None:
+        call_fields = {"toolCallId": turn.answered_call.id, "toolName": turn.answered_call.name, "isError": False}
+        return {"role": "toolResult", **call_fields, "content": _text_blocks(turn.text)}
     if turn.role == "user":
-        return {"role": "user", "content": _texts(turn.text)}
+        return {"role": "user", "content": _text_blocks(turn.text)}
     calls = [{"type": "toolCall", "id": id, "name": name, "arguments": arguments} for id, name, arguments in turn.calls]
     counts = ("input", "output", "cacheRead", "cacheWrite")
     return {
         "role": "assistant",
-        "content": [*(_texts(turn.text) if turn.text or not calls else ()), *calls],
+        "content": [*(_text_blocks(turn.text) if turn.text or not calls else ()), *calls],
         "api": "openai-completions",
         "provider": "agentr",
         "model": _MODEL,
@@ -342,5 +342,5 @@ def _pi_message(turn: Turn) -> Line:
     }
 
 
-def _texts(text: str, kind: str = "text") -> list[Line]:
+def _text_blocks(text: str, kind: str = "text") -> list[Line]:
     return [{"type": kind, "text": text}]

@@ -17,14 +17,16 @@ from agentr_core.types import Message, Preference, Role, Sample
 # Samples as lines of JSON for other trainers. Each format has its own way to say which turns carry
 # no loss.
 
-Format = Literal["trl", "sharegpt", "llamafactory"]
-Tokens = tuple[Sequence[int], Sequence[int]]
+ConversationFormat = Literal["trl", "sharegpt", "llamafactory"]
+IdsAndLabels = tuple[Sequence[int], Sequence[int]]
 """The token ids of a sample and their labels, -100 where there is no loss."""
 
 _SHAREGPT_ROLES: dict[Role, str] = {"system": "system", "user": "human", "assistant": "gpt", "tool": "observation"}
 
 
-def export_lines(samples: Iterable[Sample], format: str, *, rows: Mapping[str, Tokens] | None = None) -> Iterator[str]:
+def export_lines(
+    samples: Iterable[Sample], format: str, *, rows: Mapping[str, IdsAndLabels] | None = None
+) -> Iterator[str]:
     """Yield the samples as lines of JSON, each with the sample's id and kind.
 
     trl            `messages` with a list `train` of one flag for each. With `rows` (by sample id)
@@ -52,7 +54,9 @@ def export_lines(samples: Iterable[Sample], format: str, *, rows: Mapping[str, T
         "llamafactory": _llamafactory,
     }
     if format not in writers:
-        raise ConfigError(f"there is no export format {format!r}; choose one of {', '.join(get_args(Format))}")
+        raise ConfigError(
+            f"there is no export format {format!r}; choose one of {', '.join(get_args(ConversationFormat))}"
+        )
     return (
         json.dumps({"id": sample_id(sample), "kind": sample.kind, **record}, ensure_ascii=False)
         for sample in samples
@@ -70,32 +74,33 @@ def pair_lines(preferences: Iterable[Preference], format: str) -> Iterator[str]:
 
     Raises `ConfigError` for another format: LLaMA-Factory's pairs have one reply on each side.
     """
-    write = {"trl": _openai_turn, "sharegpt": _turn}.get(format)
-    if write is None:
+    write_turn = {"trl": _openai_turn, "sharegpt": _sharegpt_turn}.get(format)
+    if write_turn is None:
         raise ConfigError(f"preference pairs cannot be written as {format!r}; choose trl or sharegpt")
     for preference in preferences:
         instance, turns = preference.chosen.instance, _without_tools(preference.chosen)
         start = next(position for position, message in enumerate(turns) if message.train)
         record = {
             "id": None if instance is None else instance.key,
-            "prompt": [write(message) for message in turns[:start]],
-            "chosen": [{**write(message), **_loss_flag(message)} for message in turns[start:]],
+            "prompt": [write_turn(message) for message in turns[:start]],
+            "chosen": [{**write_turn(message), **_loss_flag(message)} for message in turns[start:]],
             "rejected": [
-                {**write(message), **_loss_flag(message)} for message in _without_tools(preference.rejected)[start:]
+                {**write_turn(message), **_loss_flag(message)}
+                for message in _without_tools(preference.rejected)[start:]
             ],
             "chosen_reward": preference.chosen_reward,
             "rejected_reward": preference.rejected_reward,
-            **_tools(preference.chosen),
+            **_tools_field(preference.chosen),
         }
         yield json.dumps(record, ensure_ascii=False)
 
 
-def _trl(sample: Sample, rows: Mapping[str, Tokens] | None) -> dict[str, Any]:
+def _trl(sample: Sample, rows: Mapping[str, IdsAndLabels] | None) -> dict[str, Any]:
     messages = _without_tools(sample)
     record: dict[str, Any] = {
         "messages": [_openai_turn(message) for message in messages],
         "train": [message.train for message in messages],
-        **_tools(sample),
+        **_tools_field(sample),
     }
     if rows is None:
         return record
@@ -110,8 +115,8 @@ def _trl(sample: Sample, rows: Mapping[str, Tokens] | None) -> dict[str, Any]:
 
 
 def _sharegpt(sample: Sample) -> dict[str, Any]:
-    turns = [{**_turn(message), "train": message.train} for message in _without_tools(sample)]
-    return {"conversations": turns, **_tools(sample)}
+    turns = [{**_sharegpt_turn(message), "train": message.train} for message in _without_tools(sample)]
+    return {"conversations": turns, **_tools_field(sample)}
 
 
 def _without_tools(sample: Sample) -> tuple[Message, ...]:
@@ -121,7 +126,7 @@ def _without_tools(sample: Sample) -> tuple[Message, ...]:
     return sample.messages[1:] if sample.messages[0].role == "tools" else sample.messages
 
 
-def _tools(sample: Sample) -> dict[str, Any]:
+def _tools_field(sample: Sample) -> dict[str, Any]:
     first = sample.messages[0]
     return {"tools": json.loads(first.text)} if first.role == "tools" else {}
 
@@ -144,15 +149,15 @@ def _llamafactory(sample: Sample) -> Iterator[dict[str, Any]]:
                 "turns; export it as trl or sharegpt"
             )
         if message.train:
-            turns = [{**_turn(before), "train": False} for before in messages[:position]]
-            yield {"conversations": [*turns, {**_turn(message), "train": True}], "system": system}
+            turns = [{**_sharegpt_turn(before), "train": False} for before in messages[:position]]
+            yield {"conversations": [*turns, {**_sharegpt_turn(message), "train": True}], "system": system}
 
 
 def _openai_turn(message: Message) -> dict[str, Any]:
     return {"role": message.role, "content": message.text, **spans_of(message)}
 
 
-def _turn(message: Message) -> dict[str, Any]:
+def _sharegpt_turn(message: Message) -> dict[str, Any]:
     return {"from": _SHAREGPT_ROLES[message.role], "value": message.text, **spans_of(message)}
 
 
@@ -214,7 +219,7 @@ class SampleRow:
     id: str
     sample: Sample
     origin: Origin
-    tokens: Tokens | None = None
+    tokens: IdsAndLabels | None = None
     tool_calls: Sequence[Mapping[str, Any]] = ()
     question: Question | None = None
     logprobs: Sequence[Sequence[float] | None] = ()
@@ -229,7 +234,7 @@ class PairRow:
     origin: Origin
 
     @property
-    def start(self) -> int:
+    def prompt_length(self) -> int:
         """The length of the prompt: the number of turns before the first one that carries loss,
         which are the same on both sides.
         """
@@ -240,7 +245,7 @@ class PairRow:
     def sides(self) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
         """The turns of the chosen and of the rejected side after the prompt."""
         pair = self.preference
-        return pair.chosen.messages[self.start :], pair.rejected.messages[self.start :]
+        return pair.chosen.messages[self.prompt_length :], pair.rejected.messages[self.prompt_length :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +261,7 @@ class TrainingSet:
     pairs: Sequence[PairRow] = ()
     launch: Launch | None = None
     """The settings of a training on it; None where the initial policy is not known."""
-    about: Mapping[str, str] = field(default_factory=dict)
+    card_sections: Mapping[str, str] = field(default_factory=dict)
     """The sections of its card: their text, in Markdown, by their heading."""
     licence: str = ""
     """The identifier of a licence; empty if its card names none."""
@@ -265,7 +270,7 @@ class TrainingSet:
         return len(self.pairs or self.samples)
 
 
-TOOL_TURNS = ("tools", "tool")
+TOOL_ROLES = ("tools", "tool")
 """The roles of the turn that defines tools and of the turns with the results of calls."""
 
 
@@ -276,22 +281,22 @@ def samples_of(training_set: TrainingSet) -> Iterator[Sample]:
         yield from (pair.preference.chosen, pair.preference.rejected)
 
 
-def cut_replies(training_set: TrainingSet) -> str:
+def cut_replies_note(training_set: TrainingSet) -> str:
     """Return a note on how many trained replies were cut at their token limit, which the exported
     texts do not show; empty if none.
     """
     spans = [span for sample in samples_of(training_set) for message in sample.messages for span in message.parts]
-    count = sum(span.train and span.finish_reason == "length" for span in spans)
+    num_cut = sum(span.train and span.finish_reason == "length" for span in spans)
     reason = "a trainer ends them as if the model had"
-    return f"left out is that {count} trained replies were cut at their token limit; {reason}" if count else ""
+    return f"left out is that {num_cut} trained replies were cut at their token limit; {reason}" if num_cut else ""
 
 
-def rows_told(training_set: TrainingSet) -> str:
+def rows_text(training_set: TrainingSet) -> str:
     """Return the number and the kind of the rows, as in "12 samples"."""
     return f"{len(training_set)} {'preference pairs' if training_set.pairs else 'samples'}"
 
 
-def cut_turns(training_set: TrainingSet) -> int:
+def count_partly_trained_turns(training_set: TrainingSet) -> int:
     """Return how many turns of the samples carry loss in some of their spans, but not in all."""
     return sum(
         message.train and not all(span.train for span in message.parts)
@@ -300,7 +305,7 @@ def cut_turns(training_set: TrainingSet) -> int:
     )
 
 
-def spared_turns(training_set: TrainingSet) -> int:
+def count_untrained_side_turns(training_set: TrainingSet) -> int:
     """Return how many turns within the sides of pairs carry no loss in at least one span. Such
     turns include observations.
     """
@@ -312,7 +317,7 @@ def spared_turns(training_set: TrainingSet) -> int:
     )
 
 
-def opening(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+def opening_turns(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """Return the turns of an episode before its first reply: those before the turn that was grown
     by continuation, if there is one, else as many as `opening_length` says.
     """

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentr_core.errors import ConfigError, DataFileError
-from agentr_core.exchange.training_set import Origin, SampleRow, TrainingSet, opening
+from agentr_core.exchange.training_set import Origin, SampleRow, TrainingSet, opening_turns
 from agentr_core.samples.json_records import records
 from agentr_core.types import Message, Sample, SampleKind
 
@@ -72,7 +72,7 @@ def write(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
     has_questions = any(row.question for row in training_set.samples)
     rows = [
         _row(index, key, sample, origin, row, has_questions=has_questions)
-        for index, (key, sample, origin, row) in enumerate(_episodes(training_set).values())
+        for index, (key, sample, origin, row) in enumerate(_first_sample_by_instance(training_set).values())
     ]
     if not rows:
         raise ConfigError(f"{training_set.name} has no sample of an instance to play; choose another format")
@@ -82,15 +82,15 @@ def write(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
         script = folder / SCRIPT
         # The script uses ET-Agent's reward if all rows are questions, else a reward function that
         # the user names.
-        efficient = {row["data_source"] for row in rows} <= {*SOURCES.values()}
+        uses_efficiency = {row["data_source"] for row in rows} <= {*SOURCES.values()}
         facts = ", ".join(f"{name} {fact}" for name, fact in training_set.facts.items() if name != "counts")
         script.write_text(
             _LAUNCH.format(
                 title=shlex.quote(" ".join(training_set.name.split())),
                 facts=" ".join(facts.split()),
                 count=len(rows),
-                needs=_NEEDS_EFFICIENCY if efficient else _NEEDS_REWARD,
-                reward=_EFFICIENCY.format(launch=training_set.launch) if efficient else _REWARD,
+                needs=_NEEDS_EFFICIENCY if uses_efficiency else _NEEDS_REWARD,
+                reward=_EFFICIENCY.format(launch=training_set.launch) if uses_efficiency else _REWARD,
                 model=shlex.quote(training_set.launch.model),
                 workspace=shlex.quote(training_set.launch.workspace),
                 launch=training_set.launch,
@@ -103,14 +103,16 @@ def write(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
 
 def prompts_text(training_set: TrainingSet) -> str:
     """Return the number of prompts, as in "12 prompts"."""
-    return f"{len(_episodes(training_set))} prompts"
+    return f"{len(_first_sample_by_instance(training_set))} prompts"
 
 
-def tools_elsewhere(training_set: TrainingSet) -> str:
+def tools_note(training_set: TrainingSet) -> str:
     """Return a note on how many prompts offer tools, which are left out, since verl reads tools
     from a separate file; empty if none.
     """
-    count = sum(sample.messages[0].role == "tools" for _, sample, _, _ in _episodes(training_set).values())
+    count = sum(
+        sample.messages[0].role == "tools" for _, sample, _, _ in _first_sample_by_instance(training_set).values()
+    )
     return (
         f"left out are the tools that {count} prompts offer; name them to verl in `data.tool_config_path`"
         if count
@@ -118,7 +120,7 @@ def tools_elsewhere(training_set: TrainingSet) -> str:
     )
 
 
-def _episodes(training_set: TrainingSet) -> dict[str, tuple[str, Sample, Origin, SampleRow | None]]:
+def _first_sample_by_instance(training_set: TrainingSet) -> dict[str, tuple[str, Sample, Origin, SampleRow | None]]:
     """Return for each instance, by its key, its first sample: the id and the sample (the chosen
     side of a pair), the origin, and the row, which is None for a pair. Samples of judges are
     skipped.
@@ -134,11 +136,15 @@ def _episodes(training_set: TrainingSet) -> dict[str, tuple[str, Sample, Origin,
     return by_instance
 
 
-def turns(messages: tuple[Message, ...]) -> list[dict[str, str]]:
+def prompt_turns(messages: tuple[Message, ...]) -> list[dict[str, str]]:
     """Return the prompt for verl as `role` and `content` of each turn: the turns before the first
     reply, without the `tools` turn.
     """
-    return [{"role": message.role, "content": message.text} for message in opening(messages) if message.role != "tools"]
+    return [
+        {"role": message.role, "content": message.text}
+        for message in opening_turns(messages)
+        if message.role != "tools"
+    ]
 
 
 def _row(
@@ -146,12 +152,12 @@ def _row(
 ) -> dict[str, Any]:
     instance, question = sample.instance, row.question if row else None
     assert instance is not None
-    truth = list(question.golds) if question else [instance.key] if has_questions else instance.key
+    ground_truth = list(question.golds) if question else [instance.key] if has_questions else instance.key
     return {
         "data_source": question.data_source if question else instance.environment,
-        "prompt": turns(sample.messages),
+        "prompt": prompt_turns(sample.messages),
         "ability": question.ability if question else "agent",
-        "reward_model": {"style": "rule", "ground_truth": truth},
+        "reward_model": {"style": "rule", "ground_truth": ground_truth},
         "extra_info": {
             # ET-Agent's reward manager groups the rollouts of a prompt by this number.
             "index": index,
@@ -265,10 +271,10 @@ class Rollout:
     """A reply that verl sampled, from a dump of its trainer or a table of `main_generation`.
 
     In a dump, `prompt` is the text of the prompt, decoded without special tokens. In a table it is
-    empty, and `turns` has the prompt (see `canonical_turns`). `score` is the reward in training,
+    empty, and `canonical_prompt` has it (see `canonical_turns`). `score` is the reward in training,
     None for a reply that was not scored. `correctness` is the score without penalties for cost or
-    format, None if the reward function did not report it. `validates` says whether the rollout is
-    of a validation.
+    format, None if the reward function did not report it. `is_validation` says whether the rollout
+    is of a validation.
     """
 
     where: str
@@ -277,9 +283,9 @@ class Rollout:
     reply: str
     score: float | None
     correctness: float | None
-    turns: str = ""
+    canonical_prompt: str = ""
     instance_id: str = ""
-    validates: bool = False
+    is_validation: bool = False
 
 
 def rollout_files(folder: Path) -> list[Path]:
@@ -307,7 +313,7 @@ def read_rollouts(file: Path) -> Iterator[Rollout]:
     If the name of its folder begins with `val`, its rollouts are of a validation. Raises
     `DataFileError` when the file cannot be read or a row is malformed.
     """
-    validates = any(part.startswith("val") for part in file.parent.parts[-1:])
+    is_validation = any(part.startswith("val") for part in file.parent.parts[-1:])
     if file.suffix == ".jsonl":
         rows: Iterable[tuple[int, Mapping[str, Any]]] = records(file, setting="FOLDER")
     else:
@@ -318,31 +324,31 @@ def read_rollouts(file: Path) -> Iterator[Rollout]:
     for number, row in rows:
         where = f"{file}:{number}"
         if isinstance(row.get("responses"), list):
-            yield from _of_table(row, where, _step(row, file, where), validates=validates)
+            yield from _table_rollouts(row, where, _step(row, file, where), is_validation=is_validation)
         else:
-            yield _of_dump(row, where, _step(row, file, where), validates=validates)
+            yield _dump_rollout(row, where, _step(row, file, where), is_validation=is_validation)
 
 
-def _of_dump(row: Mapping[str, Any], where: str, step: int, *, validates: bool) -> Rollout:
+def _dump_rollout(row: Mapping[str, Any], where: str, step: int, *, is_validation: bool) -> Rollout:
     prompt, reply = row.get("input"), row.get("output")
     if not isinstance(prompt, str) or not isinstance(reply, str):
         raise DataFileError(
             f"{where} has no texts `input` and `output`, so it is no rollout of verl; move the file out of the folder"
         )
-    correct = _number(row, "raw_score", where)
+    raw_score = _number(row, "raw_score", where)
     return Rollout(
         where=where,
         step=step,
         prompt=prompt,
         reply=reply,
         score=_number(row, "score", where),
-        correctness=_number(row, "acc", where) if correct is None else correct,
+        correctness=_number(row, "acc", where) if raw_score is None else raw_score,
         instance_id=_instance_id(row),
-        validates=validates,
+        is_validation=is_validation,
     )
 
 
-def _of_table(row: Mapping[str, Any], where: str, step: int, *, validates: bool) -> Iterator[Rollout]:
+def _table_rollouts(row: Mapping[str, Any], where: str, step: int, *, is_validation: bool) -> Iterator[Rollout]:
     for reply in row["responses"]:
         if not isinstance(reply, str) or not isinstance(row.get("prompt"), list):
             raise DataFileError(f"{where}: `responses` must be texts, beside a list of turns `prompt`; write it again")
@@ -353,9 +359,9 @@ def _of_table(row: Mapping[str, Any], where: str, step: int, *, validates: bool)
             reply=reply,
             score=None,
             correctness=None,
-            turns=canonical_turns(row["prompt"]),
+            canonical_prompt=canonical_turns(row["prompt"]),
             instance_id=_instance_id(row),
-            validates=validates,
+            is_validation=is_validation,
         )
 
 

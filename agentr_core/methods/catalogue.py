@@ -22,18 +22,18 @@ from agentr_core.recipes.grpo import (
 )
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.runtime.place import Acting, Demand, Funnel, ReportPart, Stage, Training, imported
+from agentr_core.runtime.context import Demand, Funnel, ReportPart, RolloutConfig, Stage, Training, lazy_import
 from agentr_core.training.job import GroupRelative, Preference, PreferenceLoss, Supervised
-from agentr_core.training.process import offloads, read_zero
+from agentr_core.training.process import offloads, read_deepspeed
 
 # The shipped trainings, as a recipe configures them.
 
-_PLAIN = TrainingConfig()
-_UNUSED_ONLINE: dict[str, Any] = {
-    "num_train_epochs": _PLAIN.num_train_epochs,
-    "max_tokens": _PLAIN.max_tokens,
-    "max_seconds": _PLAIN.max_seconds,
-    "step_tokens": _PLAIN.step_tokens,
+_DEFAULTS = TrainingConfig()
+_DATASET_SETTINGS: dict[str, Any] = {
+    "num_train_epochs": _DEFAULTS.num_train_epochs,
+    "max_tokens": _DEFAULTS.max_tokens,
+    "max_seconds": _DEFAULTS.max_seconds,
+    "step_tokens": _DEFAULTS.step_tokens,
 }
 """Settings for the length of training on a dataset, at their defaults. Group RL does not read them,
 so with these values they do not change the ids of its results either."""
@@ -49,13 +49,13 @@ def supervised(recipe: Recipe, iteration: int, *, anew: bool = False) -> Trainin
         objective=Supervised(),
         config=recipe.training,
         num_train_epochs=recipe.num_train_epochs(iteration),
-        anew=anew or recipe.training.start_from == "base",
+        from_base=anew or recipe.training.start_from == "base",
     )
 
 
 # A run may have supervised training and group RL (`agent_r.phases`), which need different learning
 # rates.
-def reinforced(recipe: Recipe, *, anew: bool = False) -> Training:
+def group_relative(recipe: Recipe, *, anew: bool = False) -> Training:
     """Return group RL, which starts from the latest policy; settings of section `grpo` take
     precedence over section `training`.
 
@@ -63,46 +63,50 @@ def reinforced(recipe: Recipe, *, anew: bool = False) -> Training:
         anew: start from the model that the run began with instead.
     """
     grpo = recipe.grpo
-    settings = {name: getattr(grpo, name) for name in SCHEDULE}
-    changes: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
-    schedule = changes.get("lr_scheduler_type", recipe.training.lr_scheduler_type)
-    changes["lr_scheduler_kwargs"] = arguments_for(schedule, recipe.training)
-    config = replace(on_one_machine(recipe.training), **_UNUSED_ONLINE, **changes)
-    return Training(objective=GroupRelative(grpo=grpo), config=config, anew=anew)
+    schedule_settings = {name: getattr(grpo, name) for name in SCHEDULE}
+    schedule_changes: dict[str, Any] = {name: value for name, value in schedule_settings.items() if value is not None}
+    schedule = schedule_changes.get("lr_scheduler_type", recipe.training.lr_scheduler_type)
+    schedule_changes["lr_scheduler_kwargs"] = scheduler_kwargs_for(schedule, recipe.training)
+    config = replace(on_one_machine(recipe.training), **_DATASET_SETTINGS, **schedule_changes)
+    return Training(objective=GroupRelative(grpo=grpo), config=config, from_base=anew)
 
 
-def sampled_groups(recipe: Recipe, test: int) -> dict[str, Demand]:
+def group_demands(recipe: Recipe, num_test: int) -> dict[str, Demand]:
     """Return upper bounds on what group RL asks of models in an iteration, by purpose (`groups`,
     `cut`, `validate`).
 
     Args:
-        test: the number of held-out episodes of all sets; the development set, which is played
+        num_test: the number of held-out episodes of all sets; the development set, which is played
             between the steps, is one of these.
     """
     grpo, evaluation = recipe.grpo, recipe.evaluation
-    number = grpo.steps * grpo.groups * (1 + grpo.resample) * grpo.num_generations
-    most = recipe.longest_reply(grpo.max_new_tokens)
-    groups = Demand.episodes(number, steps=grpo.max_steps, most=most, limits=grpo.limits)
+    num_episodes = grpo.steps * grpo.groups * (1 + grpo.resample) * grpo.num_generations
+    max_tokens = recipe.longest_reply(grpo.max_new_tokens)
+    groups = Demand.episodes(num_episodes, steps=grpo.max_steps, max_new_tokens=max_tokens, limits=grpo.limits)
     demands = {"groups": groups}
     if grpo.revision_cut == "verdict":
-        revisions = grpo.steps * (1 + grpo.resample) * round(grpo.revision_share * grpo.groups)
-        verdicts = revisions * grpo.max_steps * recipe.critique.votes
-        demands["cut"] = Demand.questions("judge", verdicts, recipe.critique.max_new_tokens)
+        num_revisions = grpo.steps * (1 + grpo.resample) * round(grpo.revision_share * grpo.groups)
+        num_verdicts = num_revisions * grpo.max_steps * recipe.critique.votes
+        demands["cut"] = Demand.questions("judge", num_verdicts, recipe.critique.max_new_tokens)
     if not grpo.eval_steps:
         return demands
-    plays = test * (grpo.steps // grpo.eval_steps)
-    most, limits = recipe.longest_reply(evaluation.max_new_tokens), evaluation.limits
-    return demands | {"validate": Demand.episodes(plays, steps=evaluation.max_steps, most=most, limits=limits)}
+    num_validations = num_test * (grpo.steps // grpo.eval_steps)
+    max_tokens, limits = recipe.longest_reply(evaluation.max_new_tokens), evaluation.limits
+    return demands | {
+        "validate": Demand.episodes(
+            num_validations, steps=evaluation.max_steps, max_new_tokens=max_tokens, limits=limits
+        )
+    }
 
 
-def acting_in_groups(recipe: Recipe) -> Acting:
+def group_rollout_config(recipe: Recipe) -> RolloutConfig:
     """Return how the policy acts in the episodes of group RL."""
     grpo = recipe.grpo
     sampling = grpo.sampling(temperature=1.0, max_new_tokens=grpo.max_new_tokens)
-    return Acting(sampling=sampling, max_steps=grpo.max_steps, repeats=grpo.repeats, limits=grpo.limits)
+    return RolloutConfig(sampling=sampling, max_steps=grpo.max_steps, repeats=grpo.repeats, limits=grpo.limits)
 
 
-def swapping_faults(recipe: Recipe) -> list[str]:
+def weight_swap_faults(recipe: Recipe) -> list[str]:
     """Return why group RL could not hand the weights of one step to the sampler of the next, one
     sentence each.
     """
@@ -112,18 +116,18 @@ def swapping_faults(recipe: Recipe) -> list[str]:
             "model.backend: group RL replaces the weights after each step, which a server that others started does not "
             "allow; set it to vllm or transformers, and name a directory in model.path"
         )
-    if recipe.model.takes_turns and _stays(recipe.training):
+    if recipe.model.shares_gpus and _holds_gpu_memory(recipe.training):
         faults.append(
             "model.vllm.sleep: DeepSpeed leaves the GPU to nobody unless weights and optimizer are offloaded; set "
             "training.launch.deepspeed=zero3-offload, or training.launch.fsdp=true in its place"
         )
-    if recipe.model.takes_turns and recipe.grpo.staleness:
+    if recipe.model.shares_gpus and recipe.grpo.staleness:
         faults.append(
             "grpo.staleness: with model.vllm.sleep, sampler and trainer take turns on the GPU, so nothing is sampled "
             "while a step is trained; leave one of them out"
         )
-    goes_on = recipe.model.backend == "vllm" or recipe.iterations > 1
-    if goes_on and recipe.training.publish == "adapter":
+    reuses_sampler = recipe.model.backend == "vllm" or recipe.iterations > 1
+    if reuses_sampler and recipe.training.publish == "adapter":
         faults.append(
             "training.publish: a sampler holds an adapter apart from its model, whose weights group RL replaces; leave "
             "it at merged"
@@ -131,7 +135,7 @@ def swapping_faults(recipe: Recipe) -> list[str]:
     return faults
 
 
-def _stays(training: TrainingConfig) -> bool:
+def _holds_gpu_memory(training: TrainingConfig) -> bool:
     """Return whether the trainer holds its GPU memory throughout, so that no sampler can use it: it
     does under DeepSpeed without offloading.
     """
@@ -139,20 +143,20 @@ def _stays(training: TrainingConfig) -> bool:
     if launch is None or not launch.deepspeed:
         return False
     try:
-        return not offloads(read_zero(launch.deepspeed))
+        return not offloads(read_deepspeed(launch.deepspeed))
     except ConfigError:
         # `requirements` reports an unreadable DeepSpeed configuration.
         return False
 
 
-def reinforcing_faults(recipe: Recipe, *, alone: bool) -> list[str]:
+def group_rl_faults(recipe: Recipe, *, is_only_phase: bool) -> list[str]:
     """Return what is wrong with a recipe that has iterations of phase `rl`, one sentence each.
 
     Args:
-        alone: all iterations of the recipe are of phase `rl`.
+        is_only_phase: all iterations of the recipe are of phase `rl`.
     """
-    faults = grpo_faults(recipe.grpo, recipe.training, recipe.data) if alone else group_faults(recipe.grpo)
-    faults += swapping_faults(recipe)
+    faults = grpo_faults(recipe.grpo, recipe.training, recipe.data) if is_only_phase else group_faults(recipe.grpo)
+    faults += weight_swap_faults(recipe)
     if recipe.context != "stop":
         faults.append("context: an iteration rl trains whole conversations; leave it out")
     return faults
@@ -170,34 +174,34 @@ def summary_faults(recipe: Recipe) -> list[str]:
     ]
 
 
-def arguments_for(schedule: str, training: TrainingConfig) -> dict[str, Any]:
+def scheduler_kwargs_for(schedule: str, training: TrainingConfig) -> dict[str, Any]:
     """Return `lr_scheduler_kwargs` for the learning-rate schedule that a section other than
     `training` chooses: those of `training` if both name the same schedule, else the default.
     """
-    return training.lr_scheduler_kwargs if schedule == training.lr_scheduler_type else _PLAIN.lr_scheduler_kwargs
+    return training.lr_scheduler_kwargs if schedule == training.lr_scheduler_type else _DEFAULTS.lr_scheduler_kwargs
 
 
-def preference(recipe: Recipe, turn: int) -> Training:
+def preference(recipe: Recipe, num_earlier: int) -> Training:
     """Return preference training; settings of section `eto.dpo` take precedence over section
     `training`. It starts from the latest policy, which is also the reference model.
 
     Args:
-        turn: how many earlier iterations trained on preferences.
+        num_earlier: how many earlier iterations trained on preferences.
     """
     dpo = recipe.eto.dpo
     config = replace(
         recipe.training,
-        learning_rate=in_iteration(dpo.learning_rate, turn + 1),
+        learning_rate=in_iteration(dpo.learning_rate, num_earlier + 1),
         max_tokens=dpo.max_tokens,
         step_tokens=0,
         per_device_train_batch_size=dpo.per_device_train_batch_size,
         gradient_accumulation_steps=dpo.gradient_accumulation_steps,
         lr_scheduler_type=dpo.lr_scheduler_type,
-        lr_scheduler_kwargs=arguments_for(dpo.lr_scheduler_type, recipe.training),
+        lr_scheduler_kwargs=scheduler_kwargs_for(dpo.lr_scheduler_type, recipe.training),
         warmup_ratio=dpo.warmup_ratio,
     )
     loss = PreferenceLoss(
-        beta=in_iteration(dpo.beta, turn + 1),
+        beta=in_iteration(dpo.beta, num_earlier + 1),
         loss_type=tuple(dpo.loss_type),
         loss_weights=dpo.loss_weights,
         label_smoothing=dpo.label_smoothing,
@@ -207,35 +211,41 @@ def preference(recipe: Recipe, turn: int) -> Training:
         objective=Preference(preference=loss),
         config=config,
         section="eto.dpo",
-        num_train_epochs=in_iteration(dpo.num_train_epochs, turn + 1),
+        num_train_epochs=in_iteration(dpo.num_train_epochs, num_earlier + 1),
     )
 
 
 # Phrases that several methods use in what `agentr plan` prints.
 
-MOST_NAMED = 10
-"""The most iterations after those in `values` for which `by_iteration` repeats the last value."""
+MAX_REPEATS = 10
+"""The most iterations after those in `values` for which `values_by_iteration` repeats the last
+value.
+"""
 
 
-def by_iteration(recipe: Recipe, values: Sequence[str]) -> str:
+def values_by_iteration(recipe: Recipe, values: Sequence[str]) -> str:
     """Return the values of all iterations as text. The last value is repeated for later iterations;
     in a long run it is given once, with "from then on".
     """
-    more = recipe.iterations - len(values)
-    if more <= MOST_NAMED:
-        return ", ".join([*values, *[values[-1]] * more])
+    num_missing = recipe.iterations - len(values)
+    if num_missing <= MAX_REPEATS:
+        return ", ".join([*values, *[values[-1]] * num_missing])
     return f"{', '.join(values)} from then on"
 
 
-def of_groups(recipe: Recipe, train: int) -> str:
+def groups_phrase(recipe: Recipe, num_instances: int) -> str:
     """Return a phrase for what group RL does in an iteration: its steps, groups and instances."""
     grpo = recipe.grpo
     steps = "1 step" if grpo.steps == 1 else f"{grpo.steps} steps"
-    phrase = f"{steps} of {grpo.groups} groups of {grpo.num_generations} episodes of {train} instances"
+    phrase = f"{steps} of {grpo.groups} groups of {grpo.num_generations} episodes of {num_instances} instances"
     if grpo.revision_share:
         phrase += f", at most {grpo.revision_share:.0%} of the groups after a failed beginning of their instance"
-        ends = {"random": "", "verdict": " up to the judge's first error", "value": " up to the largest drop of value"}
-        phrase += ends[grpo.revision_cut]
+        cut_phrases = {
+            "random": "",
+            "verdict": " up to the judge's first error",
+            "value": " up to the largest drop of value",
+        }
+        phrase += cut_phrases[grpo.revision_cut]
     if grpo.expert_share:
         phrase += f", at most {grpo.expert_share:.0%} after the expert's first steps, where nothing was won"
     if grpo.distil is not None:
@@ -244,19 +254,19 @@ def of_groups(recipe: Recipe, train: int) -> str:
     return phrase
 
 
-def of_unread(recipe: Recipe) -> list[str]:
+def unread_lines(recipe: Recipe) -> list[str]:
     """Return a line with the settings of supervised training that iterations of phase `rl` do not
     read; an empty list if the recipe has none.
     """
-    settings = unread_online(recipe.training)
-    return [f"an iteration rl does not read {', '.join(settings)}"] if settings else []
+    unread_names = unread_online(recipe.training)
+    return [f"an iteration rl does not read {', '.join(unread_names)}"] if unread_names else []
 
 
 COLLECT = Stage(
     name="collect",
     about="Grow the trees of an iteration.",
-    work=imported("agentr_core.methods.agent_r.collect:collect"),
-    check=imported("agentr_core.methods.agent_r.collect:check_world"),
+    work=lazy_import("agentr_core.methods.agent_r.collect:collect"),
+    check=lazy_import("agentr_core.methods.agent_r.collect:check_world"),
     reads=("environment", "model", "models.teacher", "teacher_iterations", "instances", "search", "errors", "scale"),
     needs=("gpu", "env"),
     roles=("actor", "teacher"),
@@ -266,7 +276,7 @@ COLLECT = Stage(
 CRITIQUE = Stage(
     name="critique",
     about="Pair the paths of the trees and judge the bad ones.",
-    work=imported("agentr_core.methods.agent_r.critique:critique"),
+    work=lazy_import("agentr_core.methods.agent_r.critique:critique"),
     reads=("model", "models", "pairs", "critique"),
     needs=("gpu",),
     roles=("judge",),
@@ -274,10 +284,10 @@ CRITIQUE = Stage(
 SPLICE = Stage(
     name="splice",
     about="Make samples of the judged pairs and of the good paths.",
-    work=imported("agentr_core.methods.agent_r.splice:splice_pairs"),
+    work=lazy_import("agentr_core.methods.agent_r.splice:splice_pairs"),
     reads=("environment", "splice"),
     needs=("env",),
-    check=imported("agentr_core.methods.agent_r.splice:check_models"),
+    check=lazy_import("agentr_core.methods.agent_r.splice:check_models"),
 )
 SPLICE_CONTINUED = replace(
     SPLICE,
@@ -290,16 +300,16 @@ SPLICE_CONTINUED = replace(
 GOOD_PATHS = replace(
     SPLICE,
     about="Make samples of the good paths.",
-    work=imported("agentr_core.methods.agent_r.splice:keep_good_paths"),
+    work=lazy_import("agentr_core.methods.agent_r.splice:keep_good_paths"),
 )
 DEMONSTRATE = Stage(
     name="demonstrate",
     about="Play the expert on the training instances of an iteration.",
-    work=imported("agentr_core.stages.demonstrate:demonstrate"),
+    work=lazy_import("agentr_core.stages.demonstrate:demonstrate"),
     reads=("environment", "instances", "eto.expert"),
     needs=("env",),
     # The error message for a missing expert depends on the recipe's method.
-    check=lambda recipe, env, instances: imported("agentr_core.stages.demonstrate:check_expert")(
+    check=lambda recipe, env, instances: lazy_import("agentr_core.stages.demonstrate:check_expert")(
         recipe, env, instances, method_of(recipe)
     ),
     gathers=True,
@@ -307,12 +317,12 @@ DEMONSTRATE = Stage(
 CLONE = replace(
     DEMONSTRATE,
     about="Play the expert on the training instances of an iteration, and make samples of its episodes.",
-    work=imported("agentr_core.stages.demonstrate:expert_samples"),
+    work=lazy_import("agentr_core.stages.demonstrate:expert_samples"),
 )
 THINK = Stage(
     name="think",
     about="Have the editor write a thought before each bare action of the expert.",
-    work=imported("agentr_core.stages.demonstrate:think"),
+    work=lazy_import("agentr_core.stages.demonstrate:think"),
     reads=("environment", "model", "models.editor", "eto.expert.thoughts", "errors", "scale"),
     needs=("gpu", "env"),
     roles=("editor",),
@@ -321,12 +331,12 @@ THINK = Stage(
 THINK_AND_CLONE = replace(
     THINK,
     about="Have the editor write a thought before each bare action of the expert, and make samples of its episodes.",
-    work=imported("agentr_core.stages.demonstrate:think_and_clone"),
+    work=lazy_import("agentr_core.stages.demonstrate:think_and_clone"),
 )
 EXPLORE = Stage(
     name="explore",
     about="Let the policy play the training instances of an iteration.",
-    work=imported("agentr_core.methods.eto.preferences:explore"),
+    work=lazy_import("agentr_core.methods.eto.preferences:explore"),
     reads=(
         "environment",
         "model",
@@ -341,32 +351,32 @@ EXPLORE = Stage(
     roles=("actor", "teacher"),
     spreads=True,
     gathers=True,
-    check=imported("agentr_core.methods.eto.preferences:check_state"),
+    check=lazy_import("agentr_core.methods.eto.preferences:check_state"),
 )
 EXPLORE_AND_KEEP = replace(
     EXPLORE,
     about="Let the policy play the training instances of an iteration, and make samples of its successes.",
-    work=imported("agentr_core.methods.eto.preferences:explore_and_keep"),
+    work=lazy_import("agentr_core.methods.eto.preferences:explore_and_keep"),
 )
 PREFER = Stage(
     name="prefer",
     about="Make the preference pairs of an iteration.",
-    work=imported("agentr_core.methods.eto.preferences:prefer"),
+    work=lazy_import("agentr_core.methods.eto.preferences:prefer"),
     reads=("eto.preferences",),
     needs=("env",),
-    check=imported("agentr_core.methods.eto.preferences:check_pairs"),
+    check=lazy_import("agentr_core.methods.eto.preferences:check_pairs"),
 )
 DATASET = Stage(
     name="dataset",
     about="Build the dataset of an iteration.",
-    work=imported("agentr_core.stages.dataset:dataset"),
+    work=lazy_import("agentr_core.stages.dataset:dataset"),
     reads=("data",),
     makes="dataset",
 )
 TRAIN = Stage(
     name="train",
     about="Train on the dataset of an iteration.",
-    work=imported("agentr_core.stages.train:train"),
+    work=lazy_import("agentr_core.stages.train:train"),
     reads=("training",),
     needs=("gpu",),
     makes="checkpoint",
@@ -375,8 +385,8 @@ TRAIN_ON_PAIRS = replace(TRAIN, reads=("training", "eto.dpo"))
 REINFORCE = Stage(
     name="reinforce",
     about="Sample groups of episodes and train on them, step by step.",
-    work=imported("agentr_core.methods.grpo.train:reinforce"),
-    check=imported("agentr_core.methods.grpo.rollouts:check_world"),
+    work=lazy_import("agentr_core.methods.grpo.train:reinforce"),
+    check=lazy_import("agentr_core.methods.grpo.rollouts:check_world"),
     reads=(
         "environment",
         "model",
@@ -397,7 +407,7 @@ REINFORCE_JUDGED = replace(
 EVALUATE = Stage(
     name="evaluate",
     about="Evaluate the checkpoint of an iteration; 0 is the model the run began with.",
-    work=imported("agentr_core.stages.evaluate:evaluate"),
+    work=lazy_import("agentr_core.stages.evaluate:evaluate"),
     reads=("model", "evaluation", "scale"),
     needs=("gpu", "env"),
     roles=("actor",),
@@ -418,42 +428,42 @@ def splice_stage(config: SpliceConfig) -> Stage:
     return SPLICE_CONTINUED if config.goes_on else SPLICE
 
 
-def cloning(eto: EtoConfig) -> tuple[Stage, ...]:
+def clone_stages(eto: EtoConfig) -> tuple[Stage, ...]:
     """Return the stages that make samples of the expert's episodes, with an editor's thoughts if
     the recipe enables them.
     """
     return (DEMONSTRATE, THINK_AND_CLONE) if eto.expert.thoughts.enabled else (CLONE,)
 
 
-def demonstrating(eto: EtoConfig) -> tuple[Stage, ...]:
+def demonstrate_stages(eto: EtoConfig) -> tuple[Stage, ...]:
     """Return the stages that play the expert, with an editor's thoughts if the recipe enables them;
-    unlike those of `cloning`, they make no samples.
+    unlike those of `clone_stages`, they make no samples.
     """
     return (DEMONSTRATE, THINK) if eto.expert.thoughts.enabled else (DEMONSTRATE,)
 
 
 FUNNEL_OF_TREES = Funnel(
-    title="From trees to training rows", stages=imported("agentr_core.methods.agent_r.report:tree_funnel")
+    title="From trees to training rows", stages=lazy_import("agentr_core.methods.agent_r.report:tree_funnel")
 )
 FUNNEL_OF_EXPERT = Funnel(
     title="From the expert's episodes to training rows",
-    stages=imported("agentr_core.stages.report:expert_funnel"),
+    stages=lazy_import("agentr_core.stages.report:expert_funnel"),
 )
 FUNNEL_OF_GROUPS = Funnel(
-    title="From groups to trained episodes", stages=imported("agentr_core.methods.grpo.report:funnel")
+    title="From groups to trained episodes", stages=lazy_import("agentr_core.methods.grpo.report:funnel")
 )
-REVISIONS = ReportPart(sections=imported("agentr_core.methods.agent_r.report:revision_sections"))
+REVISIONS = ReportPart(sections=lazy_import("agentr_core.methods.agent_r.report:revision_sections"))
 REVISION_SAMPLES = ReportPart(
-    sections=imported("agentr_core.methods.agent_r.report:sample_sections"), position="samples"
+    sections=lazy_import("agentr_core.methods.agent_r.report:sample_sections"), position="samples"
 )
-STEPS_OF_GROUPS = ReportPart(sections=imported("agentr_core.methods.grpo.report:step_sections"))
-PAIRS = ReportPart(sections=imported("agentr_core.methods.eto.report:pair_sections"))
-GROUPS_OF_RUN = ReportPart(sections=imported("agentr_core.methods.grpo.report:run_sections"), position="run")
-PAIRS_OF_RUN = ReportPart(sections=imported("agentr_core.methods.eto.report:run_sections"), position="run")
-AUDIT_OF_RUN = ReportPart(sections=imported("agentr_core.methods.agent_r.report:run_sections"), position="run")
-FIRST_ERROR = imported("agentr_core.methods.agent_r.critique:first_error_in")
-VOICED = imported("agentr_core.methods.agent_r.splice:voiced")
-IN_TREES = imported("agentr_core.methods.agent_r:acting")
-IN_EXPLORATION = imported("agentr_core.methods.eto:acting")
-PROSPECT_OF_TREES = imported("agentr_core.methods.agent_r:foresee")
-PROSPECT_OF_EXPLORATION = imported("agentr_core.methods.eto:foresee")
+STEPS_OF_GROUPS = ReportPart(sections=lazy_import("agentr_core.methods.grpo.report:step_sections"))
+PAIRS = ReportPart(sections=lazy_import("agentr_core.methods.eto.report:pair_sections"))
+GROUPS_OF_RUN = ReportPart(sections=lazy_import("agentr_core.methods.grpo.report:run_sections"), position="run")
+PAIRS_OF_RUN = ReportPart(sections=lazy_import("agentr_core.methods.eto.report:run_sections"), position="run")
+AUDIT_OF_RUN = ReportPart(sections=lazy_import("agentr_core.methods.agent_r.report:run_sections"), position="run")
+FIRST_ERROR = lazy_import("agentr_core.methods.agent_r.critique:first_error_in")
+HAS_REFLECTION = lazy_import("agentr_core.methods.agent_r.splice:has_reflection")
+TREE_ROLLOUT_CONFIG = lazy_import("agentr_core.methods.agent_r:rollout_config")
+EXPLORATION_ROLLOUT_CONFIG = lazy_import("agentr_core.methods.eto:rollout_config")
+PROSPECT_OF_TREES = lazy_import("agentr_core.methods.agent_r:foresee")
+PROSPECT_OF_EXPLORATION = lazy_import("agentr_core.methods.eto:foresee")

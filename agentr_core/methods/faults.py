@@ -19,8 +19,8 @@ from agentr_core.recipes.recipe import (
     faults_of_teacher,
     unread_sections,
 )
-from agentr_core.recipes.training import UNREAD, TrainingConfig, sharing_faults
-from agentr_core.runtime.place import Training
+from agentr_core.recipes.training import UNREAD_FIELDS, TrainingConfig, sharing_faults
+from agentr_core.runtime.context import Training
 
 
 def load(path: Path, overrides: Sequence[str] = (), *, workspace: str = "") -> Recipe:
@@ -35,19 +35,20 @@ def parse(
     return parsing.parse(data, overrides, check=faults_of, source=source, stored=stored)
 
 
-def faults_of(name: Any, recipe: Recipe | None) -> list[str]:
+def faults_of(method_value: Any, recipe: Recipe | None) -> list[str]:
     """Return the faults of a recipe's method and of the recipe as a whole, one sentence each: those
     against the rules of all methods, and against those of its own.
 
     Args:
-        name: the value of the field `method`, of any type.
-        recipe: the parsed recipe; None if its fields have faults, so that only `name` is checked.
+        method_value: the value of the field `method`, of any type.
+        recipe: the parsed recipe; None if its fields have faults, so that only `method_value` is
+            checked.
     """
     faults: list[str] = []
     try:
         # A value that is not a string is reported as a fault of the field itself.
-        if isinstance(name, str):
-            method_named(name)
+        if isinstance(method_value, str):
+            method_named(method_value)
     except ConfigError as error:
         faults.append(f"method: {error}")
     if recipe is None:
@@ -67,7 +68,7 @@ def faults_of(name: Any, recipe: Recipe | None) -> list[str]:
         roles = {role for plan in plans for stage in plan.stages for role in stage.roles}
         if recipe.data.scoring:
             faults += _faults_of_scoring(recipe, {stage.name for plan in plans for stage in plan.stages})
-        rows = {plan.training.objective.rows for plan in plans if plan.training is not None}
+        rows = {plan.training.objective.row_type for plan in plans if plan.training is not None}
         faults += faults_of_teacher(recipe, collects=not plans or "teacher" in roles, online="episodes" in rows)
         if plans:
             faults += faults_of_scorer(recipe, online="episodes" in rows)
@@ -83,34 +84,34 @@ def faults_of(name: Any, recipe: Recipe | None) -> list[str]:
     return faults + faults_of_sections(recipe) + faults_of_choice(recipe, goes_round=method.flow == "flywheel")
 
 
-def _faults_of_scoring(recipe: Recipe, stages: Set[str]) -> list[str]:
+def _faults_of_scoring(recipe: Recipe, stage_names: Set[str]) -> list[str]:
     """Return why a recipe cannot take its rewards from `data.scoring`, as a list of one sentence;
     an empty list if it can.
 
     Args:
-        stages: the names of all stages of the recipe; empty for a comparison.
+        stage_names: the names of all stages of the recipe; empty for a comparison.
     """
-    compares = method_of(recipe).flow == "compare"
-    if "reinforce" in stages:
-        why = (
+    is_comparison = method_of(recipe).flow == "compare"
+    if "reinforce" in stage_names:
+        reason = (
             "group RL uses rewards while it samples, and would go by others than the samples beside it; leave it out, "
             "and let the world give other rewards (environment.options)"
         )
-    elif not compares and not stages & {"collect", "explore", "prefer"}:
-        why = "nothing here is made of what was played before, which alone can be scored again; leave it out"
-    elif (compares or "splice" in stages) and recipe.splice.mode not in ("blind", "direct"):
-        why = (
+    elif not is_comparison and not stage_names & {"collect", "explore", "prefer"}:
+        reason = "nothing here is made of what was played before, which alone can be scored again; leave it out"
+    elif (is_comparison or "splice" in stage_names) and recipe.splice.mode not in ("blind", "direct"):
+        reason = (
             f"splice.mode {recipe.splice.mode} plays its splices and keeps them by the rewards of the world, which the "
             "scoring does not give; set it to blind or direct, or leave data.scoring out"
         )
-    elif "prefer" in stages and recipe.eto.preferences.source == "file":
-        why = (
+    elif "prefer" in stage_names and recipe.eto.preferences.source == "file":
+        reason = (
             "pairs with eto.preferences.source file are not made of episodes or trees, which alone can be scored "
             "again; leave it out"
         )
     else:
         return []
-    return [f"data.scoring: {why}"]
+    return [f"data.scoring: {reason}"]
 
 
 def _unread_settings(recipe: Recipe) -> list[str]:
@@ -124,36 +125,36 @@ def _unread_settings(recipe: Recipe) -> list[str]:
         # A list too short for some iteration is a fault that is reported elsewhere; planning fails.
         with suppress(IndexError):
             trainings = [plan.training for plan in plans_of(recipe) if plan.training is not None]
-    plain, faults = TrainingConfig(), []
+    defaults, faults = TrainingConfig(), []
     for name, value in vars(recipe.training).items():
-        reasons = [why_unread(name, value, training) for training in trainings]
-        if value != getattr(plain, name) and reasons and all(reasons):
+        reasons = [unread_reason(name, value, training) for training in trainings]
+        if value != getattr(defaults, name) and reasons and all(reasons):
             faults.append(f"training.{name}: {' and '.join(dict.fromkeys(reasons))}; leave it out")
-    epochs = recipe.training.num_train_epochs
-    reasons = [why_unread("num_train_epochs", epochs, training) for training in trainings[len(epochs) - 1 :]]
+    num_epochs = recipe.training.num_train_epochs
+    reasons = [unread_reason("num_train_epochs", num_epochs, training) for training in trainings[len(num_epochs) - 1 :]]
     # A single number is for all iterations, and the default has more numbers than some runs have
     # iterations; neither is a fault.
-    if not faults and len(epochs) > 1 and epochs != plain.num_train_epochs and reasons and all(reasons):
+    if not faults and len(num_epochs) > 1 and num_epochs != defaults.num_train_epochs and reasons and all(reasons):
         faults.append(
-            f"training.num_train_epochs: its last number is for iteration {len(epochs)} and later ones, where "
+            f"training.num_train_epochs: its last number is for iteration {len(num_epochs)} and later ones, where "
             f"{' and '.join(dict.fromkeys(reasons))}; leave it out"
         )
     return faults
 
 
-def why_unread(name: str, value: Any, training: Any) -> str:
+def unread_reason(name: str, value: Any, training: Any) -> str:
     """Return why a training does not read a field of section `training`; empty if it does.
 
     Args:
         value: the field's value in the recipe. `training.config` has another one if a setting of
             another section takes its place.
-        training: a `runtime.place.Training`.
+        training: a `runtime.context.Training`.
     """
     kind, section = training.objective.kind, training.section if training.section != "training" else "grpo"
     if name == "start_from":
-        return "" if value != "base" or training.anew else "it goes on from the policy so far"
-    if name in UNREAD.get(kind, {}):
-        return UNREAD[kind][name]
+        return "" if value != "base" or training.from_base else "it goes on from the policy so far"
+    if name in UNREAD_FIELDS.get(kind, {}):
+        return UNREAD_FIELDS[kind][name]
     if getattr(training.config, name) == value:
         return ""
     if name == "lr_scheduler_kwargs":

@@ -13,8 +13,8 @@ from pkgutil import resolve_name
 
 from agentr_core.errors import ConfigError
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.place import Method, Plan, Stage
-from agentr_core.texts import cause, closest
+from agentr_core.runtime.context import Method, Plan, Stage
+from agentr_core.texts import did_you_mean, error_summary
 
 GROUP = "agentr.methods"
 SHIPPED = {
@@ -23,11 +23,11 @@ SHIPPED = {
     "grpo": "agentr_core.methods.grpo:METHOD",
     "et-agent": "agentr_core.methods.et_agent:METHOD",
     "compare": "agentr_core.methods.comparison:METHOD",
-    "compare-runs": "agentr_core.methods.comparison:WHOLE_RUNS",
+    "compare-runs": "agentr_core.methods.comparison:WHOLE_RUNS_METHOD",
 }
 
 
-def names() -> tuple[str, ...]:
+def method_names() -> tuple[str, ...]:
     """Return the names of all methods: the shipped ones, then the installed ones, sorted."""
     return tuple(dict.fromkeys([*SHIPPED, *sorted(entry.name for entry in entry_points(group=GROUP))]))
 
@@ -37,7 +37,7 @@ def method_named(name: str) -> Method:
     imported.
     """
     if name not in SHIPPED:
-        return _installed(name)
+        return _installed_method(name)
     method: Method = resolve_name(SHIPPED[name])
     return method
 
@@ -57,12 +57,12 @@ def plans_of(recipe: Recipe) -> list[Plan]:
     return [plan_of(recipe, iteration) for iteration in recipe.distinct_iterations()]
 
 
-def importable() -> list[Method]:
+def importable_methods() -> list[Method]:
     """Return the methods that can be imported, and leave out the others: a broken third-party
     package must not stop runs of other methods. `method_named` reports it.
     """
     methods: list[Method] = []
-    for name in names():
+    for name in method_names():
         with suppress(ConfigError):
             methods.append(method_named(name))
     return methods
@@ -70,17 +70,17 @@ def importable() -> list[Method]:
 
 def all_stages() -> dict[str, Stage]:
     """Return the stages of all methods that can be imported, by name."""
-    return {stage.name: stage for method in importable() for stage in method.stages}
+    return {stage.name: stage for method in importable_methods() for stage in method.stages}
 
 
 @cache
-def _installed(name: str) -> Method:
+def _installed_method(name: str) -> Method:
     for entry in entry_points(group=GROUP, name=name):
         try:
             method = entry.load()
         except Exception as error:
             raise ConfigError(
-                f"method {name} cannot be imported ({cause(error)}); fix or uninstall what provides it"
+                f"method {name} cannot be imported ({error_summary(error)}); fix or uninstall what provides it"
             ) from error
         if not isinstance(method, Method):
             raise ConfigError(
@@ -88,4 +88,6 @@ def _installed(name: str) -> Method:
                 "in the package's pyproject.toml"
             )
         return method
-    raise ConfigError(f"there is no method {name!r}{closest(name, names())}; installed are {', '.join(names())}")
+    raise ConfigError(
+        f"there is no method {name!r}{did_you_mean(name, method_names())}; installed are {', '.join(method_names())}"
+    )

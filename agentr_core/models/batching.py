@@ -19,7 +19,7 @@ from agentr_core.errors import ModelFault, PromptTooLong, Transient
 from agentr_core.protocols import ChatModel, checked_generations
 from agentr_core.types import Generation, Request
 
-_QUIET_TURNS = 3
+_IDLE_PASSES = 3
 """The number of passes of the event loop without a new request after which the loop counts as idle:
 a future's result takes two passes to reach the coroutine that awaits it through a task.
 """
@@ -61,7 +61,7 @@ class BatchStats:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Waiting:
+class _PendingRequest:
     request: Request
     prompt_tokens: int
     future: asyncio.Future[list[Generation]]
@@ -73,15 +73,15 @@ class Batcher:
     Args:
         model: The model that gets the batches, one at a time. The batcher does not close it.
         max_batch: The most replies in a batch; a request for more is sent alone.
-        linger: The most seconds that a batch is held back while other coroutines keep the event
-            loop busy.
+        linger_seconds: The most seconds that a batch is held back while other coroutines keep the
+            event loop busy.
     """
 
-    def __init__(self, model: ChatModel, *, max_batch: int, linger: float = 0.05) -> None:
+    def __init__(self, model: ChatModel, *, max_batch: int, linger_seconds: float = 0.05) -> None:
         self.model = model
         self._max_batch = max_batch
-        self._linger = linger
-        self._waiting: list[_Waiting] = []
+        self._linger_seconds = linger_seconds
+        self._pending: list[_PendingRequest] = []
         self._dispatcher: asyncio.Task[None] | None = None
         self._stats = BatchStats()
         self._busy_since = 0.0
@@ -99,11 +99,11 @@ class Batcher:
         prompt_tokens = self.model.count_tokens(request)
         if prompt_tokens >= self.model.context_length:
             raise PromptTooLong.counted(prompt_tokens, self.model.context_length, self.model.name)
-        waiting = _Waiting(request, prompt_tokens, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
+        pending = _PendingRequest(request, prompt_tokens, asyncio.get_running_loop().create_future())
+        self._pending.append(pending)
         if self._dispatcher is None:
             self._dispatcher = asyncio.create_task(self._dispatch(), name="batcher")
-        return await waiting.future
+        return await pending.future
 
     @property
     def capacity(self) -> int:
@@ -112,17 +112,17 @@ class Batcher:
 
     def stats(self) -> BatchStats:
         """Return the counters so far; `generate_seconds` includes those of the batch under way."""
-        running = time.perf_counter() - self._busy_since if self._busy_since else 0.0
-        return replace(self._stats, generate_seconds=self._stats.generate_seconds + running)
+        current_seconds = time.perf_counter() - self._busy_since if self._busy_since else 0.0
+        return replace(self._stats, generate_seconds=self._stats.generate_seconds + current_seconds)
 
     async def close(self) -> None:
         """Fail the requests that still wait (`ModelFault`), and return when the batch in progress
         has ended. Calling it twice is harmless.
         """
         self._closed = True
-        for waiting in self._waiting:
-            _fail(waiting, ModelFault("the batcher was closed while this request waited"))
-        self._waiting.clear()
+        for pending in self._pending:
+            _fail(pending, ModelFault("the batcher was closed while this request waited"))
+        self._pending.clear()
         if self._dispatcher is not None:
             await asyncio.shield(self._dispatcher)
 
@@ -130,53 +130,55 @@ class Batcher:
         """Send batches until no request waits. If this task fails or is cancelled, every waiting
         request fails or is cancelled, too.
         """
-        batch: list[_Waiting] = []
+        batch: list[_PendingRequest] = []
         try:
-            while self._waiting:
+            while self._pending:
                 # Until the batch is full, the event loop is idle, or time is up.
-                deadline = time.monotonic() + self._linger
-                quiet = 0
+                deadline = time.monotonic() + self._linger_seconds
+                num_idle_passes = 0
                 while (
-                    quiet < _QUIET_TURNS
-                    and sum(waiting.request.n for waiting in self._waiting) < self._max_batch
+                    num_idle_passes < _IDLE_PASSES
+                    and sum(pending.request.n for pending in self._pending) < self._max_batch
                     and time.monotonic() < deadline
                 ):
-                    before = len(self._waiting)
+                    num_before = len(self._pending)
                     await asyncio.sleep(0)
-                    quiet = quiet + 1 if len(self._waiting) == before else 0
+                    num_idle_passes = num_idle_passes + 1 if len(self._pending) == num_before else 0
                 # The oldest requests that fit in a batch, sorted by the length of their prompts.
-                alive = [waiting for waiting in self._waiting if not waiting.future.done()]
+                open_requests = [pending for pending in self._pending if not pending.future.done()]
                 end = 0
-                sequences = 0
-                while end < len(alive) and (not end or sequences + alive[end].request.n <= self._max_batch):
-                    sequences += alive[end].request.n
+                num_sequences = 0
+                while end < len(open_requests) and (
+                    not end or num_sequences + open_requests[end].request.n <= self._max_batch
+                ):
+                    num_sequences += open_requests[end].request.n
                     end += 1
-                self._waiting = alive[end:]
-                batch = sorted(alive[:end], key=lambda waiting: waiting.prompt_tokens)
+                self._pending = open_requests[end:]
+                batch = sorted(open_requests[:end], key=lambda pending: pending.prompt_tokens)
                 if batch:
                     await self._serve(batch)
         except BaseException as error:
-            for waiting in (*batch, *self._waiting):
+            for pending in (*batch, *self._pending):
                 if isinstance(error, asyncio.CancelledError):
-                    waiting.future.cancel()
+                    pending.future.cancel()
                 else:
-                    _fail(waiting, ModelFault(f"what serves model {self.model.name} ended by {error!r}"))
-            self._waiting.clear()
+                    _fail(pending, ModelFault(f"what serves model {self.model.name} ended by {error!r}"))
+            self._pending.clear()
             raise
         finally:
             self._dispatcher = None
 
-    async def _serve(self, batch: list[_Waiting]) -> None:
+    async def _serve(self, batch: list[_PendingRequest]) -> None:
         """Answer a batch. A batch that fails is halved, again and again, until the requests at
         fault are isolated.
         """
-        if await self._served(batch):
+        if await self._try_serve(batch):
             return
         middle = len(batch) // 2
         await self._serve(batch[:middle])
         await self._serve(batch[middle:])
 
-    async def _served(self, batch: list[_Waiting]) -> bool:
+    async def _try_serve(self, batch: list[_PendingRequest]) -> bool:
         """Send a batch; return False if it failed and its halves should be tried, else True: each
         of its requests then has its replies or its error.
 
@@ -185,14 +187,17 @@ class Batcher:
         """
         start = self._busy_since = time.perf_counter()
         try:
-            replies = await self.model.generate([waiting.request for waiting in batch])
+            replies = await self.model.generate([pending.request for pending in batch])
             if len(replies) != len(batch) or not all(replies):
                 raise ModelFault(
                     f"model {self.model.name} answered {len(batch)} requests with {sum(map(bool, replies))} lists of "
                     f"replies and {len(replies) - sum(map(bool, replies))} empty ones; `generate` must return a list "
                     "for each"
                 )
-            answers = [self._checked(waiting, generations) for waiting, generations in zip(batch, replies, strict=True)]
+            answers = [
+                self._replies_or_fault(pending, generations)
+                for pending, generations in zip(batch, replies, strict=True)
+            ]
             successes = [answer for answer in answers if isinstance(answer, list)]
             fill = sum(map(len, successes)) / self._max_batch
             self._stats = self._stats.with_batch(successes, fill=fill, seconds=time.perf_counter() - start)
@@ -201,31 +206,33 @@ class Batcher:
             # A transient error is the backend's fault, not one request's.
             if len(batch) > 1 and not isinstance(error, Transient):
                 return False
-            for waiting in batch:
-                _fail(waiting, error)
+            for pending in batch:
+                _fail(pending, error)
             return True
         finally:
             self._busy_since = 0.0
-        for waiting, answer in zip(batch, answers, strict=True):
+        for pending, answer in zip(batch, answers, strict=True):
             if isinstance(answer, ModelFault):
-                _fail(waiting, answer)
-            elif not waiting.future.done():
-                waiting.future.set_result(answer)
+                _fail(pending, answer)
+            elif not pending.future.done():
+                pending.future.set_result(answer)
         return True
 
-    def _checked(self, waiting: _Waiting, generations: list[Generation]) -> list[Generation] | ModelFault:
+    def _replies_or_fault(
+        self, pending: _PendingRequest, generations: list[Generation]
+    ) -> list[Generation] | ModelFault:
         """Return the replies to one request or, if they are invalid, the `ModelFault` for that
         request alone.
         """
         try:
-            return checked_generations(generations, waiting.request, self.model.name)
+            return checked_generations(generations, pending.request, self.model.name)
         except ModelFault as fault:
             return fault
 
 
-def _fail(waiting: _Waiting, error: Exception) -> None:
-    if not waiting.future.done():
-        waiting.future.set_exception(error)
+def _fail(pending: _PendingRequest, error: Exception) -> None:
+    if not pending.future.done():
+        pending.future.set_exception(error)
 
 
 # Concurrent requests: all of their results, or the first fault.
@@ -233,11 +240,11 @@ def _fail(waiting: _Waiting, error: Exception) -> None:
 T = TypeVar("T")
 
 
-async def all_or_none(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Run coroutines concurrently and return their results in order. The first exception cancels
     the others, and is raised once they have ended.
     """
-    tasks = [asyncio.ensure_future(work) for work in works]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
@@ -249,9 +256,10 @@ async def all_or_none(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 # Which replica serves which session: rendezvous hashing (Thaler and Ravishankar, 1998).
 
 
-def replica_of(session: str, replicas: int) -> int:
-    """Return the number of the replica, in [0, `replicas`), that all requests of a session go to.
+def replica_of(session: str, num_replicas: int) -> int:
+    """Return the number of the replica, in [0, `num_replicas`), that all requests of a session go
+    to.
 
     When the last replica is removed or one is added, only the sessions of that replica move.
     """
-    return max(range(replicas), key=lambda number: hashlib.sha256(f"{number}:{session}".encode()).digest())
+    return max(range(num_replicas), key=lambda number: hashlib.sha256(f"{number}:{session}".encode()).digest())

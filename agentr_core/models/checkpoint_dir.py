@@ -17,25 +17,25 @@ from safetensors import SafetensorError, safe_open
 
 from agentr_core.errors import ConfigError, DataFault, ModelDirectoryError
 from agentr_core.fingerprint import file_sha256, fingerprint
-from agentr_core.samples.chat_template import DATE
+from agentr_core.samples.chat_template import DATE_FUNCTION
 from agentr_core.samples.rendering import Renderer, load_tokenizer
 from agentr_core.system import data_path
-from agentr_core.texts import placed
+from agentr_core.texts import path_for_message
 from agentr_core.types import Message
 
 # The files of a Hugging Face model directory: which of them hold its weights, and their hashes.
 
 
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+_WEIGHTS_FILE = "model.safetensors"
+_INDEX_FILE = "model.safetensors.index.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 CHECKPOINTS = "checkpoints"
 """The folder of a workspace with one folder for each checkpoint trained in it."""
 SHARED_MEMORY = Path("/dev/shm")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_RECORDS = ("manifest.json", "job.json")
-_YOUNG_SECONDS = 2.0
+_RECORD_FILES = ("manifest.json", "job.json")
+_MIN_AGE_SECONDS = 2.0
 """A file younger than this may be written again without a change of its timestamps, whose
 resolution is coarse.
 """
@@ -46,7 +46,7 @@ def checkpoint_folder(workspace: Path, checkpoint_id: str) -> Path:
     return workspace / CHECKPOINTS / checkpoint_id
 
 
-def weights_now(workspace: Path, checkpoint_id: str, stored_folder: str) -> str:
+def current_weights_folder(workspace: Path, checkpoint_id: str, stored_folder: str) -> str:
     """Return the folder of a checkpoint's weights: the one in the workspace if it exists, since a
     workspace may have been copied or moved; else `stored_folder`.
     """
@@ -68,22 +68,22 @@ def iteration_of(folder: Path) -> str:
     """Return the id of the iteration that trained the checkpoint in a folder, or is training it;
     empty if the folder does not say.
     """
-    for name in _RECORDS:
+    for name in _RECORD_FILES:
         if (folder / name).is_file():
             with suppress(OSError, ValueError, AttributeError):
                 return str(json.loads((folder / name).read_bytes()).get("iteration", ""))
     return ""
 
 
-def shared_weights(workspace: Path, checkpoint_id: str) -> list[Path]:
+def shared_weights_folders(workspace: Path, checkpoint_id: str) -> list[Path]:
     """Return the folder in shared memory through which a training passes weights to its samplers,
     in a list; an empty list if it does not exist. A process that was killed leaves it behind.
     """
-    folder = SHARED_MEMORY / shared_name(checkpoint_folder(workspace, checkpoint_id))
+    folder = SHARED_MEMORY / shared_folder_name(checkpoint_folder(workspace, checkpoint_id))
     return [folder] if folder.is_dir() else []
 
 
-def shared_name(output_dir: Path) -> str:
+def shared_folder_name(output_dir: Path) -> str:
     """Return the name of the folder in shared memory for a training's weights. It depends only on
     the folder of the checkpoint, so that a rerun finds what a killed process left.
     """
@@ -123,28 +123,28 @@ def weights_sha256(path: Path) -> str:
         return hashlib.sha256(f"{weights_sha256(base)}:{_sha256(files[0])}".encode()).hexdigest()
     if len(files) == 1:
         return _sha256(files[0])
-    together = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in files:
-        together.update(f"{file.name}:{_sha256(file)}\n".encode())
-    return together.hexdigest()
+        digest.update(f"{file.name}:{_sha256(file)}\n".encode())
+    return digest.hexdigest()
 
 
 def _sha256(file: Path) -> str:
     """Return the SHA-256 of a file, cached in this process: hashing gigabytes takes minutes, and
     every stage asks for it.
     """
-    state = file.stat()
-    if time.time() - max(state.st_mtime, state.st_ctime) < _YOUNG_SECONDS:
+    stat = file.stat()
+    if time.time() - max(stat.st_mtime, stat.st_ctime) < _MIN_AGE_SECONDS:
         return file_sha256(file)
-    return _remembered(file.resolve(), state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+    return _cached_sha256(file.resolve(), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 @lru_cache(maxsize=1024)
-def _remembered(file: Path, *_: int) -> str:
+def _cached_sha256(file: Path, *_: int) -> str:
     return file_sha256(file)
 
 
-def no_model(path: Path) -> ModelDirectoryError:
+def no_model_error(path: Path) -> ModelDirectoryError:
     """Return the error to raise for a path that is no model directory. If the path is a GGUF file,
     contains one, or looks like the name of a model on the Hub, its message says how to make a
     directory of it.
@@ -153,11 +153,11 @@ def no_model(path: Path) -> ModelDirectoryError:
         return ModelDirectoryError(
             f"{path} is a GGUF file; `agentr models import {path} FOLDER` makes a model directory of it"
         )
-    if inside := [file for file in sorted(path.glob("*.gguf")) if _is_gguf(file)]:
-        source = path if len(inside) == 1 else inside[0]
+    if gguf_files := [file for file in sorted(path.glob("*.gguf")) if _is_gguf(file)]:
+        source = path if len(gguf_files) == 1 else gguf_files[0]
         return ModelDirectoryError(
-            f"{path} has no config.json, but the GGUF file {inside[0].name}; `agentr models import {source} FOLDER` "
-            "makes a model directory of it"
+            f"{path} has no config.json, but the GGUF file {gguf_files[0].name}; `agentr models import {source} "
+            "FOLDER` makes a model directory of it"
         )
     if path.is_dir():
         return ModelDirectoryError(f"{path} has no config.json; give a Hugging Face model directory")
@@ -165,7 +165,9 @@ def no_model(path: Path) -> ModelDirectoryError:
     if _HUB_NAME.fullmatch(str(path)) and not path.parent.exists():
         hint = f"; if it is the name of a model on the Hub, `hf download {path} --local-dir FOLDER` makes one"
     problem = "is a file" if path.is_file() else "does not exist"
-    return ModelDirectoryError(f"model directory {placed(path)} {problem}; give a Hugging Face model directory{hint}")
+    return ModelDirectoryError(
+        f"model directory {path_for_message(path)} {problem}; give a Hugging Face model directory{hint}"
+    )
 
 
 def _is_gguf(file: Path) -> bool:
@@ -187,10 +189,10 @@ def weight_files(path: Path) -> tuple[Path, ...]:
             raise ModelDirectoryError(f"{path} has no {ADAPTER_WEIGHTS}; copy or save the adapter again")
         _tensor_names(path / ADAPTER_WEIGHTS)
         return (path / ADAPTER_WEIGHTS,)
-    if (path / _INDEX).is_file():
-        weight_map = read_json(path / _INDEX).get("weight_map")
+    if (path / _INDEX_FILE).is_file():
+        weight_map = read_json(path / _INDEX_FILE).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
-            raise ModelDirectoryError(f"{path / _INDEX} has no weight_map; save the model again")
+            raise ModelDirectoryError(f"{path / _INDEX_FILE} has no weight_map; save the model again")
         names = sorted(set(weight_map.values()))
         tensor_names = {name: _tensor_names(path / name) for name in names}
         for tensor, name in weight_map.items():
@@ -199,12 +201,14 @@ def weight_files(path: Path) -> tuple[Path, ...]:
                     f"{path / name} lacks the tensor {tensor!r} of the index; copy the file again"
                 )
         return tuple(path / name for name in names)
-    if not (path / _SINGLE).is_file():
+    if not (path / _WEIGHTS_FILE).is_file():
         if any(path.glob("*.bin")):
             raise ModelDirectoryError(f"{path} has pickled weights only; convert them to safetensors")
-        raise ModelDirectoryError(f"{path} has no weights ({_SINGLE} or {_INDEX}); copy or save the model again")
-    _tensor_names(path / _SINGLE)
-    return (path / _SINGLE,)
+        raise ModelDirectoryError(
+            f"{path} has no weights ({_WEIGHTS_FILE} or {_INDEX_FILE}); copy or save the model again"
+        )
+    _tensor_names(path / _WEIGHTS_FILE)
+    return (path / _WEIGHTS_FILE,)
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -251,9 +255,9 @@ class ShippedTemplate:
     """The values of `model_type` in the `config.json` of these models; empty: only the tokens
     count.
     """
-    tokens: tuple[str, ...]
+    required_tokens: tuple[str, ...]
     """Control tokens that the tokenizer must have, each as one token."""
-    without: tuple[str, ...] = ()
+    excluded_tokens: tuple[str, ...] = ()
     """Tokens that the tokenizer must not have: those of other models."""
 
     def path(self) -> Path:
@@ -261,35 +265,35 @@ class ShippedTemplate:
         return data_path("chat_templates", self.file)
 
 
-SHIPPED = (
+SHIPPED_TEMPLATES = (
     ShippedTemplate(
         file="qwen3.jinja",
         model_types=("qwen3", "qwen3_moe"),
-        tokens=("<|im_start|>", "<|im_end|>", "<think>", "</think>"),
+        required_tokens=("<|im_start|>", "<|im_end|>", "<think>", "</think>"),
     ),
     ShippedTemplate(
         file="qwen2.5.jinja",
         model_types=("qwen2", "qwen2_moe"),
-        tokens=("<|im_start|>", "<|im_end|>", "<tool_call>"),
-        without=("<think>",),
+        required_tokens=("<|im_start|>", "<|im_end|>", "<tool_call>"),
+        excluded_tokens=("<think>",),
     ),
     ShippedTemplate(
         file="llama3.1.jinja",
         model_types=("llama",),
-        tokens=("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        required_tokens=("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
     ),
     ShippedTemplate(
-        file="mistral.jinja", model_types=("mistral", "mixtral"), tokens=("<s>", "</s>", "[INST]", "[/INST]")
+        file="mistral.jinja", model_types=("mistral", "mixtral"), required_tokens=("<s>", "</s>", "[INST]", "[/INST]")
     ),
     ShippedTemplate(
         file="llama2.jinja",
         model_types=("llama",),
-        tokens=("<s>", "</s>", "<unk>"),
-        without=("[INST]", "<|im_start|>", "<|user|>"),
+        required_tokens=("<s>", "</s>", "<unk>"),
+        excluded_tokens=("[INST]", "<|im_start|>", "<|user|>"),
     ),
-    ShippedTemplate(file="gemma.jinja", tokens=("<bos>", "<start_of_turn>", "<end_of_turn>")),
+    ShippedTemplate(file="gemma.jinja", required_tokens=("<bos>", "<start_of_turn>", "<end_of_turn>")),
     # Base models of many makers have these tokens, too.
-    ShippedTemplate(file="chatml.jinja", tokens=("<|im_start|>", "<|im_end|>")),
+    ShippedTemplate(file="chatml.jinja", required_tokens=("<|im_start|>", "<|im_end|>")),
 )
 
 
@@ -302,13 +306,13 @@ def fitting_template(path: Path, *, at: datetime) -> ShippedTemplate | None:
 
     Raises `ModelDirectoryError` when the tokenizer or `config.json` cannot be read.
     """
-    kind = read_json(path / "config.json").get("model_type")
+    model_type = read_json(path / "config.json").get("model_type")
     tokenizer = load_tokenizer(path)
     added_tokens = {str(token) for token in tokenizer.added_tokens_decoder.values()}
-    for template in SHIPPED:
-        if template.model_types and kind not in template.model_types:
+    for template in SHIPPED_TEMPLATES:
+        if template.model_types and model_type not in template.model_types:
             continue
-        if not added_tokens.issuperset(template.tokens) or added_tokens & {*template.without}:
+        if not added_tokens.issuperset(template.required_tokens) or added_tokens & {*template.excluded_tokens}:
             continue
         tokenizer.chat_template = template.path().read_text(encoding="utf-8")
         try:
@@ -319,7 +323,7 @@ def fitting_template(path: Path, *, at: datetime) -> ShippedTemplate | None:
     return None
 
 
-def way_out(path: Path) -> str:
+def template_hint(path: Path) -> str:
     """Return an addition to an error message that names the shipped template that fits a model
     directory; empty if none does.
     """
@@ -335,9 +339,9 @@ def way_out(path: Path) -> str:
     return f"; {display_path} fits it: cp {display_path} {path / 'chat_template.jinja'}"
 
 
-_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 _TOKENIZER_FILES = (
-    *_VOCABULARIES,
+    *_VOCABULARY_FILES,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -360,16 +364,16 @@ def check_model_directory(path: Path) -> tuple[Path, ...]:
             is missing or damaged; one sentence says which.
     """
     if not path.is_dir():
-        raise no_model(path)
+        raise no_model_error(path)
     base = adapter_base(path)
     if base is not None:
         check_model_directory(base)
     elif not (path / "config.json").is_file():
-        raise no_model(path)
+        raise no_model_error(path)
     elif "model_type" not in read_json(path / "config.json"):
         raise ModelDirectoryError(f"{path / 'config.json'} names no model_type; save the model with save_pretrained")
     files = weight_files(path)
-    if not any((path / name).is_file() for name in _VOCABULARIES):
+    if not any((path / name).is_file() for name in _VOCABULARY_FILES):
         raise ModelDirectoryError(f"{path} has no tokenizer; save it there with tokenizer.save_pretrained")
     if not has_chat_template(path):
         raise ModelDirectoryError(f"{path} has no chat template; add the model's chat_template.jinja")
@@ -397,7 +401,7 @@ def prints_date(path: Path) -> bool:
     """Return whether a chat template of a directory uses the date."""
     names = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
     files = [*(path / name for name in names if (path / name).is_file()), *_named_templates(path)]
-    return any(DATE in file.read_text(encoding="utf-8", errors="replace") for file in files)
+    return any(DATE_FUNCTION in file.read_text(encoding="utf-8", errors="replace") for file in files)
 
 
 def _named_templates(path: Path) -> list[Path]:
@@ -425,10 +429,10 @@ def end_ids(path: Path, tokenizer: Any) -> frozenset[int]:
     for name in ("generation_config.json", "config.json"):
         if (folder / name).is_file():
             values.append(read_json(folder / name).get("eos_token_id"))
-    ids: set[int] = set()
+    token_ids: set[int] = set()
     for value in values:
-        ids.update(value if isinstance(value, list) else () if value is None else (value,))
-    return frozenset(ids)
+        token_ids.update(value if isinstance(value, list) else () if value is None else (value,))
+    return frozenset(token_ids)
 
 
 def context_length_of(path: Path, configured_length: int) -> int:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 MIB: Final = 2**20
 
-_OTHER_FILES = 512
+_NUM_OTHER_FILES = 512
 """Files that a process has open besides its connections: weights, logs, the store, pipes."""
 
 
-def limits(max_connections: int | None, *, idle_seconds: float) -> Limits:
+def connection_limits(max_connections: int | None, *, idle_seconds: float) -> Limits:
     """Return the connection limits of a client: at most `max_connections` (None: no limit), all of
     which are kept open for the next request.
 
@@ -44,12 +44,12 @@ def allow_connections(max_connections: int) -> None:
     The usual soft limit of 1,024 exists for programs that use `select`; any other program may raise
     its own.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed_files = max_connections + _OTHER_FILES
-    if soft == resource.RLIM_INFINITY or soft >= needed_files:
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed_files = max_connections + _NUM_OTHER_FILES
+    if soft_limit == resource.RLIM_INFINITY or soft_limit >= needed_files:
         return
-    new_limit = needed_files if hard == resource.RLIM_INFINITY else min(needed_files, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, new_limit), hard))
+    new_limit = needed_files if hard_limit == resource.RLIM_INFINITY else min(needed_files, hard_limit)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft_limit, new_limit), hard_limit))
 
 
 class GarbledAnswer(Exception):
@@ -64,10 +64,10 @@ class LateAnswer(Exception):
     """A response began in time, but was not complete in time."""
 
 
-EVENTS: Final = "text/event-stream"
+EVENT_STREAM: Final = "text/event-stream"
 
 
-class Content:
+class ResponseContent:
     """The content of a response while it arrives: decompressed, and no larger than allowed.
 
     Args:
@@ -82,21 +82,21 @@ class Content:
         if encoding not in ("", "identity", "gzip", "x-gzip", "deflate"):
             raise GarbledAnswer(f"it is packed as {encoding[:40]!r}, which was not asked for")
         # 32: the header of either format, gzip or zlib, is recognised.
-        self._unpack = None if encoding in ("", "identity") else zlib.decompressobj(32 + zlib.MAX_WBITS)
+        self._decompressor = None if encoding in ("", "identity") else zlib.decompressobj(32 + zlib.MAX_WBITS)
         self._max_bytes, self._remaining = max_bytes, max_bytes
-        self._parts: list[bytes] = []
+        self._chunks: list[bytes] = []
 
-    def add(self, part: bytes) -> None:
+    def add(self, chunk: bytes) -> None:
         """Append the next part. Raises `LargeAnswer` if the content exceeds the limit,
         `GarbledAnswer` if it cannot be decompressed.
         """
-        self._parts.append(self.unpacked(part))
+        self._chunks.append(self.decompressed(chunk))
 
-    def unpacked(self, part: bytes) -> bytes:
+    def decompressed(self, chunk: bytes) -> bytes:
         """Return the next part decompressed, without storing it. Raises what `add` raises."""
         try:
             # One byte more than allowed shows that the content is larger.
-            data = part if self._unpack is None else self._unpack.decompress(part, self._remaining + 1)
+            data = chunk if self._decompressor is None else self._decompressor.decompress(chunk, self._remaining + 1)
         except zlib.error as error:
             raise GarbledAnswer(f"it cannot be unpacked ({error})") from None
         self._remaining -= len(data)
@@ -104,68 +104,68 @@ class Content:
             raise LargeAnswer(f"it has more than {self._max_bytes / MIB:g} MiB")
         return data
 
-    def whole(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Return everything that was added. Raises `GarbledAnswer` if a compressed content is cut
         off.
         """
-        if self._unpack is not None and self._parts and not self._unpack.eof:
+        if self._decompressor is not None and self._chunks and not self._decompressor.eof:
             raise GarbledAnswer("it is cut off")
-        return b"".join(self._parts)
+        return b"".join(self._chunks)
 
 
-def reading(max_bytes: int) -> dict[str, list[Callable[[Any], Coroutine[Any, Any, None]]]]:
+def async_read_hooks(max_bytes: int) -> dict[str, list[Callable[[Any], Coroutine[Any, Any, None]]]]:
     """Return `event_hooks` for an asynchronous client, with which it reads each response to its end
     before a request returns. The request raises `LargeAnswer` above `max_bytes` bytes, and
     `GarbledAnswer`.
 
-    A successful response to a request that accepts `EVENTS` is read as it arrives instead; then
-    reading it raises these errors.
+    A successful response to a request that accepts `EVENT_STREAM` is read as it arrives instead;
+    then reading it raises these errors.
     """
 
     async def read(response: Any) -> None:
-        content, stream = Content(response.headers, max_bytes), response.stream
-        if response.is_success and response.request.headers["accept"] == EVENTS:
+        content, stream = ResponseContent(response.headers, max_bytes), response.stream
+        if response.is_success and response.request.headers["accept"] == EVENT_STREAM:
 
-            async def parts() -> AsyncIterator[bytes]:
-                async for part in stream:
-                    yield content.unpacked(part)
+            async def chunks() -> AsyncIterator[bytes]:
+                async for chunk in stream:
+                    yield content.decompressed(chunk)
 
-            response.stream = type(response)(response.status_code, content=parts()).stream
+            response.stream = type(response)(response.status_code, content=chunks()).stream
             # A stream made of an iterator does not close what it reads.
             response.stream.aclose = stream.aclose
             return
-        async for part in stream:
-            content.add(part)
+        async for chunk in stream:
+            content.add(chunk)
         await stream.aclose()
         # What was read, as a stream of a response of the same class, whichever HTTP library the
         # client uses.
-        response.stream = type(response)(response.status_code, content=content.whole()).stream
+        response.stream = type(response)(response.status_code, content=content.to_bytes()).stream
 
-    return {"request": [_ask_for_gzip_later], "response": [read]}
+    return {"request": [_request_gzip_async], "response": [read]}
 
 
-def reading_now(max_bytes: int) -> dict[str, list[Callable[[Any], None]]]:
-    """Return `event_hooks` for a synchronous client that do the same as those of `reading`, without
-    `EVENTS`. If a request's extension `until` is a time of the monotonic clock, a response of which
-    parts still arrive after it raises `LateAnswer`.
+def sync_read_hooks(max_bytes: int) -> dict[str, list[Callable[[Any], None]]]:
+    """Return `event_hooks` for a synchronous client that do the same as those of
+    `async_read_hooks`, without `EVENT_STREAM`. If a request's extension `until` is a time of the
+    monotonic clock, a response of which parts still arrive after it raises `LateAnswer`.
     """
 
     def read(response: Any) -> None:
-        content, stream = Content(response.headers, max_bytes), response.stream
-        until = response.request.extensions.get("until")
-        for part in stream:
-            content.add(part)
-            if until is not None and time.monotonic() > until:
+        content, stream = ResponseContent(response.headers, max_bytes), response.stream
+        deadline = response.request.extensions.get("until")
+        for chunk in stream:
+            content.add(chunk)
+            if deadline is not None and time.monotonic() > deadline:
                 raise LateAnswer("it was not whole in time")
         stream.close()
-        response.stream = type(response)(response.status_code, content=content.whole()).stream
+        response.stream = type(response)(response.status_code, content=content.to_bytes()).stream
 
-    return {"request": [_ask_for_gzip], "response": [read]}
+    return {"request": [_request_gzip], "response": [read]}
 
 
-def _ask_for_gzip(request: Any) -> None:
+def _request_gzip(request: Any) -> None:
     request.headers["Accept-Encoding"] = "gzip"
 
 
-async def _ask_for_gzip_later(request: Any) -> None:
-    _ask_for_gzip(request)
+async def _request_gzip_async(request: Any) -> None:
+    _request_gzip(request)

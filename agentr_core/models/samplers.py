@@ -37,8 +37,8 @@ class DirectSampler:
     def __init__(self, model: ChatModel, *, concurrency: int) -> None:
         self.model = model
         self._concurrency = concurrency
-        self._estimates = isinstance(model, Estimating) and model.estimates
-        self._under_way: set[asyncio.Task[list[list[Generation]]]] = set()
+        self._estimates_tokens = isinstance(model, Estimating) and model.estimates
+        self._in_flight: set[asyncio.Task[list[list[Generation]]]] = set()
         self._busy_since = 0.0
         self._stats = BatchStats()
         self._closed = False
@@ -51,25 +51,25 @@ class DirectSampler:
         """
         if self._closed:
             raise ModelFault("the sampler is closed; make a new one")
-        tokens = 0 if self._estimates else self.model.count_tokens(request)
-        if tokens >= self.model.context_length:
-            raise PromptTooLong.counted(tokens, self.model.context_length, self.model.name)
-        asking = asyncio.ensure_future(self.model.generate([request]))
-        if not self._under_way:
+        prompt_tokens = 0 if self._estimates_tokens else self.model.count_tokens(request)
+        if prompt_tokens >= self.model.context_length:
+            raise PromptTooLong.counted(prompt_tokens, self.model.context_length, self.model.name)
+        generate_task = asyncio.ensure_future(self.model.generate([request]))
+        if not self._in_flight:
             self._busy_since = time.perf_counter()
-        self._under_way.add(asking)
+        self._in_flight.add(generate_task)
         try:
-            (replies,) = await asking
+            (replies,) = await generate_task
             generations = checked_generations(replies, request, self.model.name)
         except Exception:
             self._stats = replace(self._stats, failures=self._stats.failures + 1)
             raise
         finally:
-            fill = min(1.0, len(self._under_way) / self._concurrency)
-            self._under_way.discard(asking)
-            if not self._under_way:
-                busy = time.perf_counter() - self._busy_since
-                self._stats = replace(self._stats, generate_seconds=self._stats.generate_seconds + busy)
+            fill = min(1.0, len(self._in_flight) / self._concurrency)
+            self._in_flight.discard(generate_task)
+            if not self._in_flight:
+                busy_seconds = time.perf_counter() - self._busy_since
+                self._stats = replace(self._stats, generate_seconds=self._stats.generate_seconds + busy_seconds)
         self._stats = self._stats.with_batch([generations], fill=fill)
         return generations
 
@@ -80,15 +80,15 @@ class DirectSampler:
 
     def stats(self) -> BatchStats:
         """Return the counters so far."""
-        running = time.perf_counter() - self._busy_since if self._under_way else 0.0
-        return replace(self._stats, generate_seconds=self._stats.generate_seconds + running)
+        current_seconds = time.perf_counter() - self._busy_since if self._in_flight else 0.0
+        return replace(self._stats, generate_seconds=self._stats.generate_seconds + current_seconds)
 
     async def close(self) -> None:
         """Refuse further requests, and wait until those in flight have ended. Calling it twice is
         harmless.
         """
         self._closed = True
-        await asyncio.gather(*self._under_way, return_exceptions=True)
+        await asyncio.gather(*self._in_flight, return_exceptions=True)
 
 
 class WorkerBatchers:
@@ -103,14 +103,14 @@ class WorkerBatchers:
 
     def __init__(self, model: Workers, *, max_batch: int) -> None:
         self.model = model
-        share = -(-max_batch // len(model.members))
-        self._batchers = {worker: Batcher(worker, max_batch=share) for worker in model.members}
+        worker_batch = -(-max_batch // len(model.workers))
+        self._batchers = {worker: Batcher(worker, max_batch=worker_batch) for worker in model.workers}
 
     async def sample(self, request: Request) -> list[Generation]:
         """Return the replies to one request, from the worker of its session. Raises what
         `Batcher.sample` raises.
         """
-        return await self._batchers[self.model.member(request)].sample(request)
+        return await self._batchers[self.model.worker_of(request)].sample(request)
 
     @property
     def capacity(self) -> int:
@@ -121,17 +121,17 @@ class WorkerBatchers:
         """Return the counters of all batchers together: sums, except `generate_seconds`, which is
         that of the busiest batcher, and `fill`, which is the mean over all batches.
         """
-        parts = [batcher.stats() for batcher in self._batchers.values()]
-        batches = sum(part.batches for part in parts)
+        worker_stats = [batcher.stats() for batcher in self._batchers.values()]
+        batches = sum(stats.batches for stats in worker_stats)
         return BatchStats(
-            requests=sum(part.requests for part in parts),
-            sequences=sum(part.sequences for part in parts),
+            requests=sum(stats.requests for stats in worker_stats),
+            sequences=sum(stats.sequences for stats in worker_stats),
             batches=batches,
-            failures=sum(part.failures for part in parts),
-            prompt_tokens=sum(part.prompt_tokens for part in parts),
-            completion_tokens=sum(part.completion_tokens for part in parts),
-            generate_seconds=max(part.generate_seconds for part in parts),
-            fill=sum(part.fill * part.batches for part in parts) / batches if batches else 0.0,
+            failures=sum(stats.failures for stats in worker_stats),
+            prompt_tokens=sum(stats.prompt_tokens for stats in worker_stats),
+            completion_tokens=sum(stats.completion_tokens for stats in worker_stats),
+            generate_seconds=max(stats.generate_seconds for stats in worker_stats),
+            fill=sum(stats.fill * stats.batches for stats in worker_stats) / batches if batches else 0.0,
         )
 
     async def close(self) -> None:

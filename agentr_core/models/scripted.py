@@ -45,26 +45,26 @@ class ScriptedModel:
         """
         if self._closed:
             raise ModelFault(f"model {self.name} is closed; make a new one")
-        counts = [self.count_tokens(request) for request in requests]
-        for count in counts:
-            if count >= self.context_length:
-                raise PromptTooLong.counted(count, self.context_length, self.name)
+        prompt_sizes = [self.count_tokens(request) for request in requests]
+        for prompt_size in prompt_sizes:
+            if prompt_size >= self.context_length:
+                raise PromptTooLong.counted(prompt_size, self.context_length, self.name)
         generations: list[list[Generation]] = []
-        for request, count in zip(requests, counts, strict=True):
-            limit = min(request.sampling.max_new_tokens, self.context_length - count)
+        for request, prompt_size in zip(requests, prompt_sizes, strict=True):
+            limit = min(request.sampling.max_new_tokens, self.context_length - prompt_size)
             replies = []
             for number in range(request.n):
                 text = cut_at_stop(self._reply(request.messages, request.seed, number), request.sampling)
                 words = list(_WORD.finditer(text))
-                clipped = len(words) > limit
+                is_cut = len(words) > limit
                 if request.on_text is not None:
                     for word in words[:limit]:
                         request.on_text(text[: word.end()])
                 reply = Generation(
-                    text=text[: words[limit].start()] if clipped else text,
+                    text=text[: words[limit].start()] if is_cut else text,
                     token_ids=(),
-                    finish_reason="length" if clipped else "stop",
-                    prompt_tokens=count,
+                    finish_reason="length" if is_cut else "stop",
+                    prompt_tokens=prompt_size,
                     completion_tokens=min(len(words), limit),
                     logprobs=() if request.sampling.logprobs else None,
                 )

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agentr_core.fingerprint import later
+from agentr_core.fingerprint import later_field
 from agentr_core.recipes.fields import AlphaRule, Count, Natural, SamplingFields, Temperature, TopP, Unit, record
 
 Learning = Literal["clone", "sft", "rl"]
@@ -27,7 +27,7 @@ class AgentRConfig:
     (not in the paper) plays the expert on the training instances and searches nothing: a model that
     never wins has no good path to learn from. An `rl` iteration (not in the paper) goes on from the
     policy so far; section `grpo` says how it trains."""
-    quote_chars: Count = later(4000)
+    quote_chars: Count = later_field(4000)
     """The most characters of a turn, or of a judge's reply to it, that a report quotes; it says how
     many it leaves out."""
 
@@ -41,10 +41,10 @@ class SearchConfig(SamplingFields):
     instance.
     """
     dives: Count = 8
-    give_up: Natural = later(0)
+    give_up: Natural = later_field(0)
     """A tree gets no further dives after this many if none of them was rewarded; 0: it gets all.
     Only for `mcts`. Most of a search is spent on instances that the policy cannot win yet."""
-    expert_start: bool = later(False)
+    expert_start: bool = later_field(False)
     """Instead of giving a tree up, let its next `give_up` dives begin after the first half of the
     expert's steps, further ones after half of the rest, and so on until one is rewarded (not in the
     paper; reverse curriculum, arXiv 2402.05808). Paths through these steps count as good or bad
@@ -112,7 +112,7 @@ class PairsConfig:
     """Lowest reward of a good path in each iteration; the last value counts for all later
     iterations.
     """
-    alpha_rule: AlphaRule = later("at_least")
+    alpha_rule: AlphaRule = later_field("at_least")
     """`more_than` (as published): the reward lies above alpha; the full reward, 1, clears even an
     alpha of 1.
     """
@@ -123,7 +123,7 @@ class PairsConfig:
     """The most pairs kept from one tree; 0 means no cap (as published)."""
     per_bad_leaf: Natural = 0
     """The most pairs kept for one bad path; 0 means no cap (as published)."""
-    order: Literal["turns", "shuffled", "published"] = later("turns")
+    order: Literal["turns", "shuffled", "published"] = later_field("turns")
     """Which pairs of a tree come first, and so are kept under a cap. `turns`: bad paths take turns,
     each with the shortest good path that it has not yet been paired with. `published`: by falling
     reward of the good path, then of the bad one, equal ones depth first; then all pairs with enough
@@ -140,7 +140,7 @@ class ContinuationConfig(SamplingFields):
     """How a model goes on from a turn of revision in splice mode `continued`, or from before the
     first error in mode `rollback`."""
 
-    by: Literal["actor", "teacher"] = later("actor")
+    by: Literal["actor", "teacher"] = later_field("actor")
     """Who goes on: the model that collects, or `models.teacher` (SCoRe, arXiv 2509.14257). A
     teacher that goes on does not collect: the errors are those of the actor."""
     samples: Count = 4
@@ -175,11 +175,11 @@ class SpliceConfig:
     """What to do when the judge finds no bad step: keep the whole bad path (as published) or reject
     the pair, as mode `rollback` always does.
     """
-    impossible: Literal["reject", "keep"] = later("reject")
+    impossible: Literal["reject", "keep"] = later_field("reject")
     """What becomes of a splice that cannot have happened: the steps it keeps end the episode,
     perhaps in a disaster. `keep` (as published) works with the modes that play nothing, `blind` and
     `direct`."""
-    shared_cut: Literal["reject", "keep"] = later("reject")
+    shared_cut: Literal["reject", "keep"] = later_field("reject")
     """What becomes of a pair whose first bad step is one that both paths share, which happens only
     with `critique.scan_from: root`. The steps it keeps are those of the good path, so nothing was
     wrong there. `keep` (as published): the good path goes on after that step, with the turn of
@@ -210,11 +210,11 @@ class SpliceConfig:
                 f"splice.continuation: belongs to splice.mode continued or rollback, not {self.mode}; leave it out"
             )
         if self.mode == "rollback":
-            plain = SpliceConfig()
+            defaults = SpliceConfig()
             faults += [
                 f"splice.{name}: mode rollback has no turn of revision; leave it out"
                 for name in ("action", "reflections")
-                if getattr(self, name) != getattr(plain, name)
+                if getattr(self, name) != getattr(defaults, name)
             ]
         if self.continuation.samples > 1 and self.continuation.temperature == 0:
             faults.append("splice.continuation: more than one sample at temperature 0 would repeat the same one")

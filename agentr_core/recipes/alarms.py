@@ -1,7 +1,7 @@
 """The section `alarms` of a recipe, and the table of what is watched: `RULES`.
 
 A rule looks at one measure: at its history in a training, step by step, or at what a stage that has
-just ended made of it. Whoever has a history asks `AlarmsConfig.crossed`; nobody else knows a
+just ended made of it. Whoever has a history asks `AlarmsConfig.find_crossings`; nobody else knows a
 threshold.
 """
 
@@ -21,9 +21,9 @@ Measures = Mapping[str, float | None]
 """Measures of a training step, or of a stage, by name; None where one does not apply."""
 
 
-_BEFORE = 2
+_MIN_STEPS_BEFORE = 2
 """The number of steps from which on they have a usual value."""
-_MEMORY = 100
+_MEDIAN_STEPS = 100
 """The number of steps that a median is taken over."""
 
 
@@ -39,7 +39,7 @@ class Crossing:
     message: str
     step: int | None = None
 
-    def ends(self, resumption: str) -> AlarmRaised:
+    def to_error(self, resumption: str) -> AlarmRaised:
         """Return the error with which a run ends here; `resumption` says what the same command
         does once the alarm is silent.
         """
@@ -91,25 +91,29 @@ class AlarmsConfig:
     error_budget: Unit | None = 0.5
     """Share of `errors.budget` that a stage may spend."""
 
-    def crossed(
-        self, history: Sequence[Any], read: Callable[[Any], Measures] = dict, *, step: int | None = None
+    def find_crossings(
+        self, history: Sequence[Any], measures_of: Callable[[Any], Measures] = dict, *, step: int | None = None
     ) -> list[Crossing]:
         """Return the thresholds that the last entry of a history has crossed, in the order of
         `RULES`.
 
         Args:
-            read: returns the measures of an entry.
+            measures_of: returns the measures of an entry.
             step: that of the last entry.
         """
-        recent, crossings = [read(entry) for entry in history[-_MEMORY:]], []
+        recent, crossings = [measures_of(entry) for entry in history[-_MEDIAN_STEPS:]], []
         for rule in RULES if recent else ():
             threshold: float | None = getattr(self, rule.name)
-            values = (value for entry in history if (value := read(entry).get(rule.name)) is not None)
+            values = (value for entry in history if (value := measures_of(entry).get(rule.name)) is not None)
             value = None if threshold is None else rule.value(recent, partial(next, values))
             if threshold is None or value is None:
                 continue
-            if value < threshold if rule.falls else value > threshold or (rule.reached and value == threshold):
-                message = f"{rule.says.format(value=value, threshold=threshold)}; {rule.advice}"
+            if (
+                value < threshold
+                if rule.is_minimum
+                else value > threshold or (rule.includes_threshold and value == threshold)
+            ):
+                message = f"{rule.message.format(value=value, threshold=threshold)}; {rule.advice}"
                 crossings.append(Crossing(name=rule.name, value=value, threshold=threshold, message=message, step=step))
         return crossings
 
@@ -119,14 +123,14 @@ class Rule:
     """A measure that is watched. `name` is that of its threshold in `AlarmsConfig`."""
 
     name: str
-    says: str
+    message: str
     """What has happened, with the places `value` and `threshold`."""
     advice: str
-    falls: bool = False
+    is_minimum: bool = False
     """Whether the alarm is raised below the threshold, not above."""
-    reached: bool = False
+    includes_threshold: bool = False
     """Whether it is raised at the threshold itself, too."""
-    steps: int = 1
+    num_steps: int = 1
     """The number of steps that the value is a mean over."""
     relative: Literal["", "first", "median"] = ""
     """Whether the value is divided by the first one of the history, or by the median of those
@@ -143,94 +147,94 @@ class Rule:
         if recent[-1].get(self.name) is None:
             return None
         values = [value for entry in recent if (value := entry.get(self.name)) is not None]
-        latest, before = values[-self.steps :], values[: -self.steps]
-        if len(latest) < self.steps:
+        latest, before = values[-self.num_steps :], values[: -self.num_steps]
+        if len(latest) < self.num_steps:
             return None
         if not self.relative:
             return fmean(latest)
-        enough = len(before) >= (1 if self.relative == "first" else _BEFORE)
-        usual = (first() if self.relative == "first" else median(before)) if enough else 0.0
-        return fmean(latest) / usual if usual > 0 else None
+        has_reference = len(before) >= (1 if self.relative == "first" else _MIN_STEPS_BEFORE)
+        reference = (first() if self.relative == "first" else median(before)) if has_reference else 0.0
+        return fmean(latest) / reference if reference > 0 else None
 
 
 RULES = (
     Rule(
         name="entropy",
-        says="the policy's entropy has fallen to {value:.0%} of that of the first step, below {threshold:.0%}",
+        message="the policy's entropy has fallen to {value:.0%} of that of the first step, below {threshold:.0%}",
         advice="it hardly explores any more; raise grpo.epsilon_high, or lower grpo.learning_rate",
-        falls=True,
-        steps=2,
+        is_minimum=True,
+        num_steps=2,
         relative="first",
     ),
     Rule(
         name="clip_share",
-        says="{value:.0%} of the step's tokens are clipped, more than {threshold:.0%}",
+        message="{value:.0%} of the step's tokens are clipped, more than {threshold:.0%}",
         advice="the policy moves too far in a step; lower grpo.learning_rate, grpo.minibatches or grpo.num_iterations",
     ),
     Rule(
         name="sampler_kl",
-        says="sampler and trainer are {value:.3g} nats a token apart, more than {threshold:g}",
+        message="sampler and trainer are {value:.3g} nats a token apart, more than {threshold:g}",
         advice="the trainer reads the tokens as another policy's; compare model.dtype with training.bf16, and lower "
         "grpo.learning_rate",
     ),
     Rule(
         name="contrast",
-        says="only {value:.0%} of the groups of the last three steps have contrast, less than {threshold:.0%}",
+        message="only {value:.0%} of the groups of the last three steps have contrast, less than {threshold:.0%}",
         advice="there is little to learn from; take harder or easier instances, or raise grpo.num_generations",
-        falls=True,
-        steps=3,
+        is_minimum=True,
+        num_steps=3,
     ),
     Rule(
         name="gradient_norm",
-        says="the gradient's norm is {value:.3g} times the median of the steps before, more than {threshold:g}",
+        message="the gradient's norm is {value:.3g} times the median of the steps before, more than {threshold:g}",
         advice="look at the data of this step, lower the learning rate, or lengthen the warm-up",
         relative="median",
     ),
     Rule(
         name="cut_replies",
-        says="{value:.0%} of the replies are cut by their token limit, more than {threshold:.0%}",
+        message="{value:.0%} of the replies are cut by their token limit, more than {threshold:.0%}",
         advice="raise max_new_tokens of the section that asks, or see whether the model repeats itself",
     ),
     Rule(
         name="empty_replies",
-        says="{value:.0%} of the replies are empty, more than {threshold:.0%}",
+        message="{value:.0%} of the replies are empty, more than {threshold:.0%}",
         advice="look at the chat template and at the weights; after a training, lower its learning rate",
     ),
     Rule(
         name="chosen_drop",
-        says="the chosen side has become {value:.3g} nats less likely, more than {threshold:g}",
+        message="the chosen side has become {value:.3g} nats less likely, more than {threshold:g}",
         advice="both sides are being unlearned; lower eto.dpo.learning_rate, or add sft to eto.dpo.loss_type",
-        steps=5,
+        num_steps=5,
     ),
     Rule(
         name="unreadable_replies",
-        says="at least {value:.0%} of a helper's replies cannot be read, more than {threshold:.0%}",
+        message="at least {value:.0%} of a helper's replies cannot be read, more than {threshold:.0%}",
         advice="raise its max_new_tokens, or give it another model",
     ),
     Rule(
         name="judge_agreement",
-        says="the judge names the same first error as the tree or the oracle on at most {value:.0%} of the paths, less "
-        "than {threshold:.0%}",
+        message="the judge names the same first error as the tree or the oracle on at most {value:.0%} of the paths, "
+        "less than {threshold:.0%}",
         advice="read some of its replies in `agentr view`; name another model in models.judge",
-        falls=True,
+        is_minimum=True,
     ),
     Rule(
         name="judge_drift",
-        says="the judge agrees with the tree or the oracle at least {value:.1%} less often than in the first judged "
+        message="the judge agrees with the tree or the oracle at least {value:.1%} less often than in the first judged "
         "iteration, more than {threshold:.1%}",
         advice="a policy that is trained may forget how to judge; name a fixed model in models.judge",
     ),
     Rule(
         name="held_out_drop",
-        says="held-out success has fallen by at least {value:.1%}, more than {threshold:.1%}, while training itself "
+        message="held-out success has fallen by at least {value:.1%}, more than {threshold:.1%}, while training itself "
         "went on to improve",
         advice="it learns what does not hold elsewhere; look at its episodes, train less, or set promote to best",
     ),
     Rule(
         name="error_budget",
-        says="{value:.0%} of the error budget is spent, no less than {threshold:.0%}",
+        message="{value:.0%} of the error budget is spent, no less than {threshold:.0%}",
         advice="table event has the errors; fix their cause before the stage stops",
-        reached=True,
+        includes_threshold=True,
     ),
 )
 """Everything that is watched, in the order of the manual's table."""

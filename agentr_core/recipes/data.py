@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agentr_core.fingerprint import later
+from agentr_core.fingerprint import later_field
 from agentr_core.recipes.fields import CutReplies, Natural, record
 
 # The section `compare` of a recipe: arms that learn from one pool of trajectories on an equal
@@ -39,7 +39,7 @@ class CompareConfig:
     """Each arm is trained once with each of these seeds; the pool is collected with the recipe's
     own seed, a whole run with that of its arm.
     """
-    metrics: tuple[Metric, ...] = later(())
+    metrics: tuple[Metric, ...] = later_field(())
     """Further columns of the table of scores, by their names in view `v_metrics`, such as
     `efficiency`; metrics of a further set are written `set:name`, such as
     `renamed:success_clustered`."""
@@ -47,11 +47,11 @@ class CompareConfig:
     """The comparison that the run of an arm belongs to, and whose samples it is trained on.
     Comparisons set it; recipes do not.
     """
-    samples: str = later("")
+    samples: str = later_field("")
     """The run whose samples it is trained on instead, where it judges, pairs or splices unlike the
     comparison. Comparisons set it; recipes do not.
     """
-    trees: str = later("")
+    trees: str = later_field("")
     """The comparison whose trees such a run makes its samples of. Comparisons set it; recipes do
     not.
     """
@@ -76,10 +76,10 @@ class DataConfig:
     on the training instances, without a search. `both+expert` are all of these: searches find few
     good paths for the hardest instances, and the expert never shows how to recover.
     """
-    suffixes: Literal["own", "exchanged"] = later("own")
+    suffixes: Literal["own", "exchanged"] = later_field("own")
     """`exchanged`: each revision goes on with the good suffix of another instance. This is the
     control in a comparison, and should bring no gain."""
-    scoring: str = later("")
+    scoring: str = later_field("")
     """The id of the scoring by which episodes and paths of trees are paired and kept, as `agentr
     regrade` prints it; empty: the rewards that they were played with. All of them must have a score
     of it. Trees stay as they grew, by the rewards of then. Group RL, pairs of a file, and splices
@@ -93,16 +93,16 @@ class DataConfig:
     """Whether the samples of earlier iterations are trained on again."""
     max_length: Natural = 8192
     """Samples with more tokens are rejected; never cut."""
-    windowed: Literal["stretches", "reject"] = later("stretches")
+    windowed: Literal["stretches", "reject"] = later_field("stretches")
     """What becomes of a path that was read through a window (`context: window`): a sample for each
     stretch between two drops, with the text that was read as its prompt; or no sample, with the
     reason `windowed`. The sides of a preference pair share one prompt, so they are always rejected.
     """
-    cut_replies: CutReplies = later("keep")
+    cut_replies: CutReplies = later_field("keep")
     """What becomes of samples and pairs with a trained reply that was cut off at its token limit:
     kept, without a trained end of turn, or rejected. A limit that cuts off many replies is too low;
     the report shows their share."""
-    duplicates: Literal["drop", "keep"] = later("drop")
+    duplicates: Literal["drop", "keep"] = later_field("drop")
     """What becomes of a sample whose conversation another one has, too: texts, roles and train
     flags are the same. `keep` (as published): a sample counts as often as it was made. Bad paths
     that part after their first error make equal revisions with one good path, if their reflections
@@ -114,10 +114,10 @@ def tree_faults(data: DataConfig, *, successes: bool = False) -> list[str]:
     """Return a sentence for each field that is set but has no use where no trees are grown; with
     `successes`, a policy's own ones are trained on, of which an instance may have many.
     """
-    plain = DataConfig()
+    defaults = DataConfig()
     names = ("use", "suffixes") if successes else ("use", "suffixes", "good_per_tree")
     return [
         f"data.{name}: belongs to method agent-r; leave it out"
         for name in names
-        if getattr(data, name) != getattr(plain, name)
+        if getattr(data, name) != getattr(defaults, name)
     ]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from agentr_core.fingerprint import later
+from agentr_core.fingerprint import later_field
 from agentr_core.recipes.fields import (
     Count,
     EpisodeFields,
@@ -23,7 +23,7 @@ from agentr_core.recipes.fields import (
     Unit,
     record,
 )
-from agentr_core.replies import Labels, Take
+from agentr_core.replies import ActionChoice, LabelStyle
 
 # The section of a recipe that says how a model is measured.
 
@@ -43,7 +43,7 @@ class RevisionTestConfig:
     limit: Natural = 0
     """The most cuts that are played, spread evenly over all; 0 means all."""
     max_steps: Count = 50
-    states: str = later("")
+    states: str = later_field("")
     """The id of a run in the same workspace whose states are used instead of this run's own, to
     test another model on the failures of that run's first model.
     """
@@ -56,7 +56,7 @@ class EvaluationSetConfig(SamplingFields):
     """
 
     split: str
-    environment: str = later("")
+    environment: str = later_field("")
     """The world whose split it is, in a recipe of several worlds: one of `environments`."""
     limit: Natural = 0
     """How many instances are played; 0 means all."""
@@ -81,18 +81,18 @@ class EvaluationConfig(SamplingFields, EpisodeFields):
     """Episodes for each instance; more than one only makes sense at a temperature above 0."""
     max_new_tokens: Count = 500
     revision_test: RevisionTestConfig = RevisionTestConfig()
-    disaster_counts: Annotated[float, Field(ge=-1, le=0)] = later(0.0)
+    disaster_counts: Annotated[float, Field(ge=-1, le=0)] = later_field(0.0)
     """The reward that an episode ending in a disaster counts as in a report's mean: published means
     for ScienceWorld count a wrong focus as -1. In data and in the search it is always 0.
     """
-    repeats: Repeats = later(0)
+    repeats: Repeats = later_field(0)
     """An episode ends without success once the model has given the same reply in the same state
     this many times (stop reason `repeats`); 0 never ends it this way. Only for environments that
     report their state.
     """
-    sets: dict[SetName, EvaluationSetConfig] = later(default_factory=dict)
+    sets: dict[SetName, EvaluationSetConfig] = later_field(default_factory=dict)
     """Further sets by name."""
-    development: str = later("")
+    development: str = later_field("")
     """The set in `sets` by which a run chooses between checkpoints (`promote`), and which group RL
     plays between its steps (`grpo.eval_steps`)."""
 
@@ -135,7 +135,7 @@ class EvaluationConfig(SamplingFields, EpisodeFields):
 RANGE = re.compile(r"\[\s*(\d{1,18})\s*,\s*(\d{1,18})\s*\)")
 
 
-def _known_form(value: Any) -> Any:
+def _checked_range(value: Any) -> Any:
     if isinstance(value, str) and not RANGE.fullmatch(value.strip()):
         raise ValueError('give a list of numbers, or a range as a text, such as "[0, 100)"')
     return value
@@ -145,7 +145,7 @@ def _known_form(value: Any) -> Any:
 class ChangedInstancesConfig:
     """Fields of section `instances` that change in the course of a run; None: as before."""
 
-    train_limit: Count | None = later(None)
+    train_limit: Count | None = later_field(None)
     mix: dict[str, Unit] | None = None
     depths: dict[int, Positive] | None = None
     expert_steps: tuple[Count, Count] | None = None
@@ -160,23 +160,23 @@ class InstancesConfig:
     """How many training instances an iteration collects from; 0 means all. They are drawn by the
     seed.
     """
-    mix: dict[str, Unit] = later(default_factory=dict)
+    mix: dict[str, Unit] = later_field(default_factory=dict)
     """Further splits to collect from, each with its share of `train_limit`: `{shaped: 0.5}`;
     `train` has the rest. Files that name instances by number mean those of `train`."""
-    only: Annotated[str | tuple[Natural, ...], BeforeValidator(_known_form)] = later(())
+    only: Annotated[str | tuple[Natural, ...], BeforeValidator(_checked_range)] = later_field(())
     """The training instances of this run, by their numbers: a list, or a range without its end,
     written as the text `"[0, 100)"`. `train_limit` draws from these. Empty: the whole split."""
-    depths: dict[int, Positive] = later(default_factory=dict)
+    depths: dict[int, Positive] = later_field(default_factory=dict)
     """The share of `train_limit` that each depth has: `{1: 0.1, 2: 0.5, 3: 0.4}`; others are
     left out. Empty: instances are drawn whatever their depth."""
-    expert_steps: tuple[Count, Count] | None = later(None)
+    expert_steps: tuple[Count, Count] | None = later_field(None)
     """The fewest and the most steps of the expert in a training instance: `[6, 16]` leaves out what
     is mastered, and what no episode has steps enough for. None: instances are drawn however many it
     takes."""
-    from_iteration: dict[Annotated[int, Field(ge=2)], ChangedInstancesConfig] = later(default_factory=dict)
+    from_iteration: dict[Annotated[int, Field(ge=2)], ChangedInstancesConfig] = later_field(default_factory=dict)
     """What changes from an iteration on: `{2: {depths: {2: 0.4, 3: 0.6}}}` for longer tasks as the
     policy gets better."""
-    draw: Literal["fresh", "fixed"] = later("fresh")
+    draw: Literal["fresh", "fixed"] = later_field("fresh")
     """Whether each iteration draws its training instances anew, or all use those of the first one
     (as published).
     """
@@ -190,7 +190,7 @@ class InstancesConfig:
         further = {split: round(share * self.train_limit) for split, share in sorted(self.mix.items())}
         return {self.train: self.train_limit - sum(further.values())} | further
 
-    def of(self, iteration: int) -> InstancesConfig:
+    def at_iteration(self, iteration: int) -> InstancesConfig:
         """Return the section as it is in an iteration, counted from 1."""
         config = dataclasses.replace(self, from_iteration={})
         for first, change in sorted(self.from_iteration.items()):
@@ -199,9 +199,9 @@ class InstancesConfig:
                 config = dataclasses.replace(config, **changes)
         return config
 
-    def stretches(self, iterations: int) -> list[int]:
+    def changing_iterations(self, num_iterations: int) -> list[int]:
         """Return the iterations in which the section differs from the one before, and the first."""
-        return [1, *sorted(first for first in self.from_iteration if first <= iterations)]
+        return [1, *sorted(first for first in self.from_iteration if first <= num_iterations)]
 
     def numbers(self) -> Sequence[int]:
         """Return the numbers that `only` names, in that order; none if it is empty."""
@@ -213,10 +213,10 @@ class InstancesConfig:
 
     def faults(self) -> list[str]:
         """Return what is wrong with the section `instances` of a recipe, one sentence each."""
-        faults = _faults(self.of(1))
+        faults = _faults(self.at_iteration(1))
         for first in sorted(self.from_iteration):
-            new = [fault for fault in _faults(self.of(first)) if fault not in faults]
-            faults += [f"from iteration {first} on, {fault}" for fault in new]
+            new_faults = [fault for fault in _faults(self.at_iteration(first)) if fault not in faults]
+            faults += [f"from iteration {first} on, {fault}" for fault in new_faults]
         return faults
 
 
@@ -246,8 +246,8 @@ def _faults(instances: InstancesConfig) -> list[str]:
     if isinstance(instances.only, str) and not numbers:
         faults.append(f"instances.only: the range {instances.only} is empty; its end is not part of it")
     if not isinstance(numbers, range) and len(set(numbers)) < len(numbers):
-        twice = sorted({number for number in numbers if numbers.count(number) > 1})
-        faults.append(f"instances.only: named twice: {', '.join(map(str, twice))}")
+        duplicates = sorted({number for number in numbers if numbers.count(number) > 1})
+        faults.append(f"instances.only: named twice: {', '.join(map(str, duplicates))}")
     return faults
 
 
@@ -269,7 +269,7 @@ class PromptConfig:
     examples_file: str = ""
     """Conversations that begin with the problem's turn, as `agentr env examples` writes them.
     Empty: the examples shipped for the world."""
-    examples_as: ExamplesAs = later("text")
+    examples_as: ExamplesAs = later_field("text")
     """`turns`: as turns of user and assistant before the first observation, for which recipes are
     read that show examples and do not say. `text`: in the instruction's turn, as earlier versions
     did."""
@@ -290,12 +290,12 @@ class PromptConfig:
 class ActionConfig:
     """How the action in a reply is read."""
 
-    labels: Labels = later("lenient")
+    labels: LabelStyle = later_field("lenient")
     """What stands before an action. `lenient`: `Action:`, also with a number, in another case or in
     Markdown, and the action without the quotes, brackets or marks around it. `published`: as
     Agent-R's code reads replies in its searches, all that follows the last `Action:` or `Action
     1:`, less a number such as `1.`, and the last line of a reply without a label."""
-    take: Take = later("last")
+    take: ActionChoice = later_field("last")
     """Which action counts in a reply with several. `first`: a reply ends there, so that nothing
     that the model invents after it is read, played or trained; recipes are read so whose examples
     are turns, if they do not say. `last`: the reply stays as it is, as published."""
@@ -320,11 +320,11 @@ class EnvironmentConfig:
 
     name: str = "textcraft"
     options: dict[str, Any] = field(default_factory=dict)
-    transcript: TranscriptKind = later("own")
+    transcript: TranscriptKind = later_field("own")
     """How steps become a conversation: in the world's own form, or as messages with native tool
     calls, for models that were trained on these."""
-    prompt: PromptConfig = later(PromptConfig())
-    action: ActionConfig = later(ActionConfig())
+    prompt: PromptConfig = later_field(PromptConfig())
+    action: ActionConfig = later_field(ActionConfig())
 
 
 @record
@@ -340,7 +340,7 @@ class WorldExploreConfig:
     """The fields of section `eto.explore` that differ in a world; None: no difference."""
 
     max_steps: Count | None = None
-    repeats: Repeats | None = later(None)
+    repeats: Repeats | None = later_field(None)
 
 
 @record
@@ -361,9 +361,9 @@ class WorldConfig:
     """The environment, where it is installed under a name other than the key, such as `gymnasium`.
     """
     options: dict[str, Any] = field(default_factory=dict)
-    transcript: TranscriptKind = later("own")
-    prompt: PromptConfig = later(PromptConfig())
-    action: ActionConfig = later(ActionConfig())
+    transcript: TranscriptKind = later_field("own")
+    prompt: PromptConfig = later_field(PromptConfig())
+    action: ActionConfig = later_field(ActionConfig())
     instances: InstancesConfig = InstancesConfig()
     share: Unit = 0.0
     """This world's share of the training samples of all worlds, general data aside: as many samples

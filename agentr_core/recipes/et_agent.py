@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agentr_core.fingerprint import later
+from agentr_core.fingerprint import later_field
 from agentr_core.recipes.fields import (
     Count,
     DrawingConfig,
@@ -57,14 +57,14 @@ class CurriculumConfig:
     counts: Counts = "calls"
     """What an episode is charged for. With `calls` the format is that of the tags; with `steps` a
     reply without an action breaks the format."""
-    call_costs: dict[str, _Weight] = later(default_factory=dict)
+    call_costs: dict[str, _Weight] = later_field(default_factory=dict)
     """The cost of a tool call in the reward, by the tool's name: for example, its seconds in
     `v_tool_calls`. A tool that is not named costs 1, as published."""
-    refused_calls: bool = later(False)
+    refused_calls: bool = later_field(False)
     """Whether a call that was refused, since none was left, counts as a call in the reward and in
     the measures of evaluations: the published code counts what is written. The selection counts
     calls that were made, as published."""
-    boxed_only: bool = later(False)
+    boxed_only: bool = later_field(False)
     """Whether only a box is an answer to the reward, as published: for knowledge the one in the
     answer tag, for mathematics the last one of the whole text. Otherwise an answer without a box
     is its text. In both cases it breaks the format."""
@@ -92,14 +92,14 @@ def curriculum_faults(curriculum: CurriculumConfig, stages: int) -> list[str]:
         "sigma_calls": curriculum.sigma_calls,
         "sigma_length": curriculum.sigma_length,
     }
-    of_calls = {
+    reasons_by_setting = {
         "call_costs": "steps have none",
         "refused_calls": "steps are none",
         "boxed_only": "where steps are counted, there are no answers in boxes",
     }
     faults = [
         f"et_agent.curriculum.{name}: {reason}; leave it out"
-        for name, reason in of_calls.items()
+        for name, reason in reasons_by_setting.items()
         if curriculum.counts == "steps" and getattr(curriculum, name)
     ]
     return faults + [
@@ -110,14 +110,14 @@ def curriculum_faults(curriculum: CurriculumConfig, stages: int) -> list[str]:
     ]
 
 
-Calibration = Literal["rft", "rl"]
+Phase = Literal["rft", "rl"]
 """What an iteration does: a flywheel and supervised training on the trajectories it made, or
 reinforcement learning on questions that it selects."""
-OfCorrect = Literal["C0", "C1", "C2"]
+CorrectOperator = Literal["C0", "C1", "C2"]
 """How a right trajectory is varied. C0: a fresh one; C1: its first redundant step is rewritten, and
 it is continued from there; C2: all its thoughts are rewritten, with the same actions.
 """
-OfIncorrect = Literal["I1", "I2", "I3", "I4"]
+IncorrectOperator = Literal["I1", "I2", "I3", "I4"]
 """How a wrong trajectory is varied. I1: its first flawed step is corrected by the reflector, and it
 is continued from there; I2: a hint after that step; I3: a hint at the end; I4: the reflector's
 review at the end.
@@ -144,8 +144,8 @@ class FlywheelConfig(SamplingFields, EpisodeFields):
     policy: Literal["best-one", "expand-all"] = "best-one"
     """Which members of a family a round varies: the best one that has not been varied yet (as in
     the published code), or all (as in the paper)."""
-    correct: tuple[OfCorrect, ...] = ("C0", "C1", "C2")
-    incorrect: tuple[OfIncorrect, ...] = ("I1", "I2", "I3")
+    correct: tuple[CorrectOperator, ...] = ("C0", "C1", "C2")
+    incorrect: tuple[IncorrectOperator, ...] = ("I1", "I2", "I3")
     most_members: Count = 64
     """The most trajectories of a question; no round exceeds it."""
     most_tokens: Natural = 0
@@ -203,7 +203,7 @@ class BehaviourConfig:
 class EtAgentConfig:
     """ET-Agent: what each iteration does, and how."""
 
-    phases: tuple[Calibration, ...] = ("rft", "rl", "rl", "rl")
+    phases: tuple[Phase, ...] = ("rft", "rl", "rl", "rl")
     """What each iteration does; the last entry counts for all later iterations."""
     flywheel: FlywheelConfig = FlywheelConfig()
     rft: RftConfig = RftConfig()

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agentr_core.fingerprint import later
+from agentr_core.fingerprint import later_field
 from agentr_core.recipes.fields import (
     Count,
     DrawingConfig,
@@ -63,7 +63,7 @@ class ExpertConfig:
     """What to do with a conversation in the file that, when replayed, does not reach the reward it
     claims.
     """
-    thoughts: ThoughtsConfig = later(ThoughtsConfig())
+    thoughts: ThoughtsConfig = later_field(ThoughtsConfig())
     """Thoughts for bare actions, as ETO's authors had a large model write them."""
 
 
@@ -79,7 +79,7 @@ class ExploreConfig(SamplingFields):
     top_p: TopP = 1.0
     max_steps: Count = 40
     max_new_tokens: Count = 512
-    repeats: Repeats = later(0)
+    repeats: Repeats = later_field(0)
     """As `evaluation.repeats`: an episode that repeats itself ends early, and lost."""
 
 
@@ -153,7 +153,7 @@ class EtoConfig:
     """What each iteration trains on; the last entry counts for all later iterations. Baselines of
     the paper are `[sft]`, and `[sft, rft]` with `rft: with_expert`; `[rft, dpo]` needs no expert.
     """
-    rft: Literal["own", "with_expert"] = later("own")
+    rft: Literal["own", "with_expert"] = later_field("own")
     """What an `rft` iteration trains on: the policy's successes alone, starting as
     `training.start_from` says; or the expert's episodes and the policy's successes together,
     starting from the model that the run began with (as published)."""

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Protocol, TypeVar, cast, dataclass_transf
 from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from agentr_core.fingerprint import later
+from agentr_core.fingerprint import later_field
 from agentr_core.types import EpisodeLimits, Sampling
 
 # Comparisons of rewards with the thresholds of a recipe, with room for rounding.
@@ -32,9 +32,9 @@ def clears(reward: float, alpha: float, rule: AlphaRule = "at_least") -> bool:
     return reward >= alpha - _ROUNDING
 
 
-def exceeds(value: float, line: float) -> bool:
+def exceeds(value: float, threshold: float) -> bool:
     """Return whether a value lies above a line by more than rounding."""
-    return value > line + _ROUNDING
+    return value > threshold + _ROUNDING
 
 
 T = TypeVar("T")
@@ -52,18 +52,22 @@ def in_iteration(values: Sequence[T], iteration: int) -> T:
     return values[min(iteration, len(values)) - 1]
 
 
-def spare_numbers(section: object, plain: object, names: Sequence[str], phases: Sequence[str], kind: str) -> list[str]:
+def spare_numbers(
+    section: object, defaults: object, names: Sequence[str], phases: Sequence[str], phase: str
+) -> list[str]:
     """Return the fields, among some that have a number for each iteration of a kind, with more
     numbers than a run of these phases could ever have such iterations; defaults may have.
     """
-    ever = phases.count(kind)
-    if not ever or phases[-1] == kind:
+    num_iterations = phases.count(phase)
+    if not num_iterations or phases[-1] == phase:
         return []
     numbers = {name: getattr(section, name) for name in names}
-    return [name for name, values in numbers.items() if len(values) > ever and values != getattr(plain, name)]
+    return [
+        name for name, values in numbers.items() if len(values) > num_iterations and values != getattr(defaults, name)
+    ]
 
 
-def _not_one(repeats: int) -> int:
+def _check_repeats(repeats: int) -> int:
     if repeats == 1:
         raise ValueError("1 would end every episode at its first reply; give 2 or more, or 0 for never")
     return repeats
@@ -73,7 +77,7 @@ Unit = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
-Repeats = Annotated[Natural, AfterValidator(_not_one)]
+Repeats = Annotated[Natural, AfterValidator(_check_repeats)]
 """The number of repeated replies that ends an episode; 0: it goes on."""
 Temperature = Annotated[float, Field(ge=0, le=5)]
 CutReplies = Literal["keep", "reject"]
@@ -93,18 +97,18 @@ class SamplingFields:
     this order: penalty, temperature, top-k, top-p, min-p.
     """
 
-    repetition_penalty: Annotated[float, Field(gt=0, le=2)] = later(1.0)
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] = later_field(1.0)
     """Divides the positive logits, and multiplies the negative ones, of tokens that occur in the
     prompt or in the reply so far; 1 changes nothing. It also applies to greedy replies.
     """
-    top_k: Natural = later(0)
+    top_k: Natural = later_field(0)
     """Sample only from this many of the likeliest tokens; 0: from all."""
-    top_p: TopP = later(1.0)
+    top_p: TopP = later_field(1.0)
     """Sample only from the smallest set of likeliest tokens that together reach this probability.
     """
-    min_p: Unit = later(0.0)
+    min_p: Unit = later_field(0.0)
     """Sample only from tokens with at least this fraction of the likeliest token's probability."""
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = later(())
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = later_field(())
     """Texts that end a reply, in addition to those of the world. In a world of one growing turn
     they stay in the reply, as the world's own do; elsewhere they are cut off."""
 
@@ -125,8 +129,8 @@ class SamplingFields:
 
     def beyond_protocol(self) -> list[BeyondProtocol]:
         """Return the fields that are not in OpenAI's protocol and not at their defaults."""
-        plain = SamplingFields()
-        return [name for name in get_args(BeyondProtocol) if getattr(self, name) != getattr(plain, name)]
+        defaults = SamplingFields()
+        return [name for name in get_args(BeyondProtocol) if getattr(self, name) != getattr(defaults, name)]
 
 
 @record
@@ -135,11 +139,11 @@ class EpisodeFields:
     without success and is not graded; the report counts these by their stop reasons.
     """
 
-    max_episode_tokens: Natural = later(0)
+    max_episode_tokens: Natural = later_field(0)
     """The most tokens of all replies of an episode together with what stands between them, such as
     results of tools (stop reason `token_limit`): a reply may have no more than are left. 0: no
     limit but the context. A served model without `server.tokenizer` estimates their number."""
-    max_episode_seconds: Annotated[float, Field(ge=0)] = later(0.0)
+    max_episode_seconds: Annotated[float, Field(ge=0)] = later_field(0.0)
     """The most seconds of an episode, waiting for models included (stop reason `time_limit`). A
     reply that is not done by then is given up; a call of a tool is waited for. 0: no limit."""
 

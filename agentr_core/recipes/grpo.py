@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agentr_core.fingerprint import later
+from agentr_core.fingerprint import later_field
 from agentr_core.recipes.data import DataConfig
 from agentr_core.recipes.fields import (
     Count,
@@ -23,7 +23,7 @@ from agentr_core.recipes.fields import (
     Unit,
     record,
 )
-from agentr_core.recipes.training import OF_TRAINER, TrainingConfig
+from agentr_core.recipes.training import TRAINER_FIELDS, TrainingConfig
 
 ScaleRewards = Literal["group", "none"]
 Credit = Literal["episode", "siblings", "states", "graph"]
@@ -120,17 +120,17 @@ class GrpoConfig(SamplingFields, EpisodeFields):
     """With `contrast`: how much an instance's earlier episodes count compared with those of its
     last group or search.
     """
-    revision_share: Unit = later(0.0)
+    revision_share: Unit = later_field(0.0)
     """Share of a step's groups whose episodes continue from a prefix of a failed episode, one for
     each group, as in the revision test: the policy learns to recover from its own mistakes. The
     prefix is not trained. At least one group begins at the start."""
-    revision_cut: Literal["random", "verdict", "value"] = later("random")
+    revision_cut: Literal["random", "verdict", "value"] = later_field("random")
     """Where such an episode is cut. `verdict` (PivoARL, arXiv 2607.03702): before the first step
     that the judge (`models.judge`, otherwise the policy) calls bad, asked as section `critique`
     says. `value`: before the step at which the mean reward of those episodes of its group falls
     most that share its actions and observations. Where no step is bad, or the mean falls nowhere,
     the cut is drawn; where it is the first step, the group begins at the start."""
-    expert_share: Unit = later(0.0)
+    expert_share: Unit = later_field(0.0)
     """Share of a step's groups whose episodes continue from the first steps of the expert's
     episode, in instances that never earned any reward: the end of a long task is learned before its
     beginning (reverse curriculum, arXiv 2402.05808). These steps are not trained. `revision_share`
@@ -141,21 +141,21 @@ class GrpoConfig(SamplingFields, EpisodeFields):
     """As `evaluation.repeats`: an episode ends once a reply has been given this many times in one
     state.
     """
-    staleness: Literal[0, 1] = later(0)
+    staleness: Literal[0, 1] = later_field(0)
     """How many steps the weights that sample a step are behind. 1: the next step is sampled, with
     the weights before this step's updates, while this one is trained, so that training fills the
     time in which the last episodes of a step are waited for. The ratio of each token is to the
     weights that sampled it."""
     scale_rewards: ScaleRewards = "group"
     """The divisor of an advantage: the standard deviation of its group, or nothing."""
-    credit: Credit = later("episode")
+    credit: Credit = later_field("episode")
     """Which advantage a step has: that of its episode in the group; its own, compared with the
     other actions after the same history, as in a tree of the group's episodes (`siblings`); or
     both, compared with the other steps in the same state of the world: by the discounted reward of
     their episodes (`states`: GiGPO, arXiv 2505.10978), or by how far from a reward they led
     (`graph`: GraphGPO, arXiv 2605.26684)."""
-    states: StatesConfig = later(default_factory=StatesConfig)
-    graph: GraphConfig = later(default_factory=GraphConfig)
+    states: StatesConfig = later_field(default_factory=StatesConfig)
+    graph: GraphConfig = later_field(default_factory=GraphConfig)
     loss_type: LossType = "dapo"
     """What the loss is a mean over: all tokens (`dapo`), each episode's tokens and then the
     episodes (`grpo`), or the episodes, each divided by the most tokens that an episode may have
@@ -163,7 +163,7 @@ class GrpoConfig(SamplingFields, EpisodeFields):
     epsilon: Positive = 0.2
     epsilon_high: Positive | None = None
     """Upper limit of the clipped ratio, minus 1; None: as `epsilon`."""
-    delta: Positive | None = later(None)
+    delta: Positive | None = later_field(None)
     """Upper limit of the ratio of a token with a negative advantage: the dual clip, 3 in ET-Agent's
     code; None: no limit."""
     beta: Annotated[float, Field(ge=0)] = 0.0
@@ -175,15 +175,15 @@ class GrpoConfig(SamplingFields, EpisodeFields):
     micro_batch_tokens: Count = 512
     """Tokens of a forward pass, which has at least one packed row. This changes memory and speed,
     and only the rounding of the gradient."""
-    learning_rate: Positive | None = later(None)
+    learning_rate: Positive | None = later_field(None)
     """This field and the two below replace those of section `training`; None: as there."""
-    lr_scheduler_type: str | None = later(None)
-    warmup_ratio: Unit | None = later(None)
-    branching: BranchingConfig | None = later(None)
+    lr_scheduler_type: str | None = later_field(None)
+    warmup_ratio: Unit | None = later_field(None)
+    branching: BranchingConfig | None = later_field(None)
     """Whether episodes of a group branch off from others, and how."""
-    distil: DistilConfig | None = later(None)
+    distil: DistilConfig | None = later_field(None)
     """Whether a scorer tells the tokens' worth, and how."""
-    eval_steps: Natural = later(0)
+    eval_steps: Natural = later_field(0)
     """Steps between two validations, in which the policy plays each instance of
     `evaluation.development` once, greedily. 0: no validation before the iteration's evaluation."""
     save_steps: Count = 10
@@ -231,8 +231,8 @@ def group_faults(grpo: GrpoConfig) -> list[str]:
         faults.append(f"grpo.distil.key: context {grpo.distil.context} compares no states; leave it out")
     if grpo.distil is not None and grpo.distil.advantage == "none":
         # Nothing is compared within a group then.
-        plain = GrpoConfig()
-        unread = [name for name in ("scale_rewards", "credit") if getattr(grpo, name) != getattr(plain, name)]
+        defaults = GrpoConfig()
+        unread = [name for name in ("scale_rewards", "credit") if getattr(grpo, name) != getattr(defaults, name)]
         faults += [f"grpo.{name}: has no use with distil.advantage: none; leave it out" for name in unread]
         if grpo.resample:
             faults.append("grpo.resample: with distil.advantage: none, groups without contrast teach as well; set 0")
@@ -243,7 +243,7 @@ def online_faults(training: TrainingConfig) -> list[str]:
     """Return one sentence for each setting of section `training` that group RL does not support.
     Its adapters are plain LoRA, added to the weights that samplers get.
     """
-    plain = TrainingConfig()
+    defaults = TrainingConfig()
     reasons = {
         "lora_dropout": "group RL trains what sampled, without dropout",
         "lora_modules_to_save": "group RL trains adapters alone, or all weights",
@@ -253,7 +253,7 @@ def online_faults(training: TrainingConfig) -> list[str]:
     return [
         f"training.{name}: {reason}; leave it out"
         for name, reason in reasons.items()
-        if getattr(training, name) != getattr(plain, name)
+        if getattr(training, name) != getattr(defaults, name)
     ]
 
 
@@ -261,8 +261,8 @@ def unread_online(training: TrainingConfig) -> list[str]:
     """Return the settings of section `training` that a recipe with supervised training may have and
     that its group RL does not read.
     """
-    plain = TrainingConfig()
-    names = [f"training.{name}" for name in OF_TRAINER if getattr(training, name) != getattr(plain, name)]
+    defaults = TrainingConfig()
+    names = [f"training.{name}" for name in TRAINER_FIELDS if getattr(training, name) != getattr(defaults, name)]
     if training.launch is not None and training.launch.num_machines > 1:
         names.append("training.launch.num_machines (it trains on one machine, with its share of the processes)")
     return names
@@ -274,10 +274,10 @@ def on_one_machine(training: TrainingConfig) -> TrainingConfig:
     if launch is None or launch.num_machines == 1:
         return training
     local_processes = training.num_processes // launch.num_machines
-    alone = dataclasses.replace(
+    single_machine = dataclasses.replace(
         launch, num_processes=local_processes, num_machines=1, main_process_ip="", main_process_port=0
     )
-    return dataclasses.replace(training, launch=alone)
+    return dataclasses.replace(training, launch=single_machine)
 
 
 def grpo_faults(grpo: GrpoConfig, training: TrainingConfig, data: DataConfig) -> list[str]:
@@ -299,10 +299,10 @@ def filter_faults(path: str, section: SamplingFields) -> list[str]:
     """Return one sentence for each setting of a section that changes the distribution of its
     replies, which group RL does not allow; `path` is the section's name.
     """
-    plain = SamplingFields()
+    defaults = SamplingFields()
     return [
         f"{path}.{name}: group RL needs the probabilities that replies were drawn with, and models tell those before "
         "penalty and filters; leave it out"
         for name in ("repetition_penalty", "top_k", "top_p", "min_p")
-        if getattr(section, name) != getattr(plain, name)
+        if getattr(section, name) != getattr(defaults, name)
     ]

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from agentr_core.fingerprint import later
+from agentr_core.fingerprint import later_field
 from agentr_core.recipes.fields import BeyondProtocol, Count, Natural, Positive, Unit, record
 
 # Secrets in a recipe's data: given as names of environment variables, since recipes are stored and
@@ -48,11 +48,11 @@ MASK = "***"
 
 def references(data: Any) -> tuple[str, ...]:
     """Return the names of the environment variables that data refers to, sorted."""
-    names = {match[1] for _, text in _texts(data, ()) if (match := _REFERENCE.fullmatch(text))}
+    names = {match[1] for _, text in _walk_texts(data, ()) if (match := _REFERENCE.fullmatch(text))}
     return tuple(sorted(names))
 
 
-def filled(data: Any, values: Mapping[str, str]) -> Any:
+def fill_references(data: Any, values: Mapping[str, str]) -> Any:
     """Return data with each reference replaced by the value of its variable. Raises `KeyError` if a
     variable is not set.
     """
@@ -61,26 +61,26 @@ def filled(data: Any, values: Mapping[str, str]) -> Any:
         match = _REFERENCE.fullmatch(text)
         return text if match is None else values[match[1]]
 
-    return mapped(data, fill)
+    return map_texts(data, fill)
 
 
-def literal(data: Any) -> tuple[str, ...]:
+def secret_names(data: Any) -> tuple[str, ...]:
     """Return the dotted names of texts in data that look like secrets, by name or by form."""
-    return tuple(".".join(path) for path, text in _texts(data, ()) if _is_secret(path, text))
+    return tuple(".".join(path) for path, text in _walk_texts(data, ()) if _is_secret(path, text))
 
 
-def masked(data: Any) -> Any:
+def mask_secrets(data: Any) -> Any:
     """Return data in which everything that looks like a secret is replaced by `***`."""
-    return mapped(data, lambda path, text: MASK if _is_secret(path, text) else text)
+    return map_texts(data, lambda path, text: MASK if _is_secret(path, text) else text)
 
 
 def _is_secret(path: tuple[str, ...], text: str) -> bool:
     if not text or _REFERENCE.fullmatch(text):
         return False
-    return bool(_SECRET_VALUE.fullmatch(text.strip())) or any(map(_names_secret, path))
+    return bool(_SECRET_VALUE.fullmatch(text.strip())) or any(map(_is_secret_name, path))
 
 
-def _names_secret(name: str) -> bool:
+def _is_secret_name(name: str) -> bool:
     words = [word.lower() for word in _WORDS.findall(name)]
     if _SECRET_WORDS.intersection(words) or words in (["key"], ["token"]):
         return True
@@ -90,23 +90,23 @@ def _names_secret(name: str) -> bool:
     )
 
 
-def _texts(data: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+def _walk_texts(data: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
     if isinstance(data, Mapping):
         for key, value in data.items():
-            yield from _texts(value, (*path, str(key)))
+            yield from _walk_texts(value, (*path, str(key)))
     elif isinstance(data, list | tuple):
         for position, value in enumerate(data):
-            yield from _texts(value, (*path, str(position)))
+            yield from _walk_texts(value, (*path, str(position)))
     elif isinstance(data, str):
         yield path, data
 
 
-def mapped(data: Any, change: Callable[[tuple[str, ...], str], str], path: tuple[str, ...] = ()) -> Any:
+def map_texts(data: Any, change: Callable[[tuple[str, ...], str], str], path: tuple[str, ...] = ()) -> Any:
     """Return data with each text changed, given the path of its keys."""
     if isinstance(data, Mapping):
-        return {key: mapped(value, change, (*path, str(key))) for key, value in data.items()}
+        return {key: map_texts(value, change, (*path, str(key))) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        return [mapped(value, change, (*path, str(position))) for position, value in enumerate(data)]
+        return [map_texts(value, change, (*path, str(position))) for position, value in enumerate(data)]
     return change(path, data) if isinstance(data, str) else data
 
 
@@ -114,7 +114,7 @@ _VARIABLE = r"^([A-Z][A-Z0-9_]*)?$"
 """The name of an environment variable, or none. Capitals only, so that a key put there by mistake
 is refused.
 """
-_SET_BY_US = frozenset(
+_RESERVED_FIELDS = frozenset(
     ("model", "messages", "n", "seed", "stop", "temperature", "top_p", "logprobs", "stream", "return_token_ids")
 )
 
@@ -146,7 +146,7 @@ class ServerConfig:
     connect_seconds: Positive = 10.0
     timeout_seconds: Positive = 600.0
     """The most seconds that one try of a request may take."""
-    answer_mib: Count = later(64)
+    answer_mib: Count = later_field(64)
     """The most MiB of an answer, unpacked: larger ones are not read to their end. A token takes
     about 5 bytes, with its log-probability 100."""
     max_retries: Natural = 8
@@ -165,11 +165,11 @@ class ServerConfig:
     """
     token_ids: bool = False
     """Whether token ids are asked for, in vLLM's way (`return_token_ids`)."""
-    continues: bool = later(False)
+    continues: bool = later_field(False)
     """Whether the server can go on with an unfinished assistant turn and keep stop strings, in
     vLLM's way (`continue_final_message`, `include_stop_str_in_output`). Worlds of one growing turn
     need it."""
-    sampling_fields: tuple[BeyondProtocol, ...] = later(())
+    sampling_fields: tuple[BeyondProtocol, ...] = later_field(())
     """Which sampling fields beyond OpenAI's protocol the server accepts, in vLLM's way. Every
     request then carries them, so that no default of the server replaces them; the others are never
     sent, since a server may refuse unknown fields."""
@@ -196,13 +196,13 @@ class VllmConfig:
     """Servers of the same model; requests of one tree or episode go to the same one."""
     tensor_parallel_size: Count = 1
     """GPUs of each replica."""
-    gpus: tuple[Natural, ...] = later(())
+    gpus: tuple[Natural, ...] = later_field(())
     """The GPUs of all replicas, by their numbers among those that the process sees; empty: as many
     as are needed, from the first one on. A second model needs other GPUs than the first, or part of
     the memory of the same ones. Not part of a run's identity."""
     gpu_memory_utilization: Unit = 0.9
     """Share of a GPU's memory that a replica takes; no effect on a CPU."""
-    sleep: bool = later(False)
+    sleep: bool = later_field(False)
     """Whether group RL and its sampler take turns on their GPUs: vLLM gives its memory back while
     the policy is trained, which waits in main memory while vLLM samples. The weights are read again
     after each step in any case. Not part of a run's identity. Run on no GPU so far."""
@@ -222,7 +222,7 @@ class VllmConfig:
     """Seconds in which a replica must answer after its start."""
     request_timeout: Positive = 600.0
     """Seconds in which a request must be answered."""
-    answer_mib: Count = later(64)
+    answer_mib: Count = later_field(64)
     """The most MiB of an answer; a token takes about 10 bytes, with its log-probability 30."""
     restarts: Natural = 3
     """How often a replica that has died is restarted."""
@@ -244,7 +244,7 @@ class ModelConfig:
     """A Hugging Face model directory, relative to the working directory."""
     # A phase after another is a second run, not a recipe of two methods, which would read the same
     # sections in different ways. What an unfinished run promotes could still change.
-    from_run: str = later("")
+    from_run: str = later_field("")
     """The id of a finished run in the same workspace, or the beginning of the id: when the recipe
     is loaded, the checkpoint that this run would go on from replaces `path`."""
     dtype: Dtype = "float32"
@@ -266,7 +266,7 @@ class ModelConfig:
     does not, and each process holds all weights. Not part of a run's identity."""
     # No limit on batches, which may take an hour, and no heartbeat from another thread, which goes
     # on while the computation stands still.
-    worker_timeout: Annotated[float, Field(ge=1)] = later(600.0)
+    worker_timeout: Annotated[float, Field(ge=1)] = later_field(600.0)
     """Seconds after which a worker that begins no forward pass counts as hung. It is then replaced,
     as one that dies is, and what it was asked is asked again. Loading its weights must take less,
     too. Not part of a run's identity."""
@@ -279,7 +279,7 @@ class ModelConfig:
     prices: PricesConfig = PricesConfig()
 
     @property
-    def takes_turns(self) -> bool:
+    def shares_gpus(self) -> bool:
         """Whether this model leaves its GPUs to group RL while that trains."""
         return self.backend == "vllm" and self.vllm.sleep
 
@@ -295,8 +295,8 @@ class ModelConfig:
         faults = []
         if section == "models.scorer":
             unread = ("max_batch", "prefix_cache_gib", "workers", "worker_timeout")
-            idle = [name for name in unread if getattr(self, name) != getattr(ModelConfig(), name)]
-            faults += [f"{section}.{name}: a scorer samples nothing; leave it out" for name in idle]
+            changed = [name for name in unread if getattr(self, name) != getattr(ModelConfig(), name)]
+            faults += [f"{section}.{name}: a scorer samples nothing; leave it out" for name in changed]
             if self.backend != "transformers":
                 faults.append(
                     f"{section}.backend: given tokens are scored in the process that trains; set transformers, and "
@@ -336,11 +336,11 @@ class ModelConfig:
             faults.append(f"{section}.from_run: checkpoints of runs are not served by others; leave it out")
         if self.path:
             faults.append(f"{section}.path: a served model has none; {section}.server.tokenizer is for counting tokens")
-        reserved_fields = _SET_BY_US | {self.server.max_tokens_field} | {*self.server.sampling_fields}
+        reserved_fields = _RESERVED_FIELDS | {self.server.max_tokens_field} | {*self.server.sampling_fields}
         if conflicts := sorted(reserved_fields & self.server.extra_body.keys()):
             faults.append(f"{section}.server.extra_body: {', '.join(conflicts)} is set by other fields of the recipe")
-        if self.server.base_url and (wrong := url_fault(self.server.base_url)):
-            faults.append(f"{section}.server.base_url: {wrong}")
+        if self.server.base_url and (address_fault := url_fault(self.server.base_url)):
+            faults.append(f"{section}.server.base_url: {address_fault}")
         return faults
 
     def secret_faults(self, section: str) -> list[str]:
@@ -350,7 +350,7 @@ class ModelConfig:
         return [
             f"{section}.server.extra_body.{name}: this looks like a secret, and recipes are stored and shown; write "
             "${VARIABLE}, with the name of an environment variable that holds it, and begin a new run"
-            for name in literal(self.server.extra_body)
+            for name in secret_names(self.server.extra_body)
         ]
 
 
@@ -363,19 +363,19 @@ class ModelsConfig:
     judge: ModelConfig | None = None
     """Says which step of a bad path is the first error, or whether an answer means the right
     one."""
-    reflector: ModelConfig | None = later(None)
+    reflector: ModelConfig | None = later_field(None)
     """Reviews a wrong trajectory and corrects a step of it (method et-agent)."""
     editor: ModelConfig | None = None
     """Finds steps of trajectories and rewrites them (method et-agent)."""
     summariser: ModelConfig | None = None
     """Says what the documents of a search say about its query (world reasoning, option
     `summarised`)."""
-    teacher: ModelConfig | None = later(None)
+    teacher: ModelConfig | None = later_field(None)
     """Plays the training instances in the actor's place where experience is collected, and answers
     there for roles without a model of their own. The actor is trained on the text of the teacher's
     replies, in its own tokens, and it is the one that is evaluated. `teacher_iterations` says for
     how long."""
-    scorer: ModelConfig | None = later(None)
+    scorer: ModelConfig | None = later_field(None)
     """Gives the log-probabilities of the tokens that the policy sampled (`grpo.distil`): a model
     directory with the policy's tokenizer. Without one, it is the model that the run begins with."""
 

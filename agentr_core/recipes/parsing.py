@@ -15,10 +15,17 @@ from pydantic import ValidationError
 
 from agentr_core.errors import ConfigError
 from agentr_core.recipes.environments import RANGE
-from agentr_core.recipes.models import mapped
-from agentr_core.recipes.recipe import ADAPTER, OF_ONE_WORLD, Recipe, resolved, secrets_in
+from agentr_core.recipes.models import map_texts
+from agentr_core.recipes.recipe import ADAPTER, SINGLE_WORLD_SECTIONS, Recipe, resolved, secrets_in
 from agentr_core.system import data_path, shipped_recipes
-from agentr_core.texts import closest, fault_list, lone_surrogate, placed, unreadable, visible
+from agentr_core.texts import (
+    did_you_mean,
+    escape_invisible,
+    faults_message,
+    lone_surrogate,
+    path_for_message,
+    unreadable_reason,
+)
 
 # What Pydantic found wrong with a value, in the words of those who write recipes.
 
@@ -53,13 +60,13 @@ _PATTERNS = {
 }
 
 
-def sentence(errors: Sequence[Mapping[str, Any]]) -> str:
+def value_fault(errors: Sequence[Mapping[str, Any]]) -> str:
     """Return one phrase for all errors of one value. Pydantic reports an error for each kind that
     the value may have, if it has none of them.
     """
-    kinds = list(dict.fromkeys(kind for error in errors for kind in _expected(error)))
+    kinds = list(dict.fromkeys(kind for error in errors for kind in _accepted_values(error)))
     choice = " or ".join(filter(None, [", ".join(kinds[:-1]), *kinds[-1:]]))
-    details = [_fault_of(error) for error in errors if not _expected(error)]
+    details = [_plain_fault(error) for error in errors if not _accepted_values(error)]
     return " or ".join(dict.fromkeys([*([f"give {choice}"] if kinds else []), *details]))
 
 
@@ -71,7 +78,7 @@ def quoted_value(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _expected(error: Mapping[str, Any]) -> Sequence[str]:
+def _accepted_values(error: Mapping[str, Any]) -> Sequence[str]:
     kind, context = error["type"], error.get("ctx", {})
     if kind in ("bool_parsing", "bool_type"):
         return ("true", "false")
@@ -82,7 +89,7 @@ def _expected(error: Mapping[str, Any]) -> Sequence[str]:
     return (_EXPECTED[kind].format_map(context),) if kind in _EXPECTED else ()
 
 
-def _fault_of(error: Mapping[str, Any]) -> str:
+def _plain_fault(error: Mapping[str, Any]) -> str:
     if error["type"] == "missing":
         return "a value is missing"
     if error["type"] == "unexpected_keyword_argument":
@@ -93,18 +100,18 @@ def _fault_of(error: Mapping[str, Any]) -> str:
 
 # YAML from a user, read so that nothing is lost silently and nothing takes forever.
 
-MOST_VALUES = 100_000
+MAX_VALUES = 100_000
 """The most values in a document once its aliases are written out."""
-MOST_DIGITS = 1_000
+MAX_DIGITS = 1_000
 """The most digits of a number: Python refuses to print several thousand, even in an error message.
 """
-LARGEST = 2**63 - 1
+MAX_INTEGER = 2**63 - 1
 """The largest whole number: seeds and counts are stored in 64 bits."""
 _INTEGER = "tag:yaml.org,2002:int"
 _FLOAT = "tag:yaml.org,2002:float"
 _TEXT = "tag:yaml.org,2002:str"
 _OCTAL = re.compile(r"[-+]?0[0-7_]+")
-_OCTAL_OF_NEW = re.compile(r"[-+]?0o[0-7]+")
+_OCTAL_YAML_1_2 = re.compile(r"[-+]?0o[0-7]+")
 """An octal number of YAML 1.2, and of Python; YAML 1.1, which is read here, takes it for a text."""
 _QUOTED_CHARS = 40
 _MERGE = "tag:yaml.org,2002:merge"
@@ -122,13 +129,13 @@ def read_yaml(text: str) -> Any:
         loader = yaml.SafeLoader(text)
     except yaml.reader.ReaderError as error:
         position = f"line {text[: error.position].count(chr(10)) + 1}"
-        raise ConfigError(f"{_yaml_fault(error)} ({visible(text[error.position])}), on {position}") from None
+        raise ConfigError(f"{_yaml_fault(error)} ({escape_invisible(text[error.position])}), on {position}") from None
     try:
         root = loader.get_single_node()
         if root is None:
             return None
-        if _check(root, loader, {}) > MOST_VALUES:
-            raise ConfigError(f"it contains more than {MOST_VALUES:,} values once its aliases are written out")
+        if _count_values(root, loader, {}) > MAX_VALUES:
+            raise ConfigError(f"it contains more than {MAX_VALUES:,} values once its aliases are written out")
         return loader.construct_document(root)
     except yaml.YAMLError as error:
         raise ConfigError(_yaml_fault(error)) from None
@@ -143,7 +150,7 @@ def read_yaml(text: str) -> Any:
         loader.dispose()
 
 
-def quoted(text: str) -> str:
+def yaml_quoted(text: str) -> str:
     """Return a text as YAML, in quotes on one line.
 
     JSON would not do: YAML does not join the halves into which its escapes take an emoji.
@@ -152,26 +159,28 @@ def quoted(text: str) -> str:
     return document.rstrip("\n")
 
 
-def unfit_values(value: Any, path: str = "") -> list[str]:
+def unstorable_faults(value: Any, path: str = "") -> list[str]:
     """Return one phrase for each part of a value, named by its path, that a run could not store or
     pass on: half a surrogate pair, as escapes may give, a zero character, a number that is not
     finite, a date or another kind that JSON does not know.
     """
     if isinstance(value, Mapping):
-        faults = [f"{path or 'a name'}: {fault}" for key in value if (fault := _unfit(key))]
+        faults = [f"{path or 'a name'}: {fault}" for key in value if (fault := _unfit_reason(key))]
         inner = [(f"{path}.{key}" if path else str(key), part) for key, part in value.items()]
-        return faults + [fault for name, part in inner for fault in unfit_values(part, name)]
+        return faults + [fault for name, part in inner for fault in unstorable_faults(part, name)]
     if _is_list(value):
-        return [fault for number, part in enumerate(value) for fault in unfit_values(part, f"{path}.{number}")]
-    fault = _unfit(value)
+        return [fault for number, part in enumerate(value) for fault in unstorable_faults(part, f"{path}.{number}")]
+    fault = _unfit_reason(value)
     return [f"{path}: {fault}" if path else fault] if fault else []
 
 
-def _unfit(value: Any) -> str | None:
+def _unfit_reason(value: Any) -> str | None:
     if isinstance(value, str):
         if lone_surrogate(value) is not None:
-            return f"{visible(value)[:_QUOTED_CHARS]} has half of a surrogate pair; write the character itself"
-        return f"{visible(value)[:_QUOTED_CHARS]} has a zero character; leave it out" if "\0" in value else None
+            return f"{escape_invisible(value)[:_QUOTED_CHARS]} has half of a surrogate pair; write the character itself"
+        return (
+            f"{escape_invisible(value)[:_QUOTED_CHARS]} has a zero character; leave it out" if "\0" in value else None
+        )
     if isinstance(value, float) and not math.isfinite(value):
         return f"give a finite number, not {value}"
     if value is None or isinstance(value, bool | int | float):
@@ -179,7 +188,7 @@ def _unfit(value: Any) -> str | None:
     return f"a {type(value).__name__} is no value of a recipe; put it in quotes to give a text"
 
 
-def faults_of_kind(raw: Any, result: Any, path: str = "") -> list[str]:
+def type_faults(raw: Any, result: Any, path: str = "") -> list[str]:
     """Return one phrase for each value of `raw` that was parsed as another kind, in `result`.
 
     Booleans are not numbers, numbers are not booleans, and whole numbers fit into 64 bits.
@@ -197,13 +206,13 @@ def faults_of_kind(raw: Any, result: Any, path: str = "") -> list[str]:
             fault = f"give a number, not {str(raw).lower()}"
         elif _is_number(raw) and isinstance(result, bool):
             fault = f"give true or false, not {raw}"
-        elif isinstance(raw, int) and abs(raw) > LARGEST:
-            fault = f"give a number of at most {LARGEST}, which fits into 64 bits"
+        elif isinstance(raw, int) and abs(raw) > MAX_INTEGER:
+            fault = f"give a number of at most {MAX_INTEGER}, which fits into 64 bits"
         return [f"{path}: {fault}"] if fault else []
     return [
         fault
         for name, value, parsed_value in pairs
-        for fault in faults_of_kind(value, parsed_value, f"{path}.{name}" if path else name)
+        for fault in type_faults(value, parsed_value, f"{path}.{name}" if path else name)
     ]
 
 
@@ -222,7 +231,7 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
-def _check(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> int:
+def _count_values(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> int:
     """Return how many values a node contains; `sizes` has the counts of known nodes, 0 while one is
     being counted.
     """
@@ -236,7 +245,7 @@ def _check(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> i
         # `0o10` for a text.
         text, location = node.value, f"on line {node.start_mark.line + 1}"
         excerpt = text if len(text) <= _QUOTED_CHARS else f"{text[:_QUOTED_CHARS]}..."
-        if node.tag in (_INTEGER, _FLOAT) and len(text) > MOST_DIGITS:
+        if node.tag in (_INTEGER, _FLOAT) and len(text) > MAX_DIGITS:
             raise ConfigError(f"the number {location} has {len(text):,} digits")
         if node.tag in (_INTEGER, _FLOAT) and ":" in text:
             raise ConfigError(f"{excerpt} {location} is a number to base 60 in YAML; write it out, or put it in quotes")
@@ -244,7 +253,7 @@ def _check(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> i
             raise ConfigError(
                 f"{excerpt} {location} is to base 8 in YAML; write it without the first 0, or put it in quotes"
             )
-        if node.tag == _TEXT and node.style is None and _OCTAL_OF_NEW.fullmatch(text):
+        if node.tag == _TEXT and node.style is None and _OCTAL_YAML_1_2.fullmatch(text):
             raise ConfigError(
                 f"{excerpt} {location} is a text in YAML 1.1; write the number to base 10, or put it in quotes"
             )
@@ -264,7 +273,7 @@ def _check(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> i
         parts = [part for pair in node.value for part in pair]
     elif isinstance(node, yaml.SequenceNode):
         parts = node.value
-    sizes[id(node)] = 1 + sum(_check(part, loader, sizes) for part in parts)
+    sizes[id(node)] = 1 + sum(_count_values(part, loader, sizes) for part in parts)
     return sizes[id(node)]
 
 
@@ -272,7 +281,7 @@ Check = Callable[[Any, Recipe | None], list[str]]
 """Returns what is wrong with the method of a recipe, given as it is named, and with the recipe as a
 whole, one sentence each; None stands for a recipe whose fields have faults already. The methods
 have it (`methods.faults`), which are a layer above recipes."""
-_KIND = re.compile(r"(constrained|function|literal|tuple|list|dict|lax|json)[-\[].*|str|int|float|bool")
+_PYDANTIC_KIND = re.compile(r"(constrained|function|literal|tuple|list|dict|lax|json)[-\[].*|str|int|float|bool")
 
 
 def load(path: Path, overrides: Sequence[str] = (), *, check: Check, workspace: str = "") -> Recipe:
@@ -293,14 +302,14 @@ def load(path: Path, overrides: Sequence[str] = (), *, check: Check, workspace: 
         data = read_yaml(recipes.get(str(path), path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         names = [sibling.name for sibling in path.parent.glob("*.y*ml")] if path.suffix else list(recipes)
-        suggestion = closest(path.name, names)
+        suggestion = did_you_mean(path.name, names)
         raise ConfigError(
-            f"recipe {placed(path)} does not exist{suggestion}; `agentr recipes` lists the shipped ones"
+            f"recipe {path_for_message(path)} does not exist{suggestion}; `agentr recipes` lists the shipped ones"
         ) from None
     except IsADirectoryError:
-        raise ConfigError(f"recipe {placed(path)} is a folder; name a YAML file in it") from None
+        raise ConfigError(f"recipe {path_for_message(path)} is a folder; name a YAML file in it") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"recipe {path} cannot be read as YAML: {unreadable(error)}") from error
+        raise ConfigError(f"recipe {path} cannot be read as YAML: {unreadable_reason(error)}") from error
     except ConfigError as error:
         raise ConfigError(f"recipe {path} cannot be read as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
@@ -308,11 +317,11 @@ def load(path: Path, overrides: Sequence[str] = (), *, check: Check, workspace: 
         raise ConfigError(f"recipe {path} {problem}; give fields, a line each, such as `name: my-recipe`")
     if str(path) in recipes:
 
-        def located(_: tuple[str, ...], text: str) -> str:
+        def with_data_path(_: tuple[str, ...], text: str) -> str:
             folder, *parts = Path(text).parts or ("",)
             return str(data_path(*parts)) if folder == "data" and parts and not Path(text).exists() else text
 
-        data = mapped(data, located)
+        data = map_texts(data, with_data_path)
     return parse({"workspace": workspace, **data} if workspace else data, overrides, check=check, source=str(path))
 
 
@@ -343,35 +352,35 @@ def parse(
         *parents, last = key.split(".")
         target = config
         for parent in parents:
-            target = target.setdefault(_known_as(parent, target), {})
+            target = target.setdefault(_key_of(parent, target), {})
             if not isinstance(target, dict):
                 raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
-        target[_known_as(last, target)] = value
-    if unfit := unfit_values(config):
-        raise ConfigError(visible(fault_list(unfit, source)))
+        target[_key_of(last, target)] = value
+    if unfit := unstorable_faults(config):
+        raise ConfigError(escape_invisible(faults_message(unfit, source)))
     if "environment" in config:
-        config["environment"] = with_examples(config["environment"])
+        config["environment"] = with_example_defaults(config["environment"])
     if isinstance(worlds := config.get("environments"), dict):
-        config["environments"] = {name: with_examples(section) for name, section in worlds.items()}
+        config["environments"] = {name: with_example_defaults(section) for name, section in worlds.items()}
     try:
         recipe = ADAPTER.validate_python(config)
     except ValidationError as error:
-        faults = [*check(config.get("method"), None), *_sentences(error.errors())]
-        raise ConfigError(fault_list(faults, source)) from None
-    conflicts = [section for section in OF_ONE_WORLD if section in config and recipe.environments]
-    either = "does not go with environments, each of which has its own; leave one of them out"
+        faults = [*check(config.get("method"), None), *_field_faults(error.errors())]
+        raise ConfigError(faults_message(faults, source)) from None
+    conflicts = [section for section in SINGLE_WORLD_SECTIONS if section in config and recipe.environments]
+    advice = "does not go with environments, each of which has its own; leave one of them out"
     faults = [
-        *(f"{section}: {either}" for section in conflicts),
-        *faults_of_kind(config, resolved(recipe)),
+        *(f"{section}: {advice}" for section in conflicts),
+        *type_faults(config, resolved(recipe)),
         *check(recipe.method, recipe),
         *([] if stored else secrets_in(recipe)),
     ]
     if faults:
-        raise ConfigError(fault_list(faults, source))
+        raise ConfigError(faults_message(faults, source))
     return recipe
 
 
-MOVED = MappingProxyType(
+MOVED_FIELDS = MappingProxyType(
     {
         "eto.dpo.max_chosen_drop": "is alarms.chosen_drop now; write `alarms: {chosen_drop: 20, reaction: back}`, with "
         "your number",
@@ -382,7 +391,7 @@ MOVED = MappingProxyType(
 """Fields of earlier versions: what is written in place of each. Stored recipes have them."""
 
 
-def restored(data: dict[str, Any], *, source: str) -> Recipe:
+def restore_recipe(data: dict[str, Any], *, source: str) -> Recipe:
     """Return the recipe of a run as it was stored. It had no faults when the run began, and those
     that only a later version knows must not hide what the run made.
 
@@ -390,7 +399,7 @@ def restored(data: dict[str, Any], *, source: str) -> Recipe:
     """
     # Until 2026-11-28 a recipe had a section `base`, which no run with a store read.
     config = _plain_copy({name: value for name, value in data.items() if name != "base"})
-    for old_field in MOVED:
+    for old_field in MOVED_FIELDS:
         *parents, last = old_field.split(".")
         section: Any = config
         for parent in parents:
@@ -399,27 +408,27 @@ def restored(data: dict[str, Any], *, source: str) -> Recipe:
     try:
         return ADAPTER.validate_python(config)
     except ValidationError as error:
-        raise ConfigError(fault_list(_sentences(error.errors()), source)) from None
+        raise ConfigError(faults_message(_field_faults(error.errors()), source)) from None
 
 
-def _sentences(errors: Sequence[Any]) -> list[str]:
+def _field_faults(errors: Sequence[Any]) -> list[str]:
     """Return one sentence for each wrong field."""
     by_field: dict[str, list[Any]] = {}
     for error in errors:
         # Without Pydantic's names for the kinds that the value may have.
-        parts = [str(part) for part in error["loc"] if not _KIND.fullmatch(str(part))]
+        parts = [str(part) for part in error["loc"] if not _PYDANTIC_KIND.fullmatch(str(part))]
         field = ".".join(parts).replace(".[key]", ", as a name")
         by_field.setdefault(field, []).append(error)
     # Where a text or a list would do, a list with a wrong member is no text, either.
     inner = [field for field in by_field if not any(other.startswith(f"{field}.") for other in by_field)]
-    return [f"{field}: {_sentence(by_field[field])}" if field else _sentence(by_field[field]) for field in inner]
+    return [f"{field}: {_field_fault(by_field[field])}" if field else _field_fault(by_field[field]) for field in inner]
 
 
-def _sentence(errors: Sequence[Any]) -> str:
+def _field_fault(errors: Sequence[Any]) -> str:
     first = errors[0]
     if first["type"] == "unexpected_keyword_argument":
         path = first["loc"]
-        if advice := MOVED.get(".".join(map(str, path))):
+        if advice := MOVED_FIELDS.get(".".join(map(str, path))):
             return advice
         schema = _schema()
         sections = [schema]
@@ -427,18 +436,18 @@ def _sentence(errors: Sequence[Any]) -> str:
             inner = []
             for section in sections:
                 # A field, or any member of a mapping.
-                of_any_name = [
+                of_members = [
                     *section.get("patternProperties", {}).values(),
                     section.get("additionalProperties") or {},
                 ]
-                inner.append(section.get("properties", {}).get(str(part)) or of_any_name[0])
-            sections = [alternative for node in inner for alternative in _unfolded(node, schema["$defs"])]
+                inner.append(section.get("properties", {}).get(str(part)) or of_members[0])
+            sections = [alternative for node in inner for alternative in _alternatives(node, schema["$defs"])]
         names = [name for section in sections for name in section.get("properties", ())]
-        return f"unknown field{closest(str(path[-1]), names)}"
+        return f"unknown field{did_you_mean(str(path[-1]), names)}"
     # What stands there may be a secret, or hold one.
     secret = "extra_body" in first["loc"] or "api_key_env" in first["loc"]
     suffix = "" if secret or first["type"] == "missing" else f" (got {quoted_value(first['input'])})"
-    return f"{sentence(errors)}{suffix}"
+    return f"{value_fault(errors)}{suffix}"
 
 
 @cache
@@ -447,17 +456,17 @@ def _schema() -> dict[str, Any]:
     return ADAPTER.json_schema()
 
 
-def _unfolded(node: dict[str, Any], definitions: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _alternatives(node: dict[str, Any], definitions: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the schemas that a node of a JSON schema stands for: itself, or what it refers to."""
     if "$ref" in node:
         node = definitions[node["$ref"].rpartition("/")[2]]
     for alternative in node.get("anyOf", ()):
-        yield from _unfolded(alternative, definitions)
+        yield from _alternatives(alternative, definitions)
     if "anyOf" not in node:
         yield node
 
 
-def _known_as(name: str, section: dict[Any, Any]) -> Any:
+def _key_of(name: str, section: dict[Any, Any]) -> Any:
     """Return the key that a section has for a name: YAML reads `2` as a number."""
     return next((key for key in section if str(key) == name), name)
 
@@ -468,7 +477,7 @@ def _plain_copy(value: Any) -> Any:
     return value
 
 
-def with_examples(section: Any) -> Any:
+def with_example_defaults(section: Any) -> Any:
     """Return the section of a world as it stands in a recipe, with what it does not say about its
     examples: they are turns, and replies end at their first action.
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import Field, TypeAdapter
 
 from agentr_core.errors import DataFault
-from agentr_core.fingerprint import absent, default_of, later
+from agentr_core.fingerprint import default_of, later_field, omitted_fields
 from agentr_core.recipes.agent_r import (
     AgentRConfig,
     CritiqueConfig,
@@ -39,7 +39,7 @@ from agentr_core.recipes.models import (
     ModelRole,
     ModelsConfig,
     gpu_faults,
-    masked,
+    mask_secrets,
 )
 from agentr_core.recipes.training import TrainingConfig
 
@@ -55,7 +55,7 @@ class ErrorsConfig:
     """Share of the stage's episodes that may fail."""
     retries: Natural = 2
     """Further tries of an episode after a transient error."""
-    count_as: Literal["out", "zero"] = later("out")
+    count_as: Literal["out", "zero"] = later_field("out")
     """How an evaluation's episode that failed for good counts in its means: not at all, or as a
     failure with reward 0 (as in ETO). Reports state how many there were. Such an episode is never
     trained on, and no other episode continues from it."""
@@ -107,40 +107,40 @@ class Recipe:
     """Folder of the store, checkpoints and reports."""
     seed: Natural = 0
     iterations: Count = 3
-    promote: Literal["last", "best"] = later("last")
+    promote: Literal["last", "best"] = later_field("last")
     """Which checkpoint an iteration goes on from: that of the previous iteration (`last`), or the
     one that succeeds most often on `evaluation.development` (`best`), among all so far and the
     model that the run begins with."""
     environment: EnvironmentConfig = EnvironmentConfig()
     # Code that lists instances, checks and plans reads the recipe of one world (`in_world`), and so
     # knows nothing of several.
-    environments: dict[str, WorldConfig] = later(default_factory=dict)
+    environments: dict[str, WorldConfig] = later_field(default_factory=dict)
     """Several worlds in which one model acts, by name, in place of `environment` and `instances`.
     """
     model: ModelConfig = ModelConfig()
     """The actor: the model that is improved."""
     models: ModelsConfig = ModelsConfig()
-    teacher_iterations: Natural = later(0)
+    teacher_iterations: Natural = later_field(0)
     """For how many iterations, from the first on, `models.teacher` collects before the actor takes
     over; 0: for all."""
     instances: InstancesConfig = InstancesConfig()
-    context: Literal["stop", "window", "summary"] = later("stop")
+    context: Literal["stop", "window", "summary"] = later_field("stop")
     """What becomes of an episode or a path whose history outgrows the model's context: it ends
     there; or its oldest exchanges are left out of what the model reads (as published), but never
     the instruction, first observation and first reply; or the model writes a summary, and goes on
     from instruction, first observation and that.
     """
-    summary: SummaryConfig = later(SummaryConfig())
-    agent_r: AgentRConfig = later(AgentRConfig())
+    summary: SummaryConfig = later_field(SummaryConfig())
+    agent_r: AgentRConfig = later_field(AgentRConfig())
     search: SearchConfig = SearchConfig()
     critique: CritiqueConfig = CritiqueConfig()
     pairs: PairsConfig = PairsConfig()
     splice: SpliceConfig = SpliceConfig()
     eto: EtoConfig = EtoConfig()
     compare: CompareConfig = CompareConfig()
-    grpo: GrpoConfig = later(GrpoConfig())
-    et_agent: EtAgentConfig = later(EtAgentConfig())
-    options: dict[str, Any] = later(default_factory=dict)
+    grpo: GrpoConfig = later_field(GrpoConfig())
+    et_agent: EtAgentConfig = later_field(EtAgentConfig())
+    options: dict[str, Any] = later_field(default_factory=dict)
     """Settings of a method that another package adds; the method checks them. Shipped methods have
     sections.
     """
@@ -148,7 +148,7 @@ class Recipe:
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     errors: ErrorsConfig = ErrorsConfig()
-    alarms: AlarmsConfig = later(AlarmsConfig())
+    alarms: AlarmsConfig = later_field(AlarmsConfig())
     scale: ScaleConfig = ScaleConfig()
 
     def longest_reply(self, max_new_tokens: int) -> int:
@@ -161,7 +161,7 @@ class Recipe:
         """Return the model of a role: its own, otherwise the actor's."""
         return self.own_models().get(role, self.model)
 
-    def asked_beside(self, role: ModelRole) -> ModelRole:
+    def answering_role(self, role: ModelRole) -> ModelRole:
         """Return the role whose model is asked for a role while experience is collected: the role
         itself if the recipe names a model for it, otherwise the one that collects.
         """
@@ -207,7 +207,7 @@ class Recipe:
         return replace(
             self,
             environments={},
-            environment=_with(
+            environment=_with_fields(
                 EnvironmentConfig(),
                 name=world.name or name,
                 options=world.options,
@@ -216,9 +216,9 @@ class Recipe:
                 action=world.action,
             ),
             instances=world.instances,
-            search=_with(self.search, world.search),
-            eto=_with(self.eto, explore=_with(self.eto.explore, world.explore)),
-            evaluation=_with(
+            search=_with_fields(self.search, world.search),
+            eto=_with_fields(self.eto, explore=_with_fields(self.eto.explore, world.explore)),
+            evaluation=_with_fields(
                 self.evaluation,
                 world.evaluation,
                 sets={
@@ -247,7 +247,7 @@ class Recipe:
         """Return a setting's value in each of the distinct iterations, in their order."""
         return [in_iteration(values, iteration) for iteration in self.distinct_iterations()]
 
-    def taught(self, iteration: int) -> bool:
+    def is_taught(self, iteration: int) -> bool:
         """Return whether the teacher, not the actor, collects experience in an iteration, counted
         from 1. One that goes on from the actor's errors does not.
         """
@@ -266,20 +266,20 @@ class Recipe:
 
 S = TypeVar("S")
 ADAPTER = TypeAdapter(Recipe)
-OPTIONAL = (
+OPTIONAL_SECTIONS = (
     *("agent_r", "search", "critique", "pairs", "splice"),
     *("eto", "compare", "grpo", "et_agent", "iterations", "options"),
 )
 """The sections of a recipe that not every method reads."""
-OF_ONE_WORLD = ("environment", "instances")
+SINGLE_WORLD_SECTIONS = ("environment", "instances")
 """The sections that `environments` replaces."""
 
 
-def for_display(recipe: Recipe) -> dict[str, Any]:
+def display_data(recipe: Recipe) -> dict[str, Any]:
     """Return what `resolved` returns, for display: what looks like a secret is masked."""
     plain = resolved(recipe)
     for model in (plain["model"], *filter(None, plain["models"].values())):
-        model["server"]["extra_body"] = masked(model["server"]["extra_body"])
+        model["server"]["extra_body"] = mask_secrets(model["server"]["extra_body"])
     return plain
 
 
@@ -288,7 +288,7 @@ def resolved(recipe: Recipe) -> dict[str, Any]:
     recipe. With several worlds, the sections of a single one are left out.
     """
     plain = dict(ADAPTER.dump_python(recipe, mode="json"))
-    for section in OF_ONE_WORLD if recipe.environments else ():
+    for section in SINGLE_WORLD_SECTIONS if recipe.environments else ():
         del plain[section]
     return plain
 
@@ -300,62 +300,62 @@ class FieldValue(NamedTuple):
 
     name: str
     value: Any
-    usual: bool
+    is_default: bool
 
 
 def field_values(recipe: Recipe) -> list[FieldValue]:
-    """Return the fields of a recipe and of all its sections, in order, as `for_display` has
+    """Return the fields of a recipe and of all its sections, in order, as `display_data` has
     them.
     """
-    return list(_field_values(recipe, for_display(recipe), ""))
+    return list(_field_values(recipe, display_data(recipe), ""))
 
 
-def _field_values(section: Any, plain: dict[str, Any], prefix: str, usual: Any = None) -> Iterator[FieldValue]:
+def _field_values(section: Any, plain: dict[str, Any], prefix: str, defaults: Any = None) -> Iterator[FieldValue]:
     """Yield the fields of a section, each with whether it is at its default.
 
     Args:
         prefix: what the names of fields begin with: the path of the section and a dot, or nothing.
-        usual: the same section of a recipe that leaves it out. It has the values of defaults that
-            depend on other fields.
+        defaults: the same section of a recipe that leaves it out. It has the values of defaults
+            that depend on other fields.
     """
     for field in dataclasses.fields(section):
         if field.name not in plain:
             continue
-        part, value, name = getattr(section, field.name), plain[field.name], f"{prefix}{field.name}"
-        default = default_of(field) if usual is None else getattr(usual, field.name)
-        for key, member, plain_member in _parts(part, value):
+        field_value, value, name = getattr(section, field.name), plain[field.name], f"{prefix}{field.name}"
+        default = default_of(field) if defaults is None else getattr(defaults, field.name)
+        for key, member, plain_member in _members(field_value, value):
             if dataclasses.is_dataclass(member):
                 same = default if isinstance(default, type(member)) else None
                 yield from _field_values(member, plain_member, f"{name}.{key}." if key else f"{name}.", same)
             else:
-                yield FieldValue(name, value, part == default)
+                yield FieldValue(name, value, field_value == default)
 
 
-def _parts(part: Any, plain: Any) -> list[tuple[str, Any, Any]]:
+def _members(field_value: Any, plain: Any) -> list[tuple[str, Any, Any]]:
     """Return what a field holds, by key, with its plain data: the members of a mapping of sections,
     otherwise the value itself, under the empty key.
     """
-    if isinstance(part, dict) and part and all(map(dataclasses.is_dataclass, part.values())):
-        return [(str(key), member, plain[str(key)]) for key, member in part.items()]
-    return [("", part, plain)]
+    if isinstance(field_value, dict) and field_value and all(map(dataclasses.is_dataclass, field_value.values())):
+        return [(str(key), member, plain[str(key)]) for key, member in field_value.items()]
+    return [("", field_value, plain)]
 
 
-def identifying(recipe: Recipe) -> dict[str, Any]:
+def identifying_data(recipe: Recipe) -> dict[str, Any]:
     """Return a recipe as plain data without the fields that were added later and have their default
     value.
     """
     plain = resolved(recipe)
-    _leave_out(recipe, plain)
+    _drop_absent(recipe, plain)
     return plain
 
 
-def _leave_out(section: Any, plain: dict[str, Any]) -> None:
-    for name in absent(section):
+def _drop_absent(section: Any, plain: dict[str, Any]) -> None:
+    for name in omitted_fields(section):
         del plain[name]
     for name, value in plain.items():
-        for _, member, plain_member in _parts(getattr(section, name), value):
+        for _, member, plain_member in _members(getattr(section, name), value):
             if dataclasses.is_dataclass(member):
-                _leave_out(member, plain_member)
+                _drop_absent(member, plain_member)
 
 
 def replace(recipe: Recipe, **changes: Any) -> Recipe:
@@ -365,13 +365,13 @@ def replace(recipe: Recipe, **changes: Any) -> Recipe:
     return dataclasses.replace(recipe, **changes)
 
 
-def _with(section: S, changes: Any = None, **more: Any) -> S:
-    """Return a section in which the fields of `changes` that are not None, and those of `more`,
+def _with_fields(section: S, changes: Any = None, **extra: Any) -> S:
+    """Return a section in which the fields of `changes` that are not None, and those of `extra`,
     replace its own.
     """
     values = {} if changes is None else vars(changes)
     fields = {name: value for name, value in values.items() if value is not None}
-    return dataclasses.replace(section, **fields, **more)  # type: ignore[type-var]
+    return dataclasses.replace(section, **fields, **extra)  # type: ignore[type-var]
 
 
 # What a recipe needs of the servers of its models.
@@ -384,15 +384,15 @@ def sampling_sections(recipe: Recipe) -> dict[str, tuple[ModelRole, SamplingFiel
     """
     flywheel, evaluation = recipe.et_agent.flywheel, recipe.evaluation
     return {
-        "search": ("teacher" if recipe.taught(1) else "actor", recipe.search),
+        "search": ("teacher" if recipe.is_taught(1) else "actor", recipe.search),
         "critique": ("judge", recipe.critique),
         "splice.continuation": ("teacher", recipe.splice.continuation),
         "eto.expert.thoughts": ("editor", recipe.eto.expert.thoughts),
         "eto.explore": ("teacher", recipe.eto.explore),
         "grpo": ("actor", recipe.grpo),
         "et_agent.flywheel": ("teacher", flywheel),
-        "et_agent.flywheel.reflector": (recipe.asked_beside("reflector"), flywheel.reflector),
-        "et_agent.flywheel.editor": (recipe.asked_beside("editor"), flywheel.editor),
+        "et_agent.flywheel.reflector": (recipe.answering_role("reflector"), flywheel.reflector),
+        "et_agent.flywheel.editor": (recipe.answering_role("editor"), flywheel.editor),
         "evaluation": ("actor", evaluation),
         **{f"evaluation.sets.{name}": ("actor", evaluation_set) for name, evaluation_set in evaluation.sets.items()},
     }
@@ -459,7 +459,7 @@ def faults_of_sections(recipe: Recipe) -> list[str]:
         instances = world.instances
         # In any iteration, also in those by which a run may be continued.
         training_splits = {
-            split for first in (1, *instances.from_iteration) for split in instances.of(first).training_splits
+            split for first in (1, *instances.from_iteration) for split in instances.at_iteration(first).training_splits
         }
         faults += [
             f"evaluation.sets.{name}.split: {evaluation_set.split!r} is the split that is trained on"
@@ -573,11 +573,11 @@ def _faults_of_worlds(recipe: Recipe) -> list[str]:
 
 def unread_sections(recipe: Recipe, method: str, sections: Collection[str]) -> list[str]:
     """Return a sentence for each changed section that the recipe's method does not read."""
-    plain = ADAPTER.validate_python({"name": recipe.name})
+    usual = ADAPTER.validate_python({"name": recipe.name})
     unread = [
         section
-        for section in OPTIONAL
-        if section not in sections and getattr(recipe, section) != getattr(plain, section)
+        for section in OPTIONAL_SECTIONS
+        if section not in sections and getattr(recipe, section) != getattr(usual, section)
     ]
     defaults = WorldConfig()
     unread += [

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from agentr_core.fingerprint import later
+from agentr_core.fingerprint import later_field
 from agentr_core.recipes.fields import Count, Natural, Positive, Unit, record
 
-_OF_ADAPTERS = (
+_ADAPTER_FIELDS = (
     *("lora_alpha", "lora_dropout", "lora_target_modules", "lora_modules_to_save", "use_dora", "load_in_4bit"),
     "publish",
 )
@@ -41,11 +41,11 @@ class LaunchConfig:
     """`zero2`, `zero3`, `zero3-offload` (see `deployments/deepspeed`) or a DeepSpeed JSON file of
     your own.
     """
-    fsdp: bool = later(False)
+    fsdp: bool = later_field(False)
     """Whether PyTorch (FSDP 2), in place of DeepSpeed, splits weights, gradients and optimizer over
     the processes; for fine-tuning on GPUs, and for group RL, not for preferences. Run on no GPU so
     far."""
-    fsdp_config: dict[str, Any] = later(default_factory=dict)
+    fsdp_config: dict[str, Any] = later_field(default_factory=dict)
     """Settings of FSDP by the Trainer's names, such as `{cpu_offload: true}`."""
 
 
@@ -69,17 +69,17 @@ class TrainingConfig:
     interruption are, if a checkpoint kept them. How many steps fit depends on the machine, so
     another run gives different weights."""
     learning_rate: Positive = 2e-5
-    optim: str = later("adamw_torch_fused")
+    optim: str = later_field("adamw_torch_fused")
     """The optimizer, by the Trainer's name; some need an additional package."""
     lr_scheduler_type: str = "cosine"
-    lr_scheduler_kwargs: dict[str, Any] = later(default_factory=dict)
+    lr_scheduler_kwargs: dict[str, Any] = later_field(default_factory=dict)
     """Further arguments of the schedule, such as `{num_cycles: 2}` of `cosine_with_restarts`."""
     warmup_ratio: Unit = 0.03
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     max_grad_norm: Positive = 1.0
     per_device_train_batch_size: Count = 16
     gradient_accumulation_steps: Count = 1
-    step_tokens: Natural = later(0)
+    step_tokens: Natural = later_field(0)
     """Tokens of an optimizer step over all processes, instead of a number of samples: a step takes
     samples as long as together they have no more tokens than this. 0: it takes batch size times
     `gradient_accumulation_steps` times the number of processes. Trainers that pack whole rows count
@@ -87,18 +87,18 @@ class TrainingConfig:
     packing: bool = True
     bf16: bool | Literal["auto"] = True
     """Mixed precision; `auto`: where the GPU or processor computes bfloat16 fast."""
-    fp16: bool = later(False)
+    fp16: bool = later_field(False)
     """Mixed precision with 16-bit floats and dynamic scaling, on a GPU; `bf16` must be false."""
-    attn_implementation: str = later("")
+    attn_implementation: str = later_field("")
     """How attention is computed, by Transformers' name: eager, sdpa, flash_attention_2; empty: as
     Transformers chooses."""
-    use_liger_kernel: bool = later(False)
+    use_liger_kernel: bool = later_field(False)
     """Liger's fused kernels, on a GPU with the package liger-kernel; for fine-tuning, not for
     preferences."""
-    save_steps: Count = later(50)
+    save_steps: Count = later_field(50)
     """Optimizer steps between two checkpoints of an unfinished training: at most this many are lost
     when it is interrupted."""
-    save_total_limit: Natural | None = later(0)
+    save_total_limit: Natural | None = later_field(0)
     """How many of these checkpoints, the newest ones, stay as models of their own beside the
     finished one: its folder with `@` and the step. 0: none; null: all. In group RL, they are those
     of `grpo.save_steps`."""
@@ -150,7 +150,7 @@ class TrainingConfig:
             return "max_seconds"
         return "max_tokens" if self.max_tokens else "num_train_epochs"
 
-    def anywhere(self) -> TrainingConfig:
+    def without_addresses(self) -> TrainingConfig:
         """Return the settings without addresses: what decides the weights, wherever the training
         runs.
         """
@@ -161,18 +161,18 @@ class TrainingConfig:
 
     def faults(self) -> list[str]:
         """Return what is wrong with the section `training` of a recipe, one sentence each."""
-        plain = TrainingConfig()
+        defaults = TrainingConfig()
         faults = [
             f"training.{name}: only with LoRA, so set training.lora_r"
-            for name in _OF_ADAPTERS
-            if not self.lora_r and getattr(self, name) != getattr(plain, name)
+            for name in _ADAPTER_FIELDS
+            if not self.lora_r and getattr(self, name) != getattr(defaults, name)
         ]
-        if self.step_tokens and self.gradient_accumulation_steps != plain.gradient_accumulation_steps:
+        if self.step_tokens and self.gradient_accumulation_steps != defaults.gradient_accumulation_steps:
             faults.append(
                 "training.gradient_accumulation_steps: training.step_tokens says how large a step is; leave one of "
                 "them out"
             )
-        if self.max_tokens and self.num_train_epochs != plain.num_train_epochs:
+        if self.max_tokens and self.num_train_epochs != defaults.num_train_epochs:
             faults.append(
                 "training.num_train_epochs: training.max_tokens says how long it trains; leave one of the two out"
             )
@@ -211,25 +211,24 @@ class TrainingConfig:
 
     def vllm_adapter_faults(self) -> list[str]:
         """Return why vLLM could not serve the adapters of a training, one sentence each."""
-        way_out = "set training.publish=merged"
+        remedy = "set training.publish=merged"
         faults = []
         if self.use_dora:
-            faults.append(f"training.use_dora: vLLM serves no DoRA adapters; {way_out}")
+            faults.append(f"training.use_dora: vLLM serves no DoRA adapters; {remedy}")
         if self.lora_modules_to_save:
             faults.append(
-                "training.lora_modules_to_save: vLLM serves no adapters with modules that were trained whole; "
-                f"{way_out}"
+                f"training.lora_modules_to_save: vLLM serves no adapters with modules that were trained whole; {remedy}"
             )
         if self.lora_r > VLLM_LORA_RANKS[-1]:
             faults.append(
-                f"training.lora_r: vLLM serves adapters up to rank {VLLM_LORA_RANKS[-1]}; lower it, or {way_out}"
+                f"training.lora_r: vLLM serves adapters up to rank {VLLM_LORA_RANKS[-1]}; lower it, or {remedy}"
             )
         return faults
 
 
-OF_TRAINER = ("optim", "fp16", "use_liger_kernel")
+TRAINER_FIELDS = ("optim", "fp16", "use_liger_kernel")
 """Fields of section `training` that only the Trainer's own loop reads."""
-UNREAD: Mapping[str, Mapping[str, str]] = MappingProxyType(
+UNREAD_FIELDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "dpo": {
             "num_train_epochs": "eto.dpo.num_train_epochs says how long it trains",
@@ -244,7 +243,7 @@ UNREAD: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "step_tokens": "grpo.groups says how large a step is",
             "per_device_train_batch_size": "grpo.groups says how large a step is",
             "gradient_accumulation_steps": "grpo.micro_batch_tokens says how large a pass is",
-            **dict.fromkeys(OF_TRAINER, "group RL has AdamW and bfloat16 of its own"),
+            **dict.fromkeys(TRAINER_FIELDS, "group RL has AdamW and bfloat16 of its own"),
             "save_steps": "grpo.save_steps says when it saves",
         },
     }

@@ -20,9 +20,9 @@ from agentr_core.reports.document import (
     Table,
     Whisker,
 )
-from agentr_core.reports.iteration import gain
+from agentr_core.reports.iteration import gain_cell
 
-BASE = "base"
+BASE_NAME = "base"
 """The name, in tables, of the model that all arms begin with."""
 SCORE_NOTE = (
     "Means over seeds with 95% intervals (Student's t), on the same held-out instances; without an interval there was "
@@ -43,7 +43,7 @@ TIME_NOTE = (
     "learning rate follows the time. Loading, and what the reference model makes of preference pairs, are not counted. "
     "Tokens of pairs are those of both sides."
 )
-WHOLE_NOTE = (
+WHOLE_RUNS_NOTE = (
     "Every arm is a run of its own, which collects for itself. Sampled tokens are those that models wrote in searches, "
     "judgements, rollouts and edits, without evaluations; the time is that of training."
 )
@@ -83,7 +83,7 @@ class GroupMean:
     iteration: int
     success: SeedMean | None
     reward: SeedMean | None
-    against: SeedMean | None
+    versus_first: SeedMean | None
     """Success minus that of the first group with the same seeds; None for that group itself."""
     runs: Mapping[int, str]
     """The ids of the runs, by seed."""
@@ -93,7 +93,7 @@ class GroupMean:
 class ArmRun:
     """One training of an arm and where to find it. `seconds` is the time spent in training.
 
-    `sampled_tokens` is set for a whole run, `rows` and the number of `passes` over them for a run
+    `sampled_tokens` is set for a whole run, `num_rows` and the number of passes over them for a run
     on a pool.
     """
 
@@ -104,8 +104,8 @@ class ArmRun:
     trained_tokens: int
     seconds: float
     score: IterationScore
-    rows: int = 0
-    passes: float = 0.0
+    num_rows: int = 0
+    num_passes: float = 0.0
     sampled_tokens: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
 
@@ -114,7 +114,7 @@ class ArmRun:
 class ArmReport:
     """The results of an arm. `runs` are its evaluated runs; a mean is None if nothing was measured.
 
-    `against` is its success minus that of the first arm.
+    `versus_first` is its success minus that of the first arm.
     """
 
     name: str
@@ -124,7 +124,7 @@ class ArmReport:
     reward: SeedMean | None = None
     steps: SeedMean | None = None
     revision: SeedMean | None = None
-    against: SeedMean | None = None
+    versus_first: SeedMean | None = None
     metrics: Mapping[str, SeedMean | None] = field(default_factory=dict)
 
 
@@ -135,8 +135,8 @@ class Difference:
     """
 
     arm: str
-    other: str
-    sets: Mapping[str, Estimate]
+    reference: str
+    estimate_by_set: Mapping[str, Estimate]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +165,7 @@ class ComparisonReport:
     recipe_yaml: str = ""
 
     @property
-    def of_runs(self) -> bool:
+    def has_whole_runs(self) -> bool:
         """Whether the arms are whole runs."""
         return not (self.max_tokens or self.max_seconds)
 
@@ -174,50 +174,50 @@ def sections(report: ComparisonReport) -> tuple[Section, ...]:
     """Return the sections of the page: scores, differences if there are any, the budget, the runs,
     the recipe.
     """
-    seeds = WHOLE_SEEDS_NOTE if report.of_runs else SEEDS_NOTE
+    seeds_note = WHOLE_SEEDS_NOTE if report.has_whole_runs else SEEDS_NOTE
     difference_section = Section(
-        "differences", "Differences", (paired_differences(report.differences),), DIFFERENCES_NOTE
+        "differences", "Differences", (differences_table(report.differences),), DIFFERENCES_NOTE
     )
-    if report.of_runs:
-        budget_title, note = "What each arm sampled and trained", WHOLE_NOTE
+    if report.has_whole_runs:
+        budget_title, budget_note = "What each arm sampled and trained", WHOLE_RUNS_NOTE
     elif report.max_seconds:
-        budget_title, note = f"Budget: {wording.duration(report.max_seconds)} of training", TIME_NOTE
+        budget_title, budget_note = f"Budget: {wording.duration(report.max_seconds)} of training", TIME_NOTE
     else:
-        budget_title, note = f"Budget: {wording.count(report.max_tokens)} trained tokens", TOKENS_NOTE
-    lacking = [
+        budget_title, budget_note = f"Budget: {wording.count(report.max_tokens)} trained tokens", TOKENS_NOTE
+    runs_without_result = [
         f"{arm.name} with seed {seed}"
         for arm in report.arms
         for seed in report.seeds
         if seed not in {run.seed for run in arm.runs}
     ]
-    without = (
-        f"Without a result, because they failed or have not ended: {', '.join(lacking)}. "
+    missing_note = (
+        f"Without a result, because they failed or have not ended: {', '.join(runs_without_result)}. "
         "The same agentr compare command tries them again."
     )
     return (
-        Section("scores", "Scores by arm", (scores(report),), SCORE_NOTE.format(seeds=seeds)),
+        Section("scores", "Scores by arm", (scores_table(report),), SCORE_NOTE.format(seeds=seeds_note)),
         *([difference_section] if report.differences else []),
-        Section("budget", budget_title, (budget(report),), note),
+        Section("budget", budget_title, (budget_table(report),), budget_note),
         Section(
             "runs",
             "Runs",
-            (runs(report), *([Paragraph(without)] if lacking else [])),
+            (runs_table(report), *([Paragraph(missing_note)] if runs_without_result else [])),
             "The command agentr report writes the page of any of them.",
         ),
         Section("recipe", "Recipe", (Listing("The resolved recipe", "yaml", report.recipe_yaml),)),
     )
 
 
-def scores(report: ComparisonReport) -> Table:
+def scores_table(report: ComparisonReport) -> Table:
     """Return one row for each arm: success, reward, steps to success and the revision test, with
     their intervals.
     """
-    first = report.arms[0].name if report.arms else ""
+    first_arm = report.arms[0].name if report.arms else ""
     columns = (
         Column("Arm", "text"),
         Column("Success %"),
         Column("", "whisker"),
-        Column(f"Against {first}"),
+        Column(f"Against {first_arm}"),
         Column(f"Reward {wording.TIMES}100"),
         Column("Steps to success"),
         Column("Recovered %"),
@@ -230,56 +230,60 @@ def scores(report: ComparisonReport) -> Table:
     ]
     rows = []
     if report.base is not None:
-        score = report.base
-        value = score.success.value
-        cells = (
-            BASE,
-            wording.percent(value),
-            Whisker(value, value, value),
+        base_score = report.base
+        base_success = base_score.success.value
+        base_row = (
+            BASE_NAME,
+            wording.percent(base_success),
+            Whisker(base_success, base_success, base_success),
             "",
-            wording.percent(score.reward.value),
-            wording.decimal(score.steps_to_success, 1),
-            wording.percent(score.revision.value if score.revision else None),
+            wording.percent(base_score.reward.value),
+            wording.decimal(base_score.steps_to_success, 1),
+            wording.percent(base_score.revision.value if base_score.revision else None),
         )
-        rows.append(Row((*cells, *base_cells, "")))
+        rows.append(Row((*base_row, *base_cells, "")))
     for arm in report.arms:
-        count, num_seeds = len(arm.runs), len(report.seeds)
+        num_runs, num_seeds = len(arm.runs), len(report.seeds)
         rows.append(
             Row(
                 (
                     arm.name,
                     _cell(arm.success, wording.percent),
                     _whisker(arm.success),
-                    "" if arm.name == first else _cell(arm.against, wording.points),
+                    "" if arm.name == first_arm else _cell(arm.versus_first, wording.points),
                     _cell(arm.reward, wording.percent),
                     _cell(arm.steps, partial(wording.decimal, digits=1)),
                     _cell(arm.revision, wording.percent),
                     *(_cell(arm.metrics.get(name), partial(wording.measure_value, name)) for name in report.metrics),
-                    str(count) if count == num_seeds else f"{count} of {num_seeds}",
+                    str(num_runs) if num_runs == num_seeds else f"{num_runs} of {num_seeds}",
                 )
             )
         )
     return Table(columns, tuple(rows))
 
 
-def group_means(means: Sequence[GroupMean]) -> Table:
+def group_means_table(means: Sequence[GroupMean]) -> Table:
     """Return one row for each set, model and group of runs: success, its difference from that of
     the first group, and reward, with their intervals.
     """
-    first = means[0].group if means else ""
-    several = any(mean.group != first for mean in means)
+    first_group = means[0].group if means else ""
+    has_several_groups = any(mean.group != first_group for mean in means)
     columns = (
         *(Column("Set", "text"), Column("Model", "text"), Column("Runs", "text"), Column("Success %")),
         Column("", "whisker"),
-        *([Column("Against the first")] if several else []),
+        *([Column("Against the first")] if has_several_groups else []),
         *(Column(f"Reward {wording.TIMES}100"), Column("Seeds", "text")),
     )
     rows = (
         Row(
             (
-                *(wording.label(mean.name), wording.iteration(mean.iteration), mean.group),
+                *(wording.label(mean.name), wording.iteration_name(mean.iteration), mean.group),
                 *(_cell(mean.success, wording.percent), _whisker(mean.success)),
-                *(["" if mean.group == first else _cell(mean.against, wording.points)] if several else []),
+                *(
+                    ["" if mean.group == first_group else _cell(mean.versus_first, wording.points)]
+                    if has_several_groups
+                    else []
+                ),
                 *(_cell(mean.reward, wording.percent), ", ".join(map(str, mean.runs))),
             )
         )
@@ -288,20 +292,22 @@ def group_means(means: Sequence[GroupMean]) -> Table:
     return Table(columns, tuple(rows))
 
 
-def paired_differences(differences: Sequence[Difference]) -> Table:
+def differences_table(differences: Sequence[Difference]) -> Table:
     """Return one row for each pair of models, with the difference on each set as a column."""
-    names = dict.fromkeys(name for difference in differences for name in difference.sets)
+    names = dict.fromkeys(name for difference in differences for name in difference.estimate_by_set)
     columns = (Column("Arm", "text"), Column("Against", "text"), *(Column(wording.label(name)) for name in names))
     rows = (
-        Row((difference.arm, difference.other, *(gain(difference.sets.get(name)) for name in names)))
+        Row(
+            (difference.arm, difference.reference, *(gain_cell(difference.estimate_by_set.get(name)) for name in names))
+        )
         for difference in differences
     )
     return Table(columns, tuple(rows))
 
 
-def budget(report: ComparisonReport) -> Table:
+def budget_table(report: ComparisonReport) -> Table:
     """Return what each arm was trained on and what was spent on it, as means over its runs."""
-    if report.of_runs:
+    if report.has_whole_runs:
         columns: tuple[Column, ...] = (
             Column("Arm", "text"),
             Column("Method", "text"),
@@ -336,9 +342,9 @@ def budget(report: ComparisonReport) -> Table:
             (
                 arm.name,
                 arm.trains_on,
-                wording.count(round(_mean([run.rows for run in arm.runs]))),
+                wording.count(round(_mean([run.num_rows for run in arm.runs]))),
                 wording.count(round(_mean([run.trained_tokens for run in arm.runs]))),
-                wording.decimal(_mean([run.passes for run in arm.runs]), 1),
+                wording.decimal(_mean([run.num_passes for run in arm.runs]), 1),
                 wording.duration(_mean([run.seconds for run in arm.runs])),
             )
         )
@@ -348,7 +354,7 @@ def budget(report: ComparisonReport) -> Table:
     return Table(columns, tuple(rows))
 
 
-def runs(report: ComparisonReport) -> Table:
+def runs_table(report: ComparisonReport) -> Table:
     """Return one row for each run of each arm: its scores and its ids in the store."""
     columns = (
         Column("Arm", "text"),
@@ -381,12 +387,12 @@ def runs(report: ComparisonReport) -> Table:
     return Table(columns, tuple(rows))
 
 
-def _cell(mean: SeedMean | None, say: Callable[[float], str]) -> Cell:
+def _cell(mean: SeedMean | None, to_text: Callable[[float], str]) -> Cell:
     if mean is None:
         return wording.NOTHING
     if mean.low is None or mean.high is None:
-        return say(mean.value)
-    return EstimateText(say(mean.value), f"{say(mean.low)} to {say(mean.high)}")
+        return to_text(mean.value)
+    return EstimateText(to_text(mean.value), f"{to_text(mean.low)} to {to_text(mean.high)}")
 
 
 def _whisker(mean: SeedMean | None) -> Whisker | None:

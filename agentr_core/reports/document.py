@@ -85,7 +85,7 @@ class Column:
     kind: ColumnKind = "number"
 
     @property
-    def drawn(self) -> bool:
+    def is_drawn(self) -> bool:
         """Whether the column repeats as a drawing what other columns say in numbers."""
         return self.kind in ("bar", "whisker")
 
@@ -115,17 +115,17 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A drawing as inline SVG with its caption. `instead` is what renderers without drawings show,
+    """A drawing as inline SVG with its caption. `fallback` is what renderers without drawings show,
     possibly nothing.
     """
 
     svg: str
     caption: str
-    instead: tuple[Table | Paragraph, ...] = ()
+    fallback: tuple[Table | Paragraph, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StackPart:
     """One part of a stacked bar: `share` of the whole, in [0, 1]."""
 
     name: str
@@ -136,7 +136,7 @@ class Part:
 class Stack:
     """A bar divided into parts."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[StackPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +150,15 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """The headline number of a report with its differences. `reading` says which of them are beyond
-    chance, if known.
+    """The headline number of a report with its differences. `conclusion` says which of them are
+    beyond chance, if known.
     """
 
     value: str
     interval: str
     episodes: str
     deltas: tuple[Delta, ...]
-    reading: str
+    conclusion: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +187,7 @@ class RevisionExample:
     tree_id: str
     good_reward: float
     bad_reward: float
-    viewer: str = ""
+    viewer_url: str = ""
     """The address of the viewer, whose pages show the whole sample and tree; empty for no links."""
     split: int
     """Steps that both paths share."""
@@ -235,7 +235,7 @@ class Section:
     note: str = ""
 
 
-def not_measured(key: str, title: str, why: str) -> Section:
+def unmeasured_section(key: str, title: str, why: str) -> Section:
     """Return a section that says in one line why it has nothing to show."""
     return Section(key, title, (Paragraph(f"Not measured: {why}."),))
 
@@ -247,7 +247,7 @@ def not_measured(key: str, title: str, why: str) -> Section:
 # Texts are as the model or the environment wrote them: renderers escape. A part that was not
 # measured is None, or an empty tuple, and its section of the report says so in one line.
 
-BASE = 0
+BASE_ITERATION = 0
 """The iteration number of the model before any training."""
 Counts = Mapping[str, int]
 """Counts by name, a slug or the name of a class, in the order in which they are shown."""
@@ -341,9 +341,9 @@ class IterationScore:
     """
     looping: float | None = None
     """Share of episodes in which some sequence came at least three times in a row."""
-    lost: int = 0
+    num_lost: int = 0
     """Episodes, those of the revision test included, that failed for good."""
-    lost_as: Literal["out", "zero"] = "out"
+    lost_treatment: Literal["out", "zero"] = "out"
     """Whether lost episodes are left out of the means, or count as failures with reward 0."""
     sets: tuple[SetScore, ...] = ()
     """Every set that the model played, first the one that the other fields describe; empty if the
@@ -352,7 +352,7 @@ class IterationScore:
     worlds: tuple[SetScore, ...] = ()
     """The same held-out instances, world by world; empty where the recipe has one world."""
 
-    def of_set(self, name: str) -> SetScore | None:
+    def score_of_set(self, name: str) -> SetScore | None:
         """Return the score on a set or in a world, or None when it was not played."""
         return next((score for score in (*self.sets, *self.worlds) if score.name == name), None)
 
@@ -366,8 +366,8 @@ class UnfinishedEvaluation:
     iteration: int
     name: str
     """The name of the evaluation set."""
-    episodes: int
-    planned: int | None
+    num_episodes: int
+    num_planned: int | None
     """The number of all its episodes; None until the base model has played them all."""
 
 
@@ -379,7 +379,7 @@ class PromotedModel:
 
     iteration: int
     """The iteration that made it; 0 is the base model."""
-    development: str
+    development_set: str
     success: float
 
 
@@ -389,11 +389,11 @@ class FunnelStage:
 
     name: str
     count: int
-    rejected: Counts = field(default_factory=dict)
+    rejected_by_reason: Counts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bill:
+class ModelUsage:
     """The tokens that the served model of one role read and wrote. `prompt` counts once for each of
     the HTTP `requests`.
 
@@ -416,25 +416,25 @@ class TokenCounts:
 
     prompt: int
     completion: int
-    trained: Counts = field(default_factory=dict)
+    trained_by_class: Counts = field(default_factory=dict)
     in_training: int = 0
     """Tokens that carried loss in training, counted anew in each pass over the dataset; 0 before
     the training has ended.
     """
-    cut: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    cut_by_purpose: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """By purpose (collected, judged, evaluated): the replies whose reason for ending is known, and
     those of them that ran into their token limit.
     """
-    unreadable: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    unreadable_by_role: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """By role: the replies of helper models, and those of them that were cut off within their
     reasoning, so that they had no answer.
     """
-    bills: tuple[Bill, ...] = ()
+    usages: tuple[ModelUsage, ...] = ()
 
     @property
-    def all_trained(self) -> int:
+    def num_trained(self) -> int:
         """Tokens that carried loss in training or, before it has ended, in one pass."""
-        return self.in_training or sum(self.trained.values())
+        return self.in_training or sum(self.trained_by_class.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -442,20 +442,20 @@ class StopCount:
     """The number of tree paths and of held-out episodes that ended for one reason."""
 
     reason: str
-    collected: int
-    evaluated: int
+    num_collected: int
+    num_evaluated: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultCount:
-    """Exceptions of one class in one phase. `lost` episodes or trees failed for good, since retries
-    did not help.
+    """Exceptions of one class in one phase. `num_lost` episodes or trees failed for good, since
+    retries did not help.
     """
 
     error: str
     phase: str
     count: int
-    lost: int
+    num_lost: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -464,7 +464,7 @@ class ErrorRecord:
     words of the refusal; why episodes stopped; and exceptions.
     """
 
-    refused: Counts = field(default_factory=dict)
+    refusals_by_message: Counts = field(default_factory=dict)
     stops: tuple[StopCount, ...] = ()
     faults: tuple[FaultCount, ...] = ()
 
@@ -487,7 +487,7 @@ class IterationReport:
     roles: Mapping[str, str] = field(default_factory=dict)
     """Models that took over a role from the acting one, by role."""
     scores: tuple[IterationScore, ...] = ()
-    unfinished: tuple[UnfinishedEvaluation, ...] = ()
+    unfinished_evaluations: tuple[UnfinishedEvaluation, ...] = ()
     """Evaluations that go on or were interrupted; they are in no score."""
     versus_base: Estimate | None = None
     versus_previous: Estimate | None = None
@@ -495,33 +495,33 @@ class IterationReport:
     """How the intervals were computed, as a phrase for the footnote."""
     promoted: PromotedModel | None = None
     """None if the run goes on with the last model."""
-    alarms: tuple[Section, ...] = ()
+    alarm_sections: tuple[Section, ...] = ()
     """The section on the alarms of the iteration; empty if there were none."""
-    failures: tuple[Section, ...] = ()
+    failure_sections: tuple[Section, ...] = ()
     """The sections on episodes that failed, and on those that were scored again; empty if there
     were none.
     """
     funnel_title: str = "Training data"
     funnel: tuple[FunnelStage, ...] = ()
-    worlds: Mapping[str, Counts] = field(default_factory=dict)
+    item_counts_by_world: Mapping[str, Counts] = field(default_factory=dict)
     """How many items of each kind were made, by world; empty if the recipe has one world."""
-    data: tuple[Section, ...] = ()
+    data_sections: tuple[Section, ...] = ()
     """The method's sections about the data of the iteration, placed after the funnel."""
-    time: Mapping[str, float] = field(default_factory=dict)
+    seconds_by_activity: Mapping[str, float] = field(default_factory=dict)
     """Wall-clock seconds by activity: generate, environment, train, store, other."""
     tokens: TokenCounts | None = None
     errors: ErrorRecord | None = None
-    samples: tuple[Section, ...] = ()
+    sample_sections: tuple[Section, ...] = ()
     """The method's sections with its samples, placed before the recipe."""
-    run: tuple[Section, ...] = ()
+    run_sections: tuple[Section, ...] = ()
     """The method's sections on the page of the whole run, up to this iteration."""
     recipe_yaml: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     hashes: Mapping[str, str] = field(default_factory=dict)
     """Hashes of the checkpoint, its parent, the dataset and the weights, by these names."""
-    viewer: str = ""
+    viewer_url: str = ""
     """Where `agentr view` shows the workspace; empty for a page without links there."""
-    rows: Counts = field(default_factory=dict)
+    num_rows_by_list: Counts = field(default_factory=dict)
     """The number of rows of the iteration in each list of the viewer."""
 
     def score(self, iteration: int) -> IterationScore | None:
@@ -534,7 +534,7 @@ def report_name(iteration: int) -> str:
     return f"iteration-{iteration:02d}"
 
 
-def of_one_run(reports: Sequence[IterationReport]) -> tuple[IterationReport, ...]:
+def reports_of_one_run(reports: Sequence[IterationReport]) -> tuple[IterationReport, ...]:
     """Return reports in the order of their iterations. Raises `ValueError` unless they are of one
     run.
     """
@@ -546,33 +546,33 @@ def of_one_run(reports: Sequence[IterationReport]) -> tuple[IterationReport, ...
 
 # The addresses of the viewer's pages, which do not change, so that others may link to them.
 
-VIEWER = "http://127.0.0.1:4280"
+VIEWER_URL = "http://127.0.0.1:4280"
 """Where `agentr view` shows a workspace by default: reports link there."""
 
 
-def page_of(kind: str, key: str) -> str:
+def page_path(kind: str, key: str) -> str:
     """Return the path of the page that shows a row of the store, `/KIND/ID`. The `key` of a node is
     `TREE#NUMBER`.
     """
     return f"/{kind}/{quote(key, safe='').replace('%23', '/')}"
 
 
-def report_page(run_id: str, name: str) -> str:
+def report_path(run_id: str, name: str) -> str:
     """Return the path of a page among the reports of a run, such as `iteration-02`."""
     return f"/report/{run_id}/{name}.html"
 
 
-def stage_page(run_id: str, iteration: int, stage: str) -> str:
+def stage_path(run_id: str, iteration: int, stage: str) -> str:
     """Return the path of the page of a stage."""
     return f"/stage/{quote(run_id, safe='')}/{iteration}/{quote(stage, safe='')}"
 
 
-def group(iteration_id: str, step: int, number: int) -> str:
+def group_path(iteration_id: str, step: int, number: int) -> str:
     """Return the path of the page of a group of episodes in a step of group RL."""
     return f"/group/{quote(iteration_id, safe='')}/{step}/{number}"
 
 
-def listing(name: str, **filters: Any) -> str:
+def list_path(name: str, **filters: Any) -> str:
     """Return the path of a list, narrowed by filters; filters that are None are left out."""
     return with_query(f"/{name}", {key: value for key, value in filters.items() if value is not None})
 

@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from agentr_core.reports import comparison, document, iteration, plots, run_page, wording
-from agentr_core.reports.document import IterationReport, of_one_run
+from agentr_core.reports.document import IterationReport, reports_of_one_run
 
 
 def render_html(report: IterationReport) -> str:
@@ -23,8 +23,8 @@ def render_index(reports: Sequence[IterationReport]) -> str:
     Raises:
         ValueError: there is no report, or the reports are not all of one run.
     """
-    parts = run_page.sections(reports)
-    return _render("index.html.jinja", report=of_one_run(reports)[-1], sections=parts)
+    page_sections = run_page.sections(reports)
+    return _render("index.html.jinja", report=reports_of_one_run(reports)[-1], sections=page_sections)
 
 
 def render_runs(report: run_page.RunsReport) -> str:
@@ -37,7 +37,7 @@ def render_comparison(report: comparison.ComparisonReport) -> str:
     return _render("comparison.html.jinja", report=report, sections=comparison.sections(report))
 
 
-def environment(package: str) -> Environment:
+def jinja_environment(package: str) -> Environment:
     """Return a Jinja environment for the templates of a package, which escapes every text and
     writes out its invisible characters.
     """
@@ -49,7 +49,7 @@ def environment(package: str) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         # Markup is a macro's output or a drawing; its texts have already passed through here.
-        finalize=lambda v: v if isinstance(v, Markup) or not isinstance(v, str) else wording.visible(v),
+        finalize=lambda v: v if isinstance(v, Markup) or not isinstance(v, str) else wording.escape_invisible(v),
     )
     env.globals.update(wording=wording)
     return env
@@ -62,12 +62,12 @@ def _render(template: str, **values: object) -> str:
 # Compiling the templates takes longer than rendering a page, and an environment caches them.
 @cache
 def _templates() -> Environment:
-    templates = environment("agentr_core.reports")
-    templates.globals.update(page_of=document.page_of)
+    templates = jinja_environment("agentr_core.reports")
+    templates.globals.update(page_path=document.page_path)
     templates.filters.update(
         # The only unescaped values of a page: markup made by `plots` from numbers.
         inline_svg=lambda figure: Markup(figure.svg),
-        mark=lambda place: Markup(plots.mark(place)),
+        mark=lambda index: Markup(plots.line_mark(index)),
         kind=lambda block: type(block).__name__,
     )
     return templates

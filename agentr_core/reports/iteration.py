@@ -9,9 +9,8 @@ from statistics import fmean
 
 from agentr_core.reports import plots, wording
 from agentr_core.reports.document import (
-    BASE,
+    BASE_ITERATION,
     Bar,
-    Bill,
     Block,
     Cell,
     Column,
@@ -27,60 +26,63 @@ from agentr_core.reports.document import (
     IterationScore,
     Listing,
     Meter,
+    ModelUsage,
     Paragraph,
-    Part,
     PromotedModel,
     Row,
     RowTone,
     Section,
     SetScore,
     Stack,
+    StackPart,
     Table,
     TokenCounts,
     UnfinishedEvaluation,
     Whisker,
-    not_measured,
+    unmeasured_section,
 )
 
 # Tables that compare the models of a run: records in, plain tables out.
 
 
-def unfinished_rows(columns: Sequence[Column], pending: Sequence[UnfinishedEvaluation]) -> tuple[Row, ...]:
+def unfinished_rows(columns: Sequence[Column], evaluations: Sequence[UnfinishedEvaluation]) -> tuple[Row, ...]:
     """Return a row for each evaluation that is not finished, in a table of scores."""
 
     def row(evaluation: UnfinishedEvaluation) -> Row:
         cells = {
-            "Model": wording.iteration(evaluation.iteration),
+            "Model": wording.iteration_name(evaluation.iteration),
             "Set": wording.label(evaluation.name),
             "Success %": "not finished",
             "Episodes": _progress(evaluation),
         }
-        return Row(tuple(None if column.drawn else cells.get(column.title, wording.NOTHING) for column in columns))
+        return Row(tuple(None if column.is_drawn else cells.get(column.title, wording.NOTHING) for column in columns))
 
-    return tuple(map(row, pending))
+    return tuple(map(row, evaluations))
 
 
-def unfinished(pending: Sequence[UnfinishedEvaluation]) -> list[str]:
+def unfinished_sentences(evaluations: Sequence[UnfinishedEvaluation]) -> list[str]:
     """Return a sentence for each model whose evaluation is not finished: how many episodes of each
     set have ended, and what continues it.
     """
-    by_iteration: dict[int, list[str]] = {}
-    for evaluation in pending:
-        parts = by_iteration.setdefault(evaluation.iteration, [])
-        parts.append(f"{_progress(evaluation)} episodes of {wording.label(evaluation.name)}")
+    progress_by_iteration: dict[int, list[str]] = {}
+    for evaluation in evaluations:
+        progress_texts = progress_by_iteration.setdefault(evaluation.iteration, [])
+        progress_texts.append(f"{_progress(evaluation)} episodes of {wording.label(evaluation.name)}")
     return [
-        f"{wording.iteration(number)}: the evaluation is not finished: {', '.join(parts)}; "
+        f"{wording.iteration_name(number)}: the evaluation is not finished: {', '.join(progress_texts)}; "
         "the command that began the run goes on with it."
-        for number, parts in by_iteration.items()
+        for number, progress_texts in progress_by_iteration.items()
     ]
 
 
 def _progress(evaluation: UnfinishedEvaluation) -> str:
-    suffix = "" if evaluation.planned is None else f" of {wording.count(evaluation.planned)}"
-    return f"{wording.count(evaluation.episodes)}{suffix}"
+    suffix = "" if evaluation.num_planned is None else f" of {wording.count(evaluation.num_planned)}"
+    return f"{wording.count(evaluation.num_episodes)}{suffix}"
 
 
-def scores(all_scores: Sequence[IterationScore], current: int, pending: Sequence[UnfinishedEvaluation] = ()) -> Table:
+def scores_table(
+    all_scores: Sequence[IterationScore], current_iteration: int, pending: Sequence[UnfinishedEvaluation] = ()
+) -> Table:
     """Return success, reward, steps to success and episodes of every model; for one whose
     evaluation is `pending`, how many episodes have ended.
     """
@@ -96,7 +98,7 @@ def scores(all_scores: Sequence[IterationScore], current: int, pending: Sequence
     rows = (
         Row(
             (
-                wording.model(score),
+                wording.model_name(score),
                 wording.percent(score.success.value),
                 wording.interval(score.success),
                 _whisker(score.success),
@@ -104,57 +106,56 @@ def scores(all_scores: Sequence[IterationScore], current: int, pending: Sequence
                 wording.decimal(score.steps_to_success, 1),
                 wording.count(score.success.n),
             ),
-            _tone(score, current),
+            _tone(score, current_iteration),
         )
         for score in all_scores
     )
     iterations = {score.iteration for score in all_scores}
-    first = {item.iteration: item for item in reversed(pending) if item.iteration not in iterations}
-    return Table(columns, (*rows, *unfinished_rows(columns, sorted(first.values(), key=lambda item: item.iteration))))
+    first_by_iteration = {item.iteration: item for item in reversed(pending) if item.iteration not in iterations}
+    unfinished = sorted(first_by_iteration.values(), key=lambda item: item.iteration)
+    return Table(columns, (*rows, *unfinished_rows(columns, unfinished)))
 
 
-def lost(all_scores: Sequence[IterationScore]) -> list[str]:
+def lost_sentences(all_scores: Sequence[IterationScore]) -> list[str]:
     """Return a sentence for each model with lost episodes: how many, and how they count."""
-    ways = {"out": "left out of the means", "zero": "counted as failures with reward 0"}
+    treatments = {"out": "left out of the means", "zero": "counted as failures with reward 0"}
     return [
-        f"{wording.model(score)}: episodes that failed for good, {ways[score.lost_as]}: {wording.count(score.lost)}."
+        f"{wording.model_name(score)}: episodes that failed for good, {treatments[score.lost_treatment]}: "
+        f"{wording.count(score.num_lost)}."
         for score in all_scores
-        if score.lost
+        if score.num_lost
     ]
 
 
-def promoted(promotion: PromotedModel) -> str:
+def promotion_sentence(promotion: PromotedModel) -> str:
     """Return a sentence about the model with which the run goes on."""
-    name, success = wording.iteration(promotion.iteration), wording.percent(promotion.success)
-    return f"Promoted: {name}, with {success}% success on the development set {promotion.development} the best so far."
+    name, success = wording.iteration_name(promotion.iteration), wording.percent(promotion.success)
+    return (
+        f"Promoted: {name}, with {success}% success on the development set {promotion.development_set} the best so far."
+    )
 
 
-def by_depth(all_scores: Sequence[IterationScore]) -> Table:
+def depth_table(all_scores: Sequence[IterationScore]) -> Table:
     """Return success for each difficulty class (rows) and model (columns)."""
-    depths = sorted({depth.depth for score in all_scores for depth in score.by_depth})
+    depth_classes = sorted({depth.depth for score in all_scores for depth in score.by_depth})
     successes = {(score.iteration, depth.depth): depth.success for score in all_scores for depth in score.by_depth}
     columns = (
         Column("Depth", "text"),
         Column("Episodes"),
-        *(Column(wording.model(score), "meter") for score in all_scores),
+        *(Column(wording.model_name(score), "meter") for score in all_scores),
     )
     rows = []
-    for depth in depths:
+    for depth in depth_classes:
         estimates = [successes.get((score.iteration, depth)) for score in all_scores]
         episodes = sorted({estimate.n for estimate in estimates if estimate})
-        rows.append(
-            Row(
-                (
-                    str(depth),
-                    wording.TO.join(map(wording.count, episodes[:1] + episodes[1:][-1:])),
-                    *map(_meter, estimates),
-                )
-            )
-        )
+        episodes_text = wording.DASH.join(map(wording.count, episodes[:1] + episodes[1:][-1:]))
+        rows.append(Row((str(depth), episodes_text, *map(_meter, estimates))))
     return Table(columns, tuple(rows))
 
 
-def sets(all_scores: Sequence[IterationScore], current: int, pending: Sequence[UnfinishedEvaluation] = ()) -> Table:
+def sets_table(
+    all_scores: Sequence[IterationScore], current_iteration: int, pending: Sequence[UnfinishedEvaluation] = ()
+) -> Table:
     """Return success of every model on every held-out set, with the paired difference to the base
     model; for `pending` evaluations, how many episodes have ended.
     """
@@ -171,26 +172,26 @@ def sets(all_scores: Sequence[IterationScore], current: int, pending: Sequence[U
     rows = [
         Row(
             (
-                wording.model(score),
+                wording.model_name(score),
                 name,
                 wording.percent(set_score.success.value),
                 wording.interval(set_score.success),
                 _whisker(set_score.success),
-                gain(set_score.versus_base),
+                gain_cell(set_score.versus_base),
                 wording.count(set_score.instances),
                 wording.count(set_score.success.n),
             ),
-            _tone(score, current),
+            _tone(score, current_iteration),
         )
-        for name in played_once(all_scores)
+        for name in single_episode_sets(all_scores)
         for score in all_scores
-        if (set_score := score.of_set(name))
+        if (set_score := score.score_of_set(name))
     ]
     names = set_names(all_scores)
     return Table(columns, (*rows, *unfinished_rows(columns, [item for item in pending if item.name in names])))
 
 
-def world_tables(all_scores: Sequence[IterationScore], current: int) -> Table:
+def worlds_table(all_scores: Sequence[IterationScore], current_iteration: int) -> Table:
     """Return success and reward of every model in each of several worlds with 95% intervals, then
     the means over the worlds, then those over all episodes.
     """
@@ -205,17 +206,17 @@ def world_tables(all_scores: Sequence[IterationScore], current: int) -> Table:
         Column("Episodes"),
     )
     rows = [
-        _world_row(score, current, name, world_score)
+        _world_row(score, current_iteration, name, world_score)
         for name in dict.fromkeys(world.name for score in all_scores for world in score.worlds)
         for score in all_scores
-        if (world_score := score.of_set(name))
+        if (world_score := score.score_of_set(name))
     ]
     for score in all_scores:
         if score.worlds:
             # Each world counts the same, however many episodes it has.
             cells = (
                 "mean of worlds",
-                wording.model(score),
+                wording.model_name(score),
                 wording.percent(_mean([world.success for world in score.worlds])),
                 wording.percent(_mean([world.reward for world in score.worlds])),
                 wording.NOTHING,
@@ -223,24 +224,24 @@ def world_tables(all_scores: Sequence[IterationScore], current: int) -> Table:
                 wording.percent(_mean([world.revision_reward for world in score.worlds])),
                 wording.NOTHING,
             )
-            rows.append(Row(cells, _tone(score, current)))
-    rows += [_world_row(score, current, "all episodes", score) for score in all_scores if score.worlds]
+            rows.append(Row(cells, _tone(score, current_iteration)))
+    rows += [_world_row(score, current_iteration, "all episodes", score) for score in all_scores if score.worlds]
     return Table(columns, tuple(rows))
 
 
-def _world_row(score: IterationScore, current: int, name: str, result: SetScore | IterationScore) -> Row:
+def _world_row(score: IterationScore, current_iteration: int, name: str, result: SetScore | IterationScore) -> Row:
     return Row(
         (
             name,
-            wording.model(score),
+            wording.model_name(score),
             _estimate_cell(result.success),
             _estimate_cell(result.reward),
-            gain(result.versus_base),
+            gain_cell(result.versus_base),
             _estimate_cell(result.revision),
             _estimate_cell(result.revision_reward),
             wording.count(result.success.n),
         ),
-        _tone(score, current),
+        _tone(score, current_iteration),
     )
 
 
@@ -255,41 +256,47 @@ def _estimate_cell(estimate: Estimate | None) -> Cell:
     return wording.estimate_text(estimate) if estimate else wording.NOTHING
 
 
-def set_by_depth(all_scores: Sequence[IterationScore], name: str, current: int) -> Table:
+def set_depth_table(all_scores: Sequence[IterationScore], name: str, current_iteration: int) -> Table:
     """Return success on one set for each difficulty class (rows) and model (columns), and the gain
     of the current model over the base.
     """
-    score_pairs = [(score, set_score) for score in all_scores if (set_score := score.of_set(name))]
-    cells = {(score.iteration, part.depth): part for score, set_score in score_pairs for part in set_score.by_depth}
-    columns = (
+    score_pairs = [(score, set_score) for score in all_scores if (set_score := score.score_of_set(name))]
+    score_by_cell = {
+        (score.iteration, depth_score.depth): depth_score
+        for score, set_score in score_pairs
+        for depth_score in set_score.by_depth
+    }
+    columns = [
         Column("Depth", "text"),
         Column("Episodes"),
-        *(Column(wording.model(score), "meter") for score, _ in score_pairs),
-        *([Column(f"{wording.iteration(current).capitalize()} against base")] if current != BASE else []),
-    )
+        *(Column(wording.model_name(score), "meter") for score, _ in score_pairs),
+    ]
+    if current_iteration != BASE_ITERATION:
+        columns.append(Column(f"{wording.iteration_name(current_iteration).capitalize()} against base"))
     rows = []
-    for depth in sorted({depth for _, depth in cells}):
-        parts = [cells.get((score.iteration, depth)) for score, _ in score_pairs]
-        current_part = cells.get((current, depth))
-        rows.append(
-            Row(
-                (
-                    str(depth),
-                    wording.count(max(part.success.n for part in parts if part)),
-                    *(_meter(part.success if part else None) for part in parts),
-                    *([gain(current_part.versus_base if current_part else None)] if current != BASE else []),
-                )
-            )
-        )
-    return Table(columns, tuple(rows))
+    for depth in sorted({depth for _, depth in score_by_cell}):
+        depth_scores = [score_by_cell.get((score.iteration, depth)) for score, _ in score_pairs]
+        num_episodes = max(depth_score.success.n for depth_score in depth_scores if depth_score)
+        meters = [_meter(depth_score.success if depth_score else None) for depth_score in depth_scores]
+        cells = [str(depth), wording.count(num_episodes), *meters]
+        if current_iteration != BASE_ITERATION:
+            current_score = score_by_cell.get((current_iteration, depth))
+            cells.append(gain_cell(current_score.versus_base if current_score else None))
+        rows.append(Row(tuple(cells)))
+    return Table(tuple(columns), tuple(rows))
 
 
-def pass_at(all_scores: Sequence[IterationScore]) -> Table:
+def pass_at_table(all_scores: Sequence[IterationScore]) -> Table:
     """Return pass@k, the chance that at least one of k sampled episodes of an instance succeeds,
     for each k: over all instances and by difficulty.
     """
-    score_pairs = [(score, set_score) for score in all_scores for set_score in score.sets if set_score.pass_at]
-    depths = sorted({part.depth for _, set_score in score_pairs for at in set_score.pass_at for part in at.by_depth})
+    results = [
+        (score, set_score.name, pass_at_k)
+        for score in all_scores
+        for set_score in score.sets
+        for pass_at_k in set_score.pass_at
+    ]
+    depths = sorted({depth_score.depth for _, _, pass_at_k in results for depth_score in pass_at_k.by_depth})
     columns = (
         Column("Model", "text"),
         Column("Set", "text"),
@@ -300,22 +307,18 @@ def pass_at(all_scores: Sequence[IterationScore]) -> Table:
         Column("Instances"),
     )
     rows = []
-    for score, set_score in score_pairs:
-        for at in set_score.pass_at:
-            by_depth = {part.depth: part.success for part in at.by_depth}
-            rows.append(
-                Row(
-                    (
-                        wording.model(score),
-                        set_score.name,
-                        f"pass@{at.k}",
-                        wording.percent(at.success.value),
-                        wording.interval(at.success),
-                        *(wording.percent(by_depth[d].value) if d in by_depth else wording.NOTHING for d in depths),
-                        wording.count(at.success.n),
-                    )
-                )
-            )
+    for score, name, pass_at_k in results:
+        percent_by_depth = {item.depth: wording.percent(item.success.value) for item in pass_at_k.by_depth}
+        cells = (
+            wording.model_name(score),
+            name,
+            f"pass@{pass_at_k.k}",
+            wording.percent(pass_at_k.success.value),
+            wording.interval(pass_at_k.success),
+            *(percent_by_depth.get(depth, wording.NOTHING) for depth in depths),
+            wording.count(pass_at_k.success.n),
+        )
+        rows.append(Row(cells))
     return Table(columns, tuple(rows))
 
 
@@ -324,20 +327,20 @@ def set_names(all_scores: Sequence[IterationScore]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(set_score.name for score in all_scores for set_score in score.sets))
 
 
-def played_once(all_scores: Sequence[IterationScore]) -> tuple[str, ...]:
+def single_episode_sets(all_scores: Sequence[IterationScore]) -> tuple[str, ...]:
     """Return the names of the sets without pass@k: those with one episode per instance."""
     sampled_names = {set_score.name for score in all_scores for set_score in score.sets if set_score.pass_at}
     return tuple(name for name in set_names(all_scores) if name not in sampled_names)
 
 
-def gain(estimate: Estimate | None) -> Cell:
+def gain_cell(estimate: Estimate | None) -> Cell:
     """Return a difference in points with its interval; a dash for None."""
     if estimate is None:
         return wording.NOTHING
     return EstimateText(wording.points(estimate.value), wording.points_interval(estimate))
 
 
-def revision(all_scores: Sequence[IterationScore], current: int) -> Table:
+def revision_table(all_scores: Sequence[IterationScore], current_iteration: int) -> Table:
     """Return success and reward in the revision test, from failed prefixes, of each model."""
     columns = (
         Column("Model", "text"),
@@ -351,7 +354,7 @@ def revision(all_scores: Sequence[IterationScore], current: int) -> Table:
     rows = (
         Row(
             (
-                wording.model(score),
+                wording.model_name(score),
                 wording.percent(score.revision.value),
                 wording.interval(score.revision),
                 _whisker(score.revision),
@@ -359,7 +362,7 @@ def revision(all_scores: Sequence[IterationScore], current: int) -> Table:
                 wording.interval(score.revision_reward),
                 wording.count(score.revision.n),
             ),
-            _tone(score, current),
+            _tone(score, current_iteration),
         )
         for score in all_scores
         if score.revision
@@ -367,7 +370,7 @@ def revision(all_scores: Sequence[IterationScore], current: int) -> Table:
     return Table(columns, tuple(rows))
 
 
-def loops(all_scores: Sequence[IterationScore], current: int) -> Table:
+def loops_table(all_scores: Sequence[IterationScore], current_iteration: int) -> Table:
     """Return, for each model, the mean repetitions of each length in an episode, and the share of
     episodes that loop; see `IterationScore.loops` and `looping`.
     """
@@ -381,13 +384,13 @@ def loops(all_scores: Sequence[IterationScore], current: int) -> Table:
     for score in all_scores:
         if score.loops:
             means: list[float | None] = [*score.loops, *[None] * (longest - len(score.loops))]
-            cells = (wording.model(score), *map(wording.decimal, means), wording.percent(score.looping))
-            rows.append(Row(cells, _tone(score, current)))
+            cells = (wording.model_name(score), *map(wording.decimal, means), wording.percent(score.looping))
+            rows.append(Row(cells, _tone(score, current_iteration)))
     return Table(columns, tuple(rows))
 
 
-def _tone(score: IterationScore, current: int) -> RowTone:
-    return "strong" if score.iteration == current else ""
+def _tone(score: IterationScore, current_iteration: int) -> RowTone:
+    return "strong" if score.iteration == current_iteration else ""
 
 
 def _whisker(estimate: Estimate) -> Whisker:
@@ -403,113 +406,101 @@ def _meter(estimate: Estimate | None) -> Cell:
 # Tables about data construction, judge, cost and errors: records in, plain tables out.
 
 
-def funnel(stages: Sequence[FunnelStage]) -> Table:
+def funnel_table(stages: Sequence[FunnelStage]) -> Table:
     """Return the stages of data construction: a row with the count of each and, below it, rows with
     the number of items that it rejected for each reason.
     """
-    most = max(stage.count for stage in stages)
+    largest_count = max(stage.count for stage in stages)
     rows = []
-    before: int | None = None
+    previous_count: int | None = None
     for stage in stages:
-        ratio = wording.NOTHING
-        if before:
-            more = stage.count > before
-            ratio = f"{wording.TIMES}{stage.count / before:.1f}" if more else f"{100 * stage.count / before:.1f}%"
-        cells: tuple[Cell, ...] = (wording.label(stage.name), wording.count(stage.count), ratio)
-        rows.append(Row((*cells, Bar(wording.share(stage.count, most) or 0.0)), "strong"))
+        ratio_text = wording.NOTHING
+        if previous_count:
+            factor_text = f"{wording.TIMES}{stage.count / previous_count:.1f}"
+            percent_text = f"{100 * stage.count / previous_count:.1f}%"
+            ratio_text = factor_text if stage.count > previous_count else percent_text
+        cells: tuple[Cell, ...] = (wording.label(stage.name), wording.count(stage.count), ratio_text)
+        rows.append(Row((*cells, Bar(wording.share(stage.count, largest_count) or 0.0)), "strong"))
         rows += [
             Row((wording.label(reason), f"{wording.MINUS}{wording.count(count)}", "", None), "minor")
-            for reason, count in by_count(stage.rejected).items()
+            for reason, count in sorted_by_count(stage.rejected_by_reason).items()
         ]
-        before = stage.count
+        previous_count = stage.count
     return Table((Column("Stage", "text"), Column("Count"), Column("Of stage before"), Column("", "bar")), tuple(rows))
 
 
-def time(times: Mapping[str, float]) -> Table:
+def time_table(times: Mapping[str, float]) -> Table:
     """Return time and share of each activity, and their total."""
     total = sum(times.values())
     rows = [
-        Row((wording.label(name), wording.duration(seconds), wording.percent(wording.share(seconds, total))))
+        Row((wording.label(name), wording.duration(seconds), _percent(seconds, total)))
         for name, seconds in times.items()
     ]
     rows.append(Row(("total", wording.duration(total), wording.percent(1.0)), "strong"))
     return Table((Column("Activity", "text"), Column("Time"), Column("Share %")), tuple(rows))
 
 
-def tokens(counts: TokenCounts) -> Table:
+def tokens_table(counts: TokenCounts) -> Table:
     """Return the tokens read, written and trained, the last by class: of one pass over the dataset,
     followed by the total of training if that took another number of passes.
     """
-    pass_total = sum(counts.trained.values())
-    single_pass = counts.all_trained == pass_total
+    pass_total = sum(counts.trained_by_class.values())
+    single_pass = counts.num_trained == pass_total
+    pass_title = "trained (with loss)" if single_pass else "with loss, in one pass"
     rows = [
         Row(("prompt", wording.count(counts.prompt), ""), "strong"),
         Row(("completion", wording.count(counts.completion), ""), "strong"),
-        Row(
-            (
-                "trained (with loss)" if single_pass else "with loss, in one pass",
-                wording.count(pass_total),
-                wording.percent(1.0) if pass_total else wording.NOTHING,
-            ),
-            "strong",
-        ),
+        Row((pass_title, wording.count(pass_total), _percent(pass_total, pass_total)), "strong"),
     ]
     rows += [
-        Row((wording.label(name), wording.count(count), wording.percent(wording.share(count, pass_total))), "minor")
-        for name, count in counts.trained.items()
+        Row((wording.label(name), wording.count(count), _percent(count, pass_total)), "minor")
+        for name, count in counts.trained_by_class.items()
     ]
     if not single_pass:
-        rows.append(Row(("trained (with loss)", wording.count(counts.all_trained), ""), "strong"))
+        rows.append(Row(("trained (with loss)", wording.count(counts.num_trained), ""), "strong"))
     return Table((Column("Tokens", "text"), Column("Count"), Column("Of trained %")), tuple(rows))
 
 
-def cut_replies(numbers: Mapping[str, tuple[int, int]], whole: str, part: str) -> Table:
-    """Return how many replies were cut, by purpose or role; `whole` and `part` are headings."""
+def cut_replies_table(counts_by_name: Mapping[str, tuple[int, int]], name_title: str, cut_title: str) -> Table:
+    """Return how many replies were cut, by purpose or role, under the given headings."""
     rows = (
-        Row(
-            (
-                wording.label(name),
-                wording.count(replies),
-                wording.count(num_cut),
-                wording.percent(wording.share(num_cut, replies)),
-            )
-        )
-        for name, (replies, num_cut) in numbers.items()
+        Row((wording.label(name), wording.count(num_replies), wording.count(num_cut), _percent(num_cut, num_replies)))
+        for name, (num_replies, num_cut) in counts_by_name.items()
     )
-    return Table((Column(whole, "text"), Column("Count"), Column(part), Column("%")), tuple(rows))
+    return Table((Column(name_title, "text"), Column("Count"), Column(cut_title), Column("%")), tuple(rows))
 
 
-def bills(items: Sequence[Bill]) -> Table:
+def usage_table(usages: Sequence[ModelUsage]) -> Table:
     """Return what served models read, wrote and cost, by role."""
     columns = (Column("Served model", "text"), Column("", "code"), Column("Requests"), Column("Prompt tokens"))
     rows = (
         Row(
             (
-                wording.label(bill.role),
-                bill.model,
-                wording.count(bill.requests),
-                wording.count(bill.prompt),
-                wording.count(bill.completion),
-                wording.decimal(bill.cost, 4),
+                wording.label(usage.role),
+                usage.model,
+                wording.count(usage.requests),
+                wording.count(usage.prompt),
+                wording.count(usage.completion),
+                wording.decimal(usage.cost, 4),
             )
         )
-        for bill in items
+        for usage in usages
     )
     return Table((*columns, Column("Completion tokens"), Column("Cost")), tuple(rows))
 
 
-def stops(record: ErrorRecord) -> Table:
+def stops_table(record: ErrorRecord) -> Table:
     """Return why tree paths and held-out episodes ended."""
-    num_paths = sum(stop.collected for stop in record.stops)
-    num_episodes = sum(stop.evaluated for stop in record.stops)
+    num_paths = sum(stop.num_collected for stop in record.stops)
+    num_episodes = sum(stop.num_evaluated for stop in record.stops)
     rows = (
         Row(
             (
                 wording.label(stop.reason),
-                wording.count(stop.collected),
-                wording.percent(wording.share(stop.collected, num_paths)),
-                wording.count(stop.evaluated),
-                wording.percent(wording.share(stop.evaluated, num_episodes)),
+                wording.count(stop.num_collected),
+                _percent(stop.num_collected, num_paths),
+                wording.count(stop.num_evaluated),
+                _percent(stop.num_evaluated, num_episodes),
             )
         )
         for stop in record.stops
@@ -524,50 +515,52 @@ def stops(record: ErrorRecord) -> Table:
     return Table(columns, tuple(rows))
 
 
-def faults(record: ErrorRecord) -> Table:
+def faults_table(record: ErrorRecord) -> Table:
     """Return exceptions by class and phase, with the number of episodes lost to each."""
     columns = (Column("Exception", "code"), Column("Phase", "text"), Column("Count"), Column("Lost episodes"))
     rows = (
-        Row((item.error, wording.label(item.phase), wording.count(item.count), wording.count(item.lost)))
+        Row((item.error, wording.label(item.phase), wording.count(item.count), wording.count(item.num_lost)))
         for item in record.faults
     )
     return Table(columns, tuple(rows))
 
 
-def counts(title: str, unit: str, numbers: Counts, whole: int | None = None) -> Table:
-    """Return counts with their shares of `whole`, by default their sum, as numbers and bars."""
-    total = sum(numbers.values()) if whole is None else whole
+def counts_table(title: str, unit: str, counts_by_name: Counts, num_all: int | None = None) -> Table:
+    """Return counts with their shares of `num_all`, by default their sum, as numbers and bars."""
+    total = sum(counts_by_name.values()) if num_all is None else num_all
     rows = (
         Row(
-            (
-                wording.label(name),
-                wording.count(count),
-                wording.percent(wording.share(count, total)),
-                Bar(wording.share(count, total) or 0.0),
-            )
+            (wording.label(name), wording.count(count), _percent(count, total), Bar(wording.share(count, total) or 0.0))
         )
-        for name, count in numbers.items()
+        for name, count in counts_by_name.items()
     )
     return Table((Column(title, "text"), Column(unit), Column("%"), Column("", "bar")), tuple(rows))
 
 
-def named(title: str, values: Mapping[str, str]) -> Table:
+def _percent(part: float, whole: float) -> str:
+    return wording.percent(wording.share(part, whole))
+
+
+def values_table(title: str, values: Mapping[str, str]) -> Table:
     """Return names with their values as code."""
     return Table((Column(title, "text"), Column("", "code")), tuple(map(Row, values.items())))
 
 
-def by_count(numbers: Counts) -> dict[str, int]:
+def sorted_by_count(numbers: Counts) -> dict[str, int]:
     """Return counts, the largest first."""
     return dict(sorted(numbers.items(), key=lambda item: (-item[1], item[0])))
 
 
-def worlds(data: Mapping[str, Counts]) -> Table:
+def world_counts_table(counts_by_world: Mapping[str, Counts]) -> Table:
     """Return how many items were made in each world and in all, without kinds that have none."""
-    kinds = dict.fromkeys(kind for products in data.values() for kind, count in products.items() if count)
-    rows = [*data.items(), ("all", {kind: sum(products.get(kind, 0) for products in data.values()) for kind in kinds})]
+    kinds = dict.fromkeys(kind for counts in counts_by_world.values() for kind, count in counts.items() if count)
+    rows = [
+        *counts_by_world.items(),
+        ("all", {kind: sum(counts.get(kind, 0) for counts in counts_by_world.values()) for kind in kinds}),
+    ]
     return Table(
         (Column("World", "text"), *(Column(wording.label(kind)) for kind in kinds)),
-        tuple(Row((name, *(wording.count(products.get(kind, 0)) for kind in kinds))) for name, products in rows),
+        tuple(Row((name, *(wording.count(counts.get(kind, 0)) for kind in kinds))) for name, counts in rows),
     )
 
 
@@ -576,19 +569,23 @@ def sections(report: IterationReport) -> tuple[Section, ...]:
     note = "What of the training data each world gave; general data belongs to none."
     return (
         _headline(report),
-        *report.alarms,
+        *report.alarm_sections,
         _scores(report),
         *_held_out(report),
         _revision(report),
-        *report.failures,
+        *report.failure_sections,
         _loops(report),
         _funnel(report),
-        *([Section("data-worlds", "Training data by world", (worlds(report.worlds),), note)] if report.worlds else []),
-        *report.data,
+        *(
+            [Section("data-worlds", "Training data by world", (world_counts_table(report.item_counts_by_world),), note)]
+            if report.item_counts_by_world
+            else []
+        ),
+        *report.data_sections,
         _time(report),
         _tokens(report),
         _errors(report),
-        *report.samples,
+        *report.sample_sections,
         _recipe(report),
         _versions(report),
     )
@@ -601,17 +598,17 @@ def headline(report: IterationReport) -> Headline | None:
         return None
     estimate = score.success
     deltas, readings = [], []
-    for reference, difference in _comparisons(report):
-        against = wording.iteration(reference)
+    for reference, difference in _reference_differences(report):
+        reference_name = wording.iteration_name(reference)
         if difference:
-            deltas.append(Delta(wording.points(difference.value), wording.points_interval(difference), against))
+            deltas.append(Delta(wording.points(difference.value), wording.points_interval(difference), reference_name))
             if difference.low <= 0 <= difference.high:
-                readings.append(f"No clear difference from {against}: the interval contains zero.")
+                readings.append(f"No clear difference from {reference_name}: the interval contains zero.")
             else:
-                side = "Above" if difference.low > 0 else "Below"
-                readings.append(f"{side} {against}: the 95% interval of the difference excludes zero.")
-        elif earlier := report.score(reference):
-            deltas.append(Delta(wording.points(estimate.value - earlier.success.value), "", against))
+                direction = "Above" if difference.low > 0 else "Below"
+                readings.append(f"{direction} {reference_name}: the 95% interval of the difference excludes zero.")
+        elif reference_score := report.score(reference):
+            deltas.append(Delta(wording.points(estimate.value - reference_score.success.value), "", reference_name))
     return Headline(
         wording.percent(estimate.value),
         wording.interval(estimate),
@@ -625,10 +622,10 @@ def _headline(report: IterationReport) -> Section:
     summary = headline(report)
     if summary is None:
         title = "Held-out success"
-        pending = [item for item in report.unfinished if item.iteration == report.iteration]
+        pending = [item for item in report.unfinished_evaluations if item.iteration == report.iteration]
         if pending:
-            return Section("headline", title, tuple(map(Paragraph, unfinished(pending))))
-        return not_measured("headline", title, "this iteration has not been evaluated on held-out instances")
+            return Section("headline", title, tuple(map(Paragraph, unfinished_sentences(pending))))
+        return unmeasured_section("headline", title, "this iteration has not been evaluated on held-out instances")
     blocks: list[Block] = [summary]
     if len(report.scores) > 1:
         drawing = plots.success(report.scores, report.iteration)
@@ -638,144 +635,143 @@ def _headline(report: IterationReport) -> Section:
 
 def _scores(report: IterationReport) -> Section:
     title = "Score by iteration"
-    if not (report.scores or report.unfinished):
-        return not_measured("scores", title, "no model of this run has been evaluated")
+    if not (report.scores or report.unfinished_evaluations):
+        return unmeasured_section("scores", title, "no model of this run has been evaluated")
     note = "Success is the flag that the environment sets itself; reward is the mean final score."
     if report.interval_method:
         note += f" Intervals: {report.interval_method}."
-    table = scores(report.scores, report.iteration, report.unfinished)
+    table = scores_table(report.scores, report.iteration, report.unfinished_evaluations)
     sentences = [
-        *([promoted(report.promoted)] if report.promoted else []),
-        *unfinished(report.unfinished),
-        *lost(report.scores),
+        *([promotion_sentence(report.promoted)] if report.promoted else []),
+        *unfinished_sentences(report.unfinished_evaluations),
+        *lost_sentences(report.scores),
     ]
     return Section("scores", title, (table, *map(Paragraph, sentences)), note)
 
 
 def _held_out(report: IterationReport) -> Iterator[Section]:
     """Yield the scores by world and by set; with one of each, success by difficulty alone."""
-    scores, names = report.scores, played_once(report.scores)
+    scores, names = report.scores, single_episode_sets(report.scores)
     worlds = tuple(dict.fromkeys(world.name for score in scores for world in score.worlds))
     if worlds:
         note = (
             "One model in each of its worlds, with 95% intervals. Differences to the base model are in points of "
             "success, on the same episodes. In the mean of worlds each world counts the same."
         )
-        yield Section("worlds", "Score by world", (world_tables(scores, report.iteration),), note)
-        deep = tuple(_by_depth(report, worlds, "World"))
-        if deep:
+        yield Section("worlds", "Score by world", (worlds_table(scores, report.iteration),), note)
+        depth_blocks = tuple(_by_depth(report, worlds, "World"))
+        if depth_blocks:
             note = "Percent of held-out episodes solved in each difficulty class, with 95% intervals."
-            yield Section("depth-worlds", "Success by depth in each world", deep, note)
+            yield Section("depth-worlds", "Success by depth in each world", depth_blocks, note)
     if any(score.sets for score in scores):
         note = "Differences to the base model are in points, with 95% intervals, on the same episodes."
-        table = sets(scores, report.iteration, report.unfinished)
+        table = sets_table(scores, report.iteration, report.unfinished_evaluations)
         yield Section("sets", "Held-out sets", (table,), note)
-        deep = tuple(_by_depth(report, names, "Set"))
-        if deep:
+        depth_blocks = tuple(_by_depth(report, names, "Set"))
+        if depth_blocks:
             note = "Percent of episodes solved in each difficulty class, with 95% intervals."
-            yield Section("depth", "Success by depth", deep, note)
+            yield Section("depth", "Success by depth", depth_blocks, note)
         if names != set_names(scores):
             note = (
                 "pass@k is the chance that at least one of k sampled episodes of an instance succeeds. How far it lies "
                 "above pass@1 is what a method that learns from its own samples can gain."
             )
-            yield Section("headroom", "Headroom: what sampling reaches", (pass_at(scores),), note)
+            yield Section("headroom", "Headroom: what sampling reaches", (pass_at_table(scores),), note)
     elif not worlds:
         if any(score.by_depth for score in scores):
             note = "Percent of held-out episodes solved in each difficulty class, with 95% intervals."
-            yield Section("depth", "Success by depth", (by_depth(scores),), note)
+            yield Section("depth", "Success by depth", (depth_table(scores),), note)
         else:
-            why = "the environment names no difficulty classes, or no model has been evaluated"
-            yield not_measured("depth", "Success by depth", why)
+            reason = "the environment names no difficulty classes, or no model has been evaluated"
+            yield unmeasured_section("depth", "Success by depth", reason)
 
 
-def _by_depth(report: IterationReport, names: tuple[str, ...], title: str) -> Iterator[Block]:
+def _by_depth(report: IterationReport, names: tuple[str, ...], label: str) -> Iterator[Block]:
     for name in names:
-        set_scores = [of_set for score in report.scores if (of_set := score.of_set(name))]
+        set_scores = [set_score for score in report.scores if (set_score := score.score_of_set(name))]
         if any(score.by_depth for score in set_scores):
-            yield Paragraph(f"{title} {name}")
-            yield set_by_depth(report.scores, name, report.iteration)
+            yield Paragraph(f"{label} {name}")
+            yield set_depth_table(report.scores, name, report.iteration)
 
 
 def _revision(report: IterationReport) -> Section:
     title = "Revision test"
     if not any(score.revision for score in report.scores):
-        return not_measured(
-            "revision",
-            title,
-            "the recipe has it switched off, the base model failed on no instance, or it is not finished",
-        )
+        reason = "the recipe has it switched off, the base model failed on no instance, or it is not finished"
+        return unmeasured_section("revision", title, reason)
     note = (
         "Failed episodes of the base model are cut at a random step and replayed; the model goes on from there. The "
         "prefixes are chosen once, are the same for every model, and nothing tells it that they fail."
     )
-    return Section("revision", title, (revision(report.scores, report.iteration),), note)
+    return Section("revision", title, (revision_table(report.scores, report.iteration),), note)
 
 
 def _loops(report: IterationReport) -> Section:
     title = "Loops"
     if not any(score.loops for score in report.scores):
-        return not_measured("loops", title, "no held-out episodes to count repetitions in")
+        return unmeasured_section("loops", title, "no held-out episodes to count repetitions in")
     note = (
         "Mean number of positions in an episode at which L actions repeat the L actions right before. "
         "An episode loops when a sequence comes at least three times in a row."
     )
-    return Section("loops", title, (loops(report.scores, report.iteration),), note)
+    return Section("loops", title, (loops_table(report.scores, report.iteration),), note)
 
 
 def _funnel(report: IterationReport) -> Section:
     title = report.funnel_title
     if not report.funnel:
-        return not_measured("funnel", title, "this iteration built no training data")
+        return unmeasured_section("funnel", title, "this iteration built no training data")
     note = "What came out of each stage; indented, what the stage turned away and why."
-    return Section("funnel", title, (funnel(report.funnel),), note)
+    return Section("funnel", title, (funnel_table(report.funnel),), note)
 
 
 def _time(report: IterationReport) -> Section:
     title = "Where time went"
-    total = sum(report.time.values())
+    times = report.seconds_by_activity
+    total = sum(times.values())
     if total <= 0:
-        return not_measured("time", title, "no timings were recorded")
-    parts = tuple(Part(wording.label(name), seconds / total) for name, seconds in report.time.items())
+        return unmeasured_section("time", title, "no timings were recorded")
+    stack_parts = tuple(StackPart(wording.label(name), seconds / total) for name, seconds in times.items())
     note = "Waits for the environment count while no reply is generated. Times of several workers are summed."
-    return Section("time", title, (Stack(parts), time(report.time)), note)
+    return Section("time", title, (Stack(stack_parts), time_table(times)), note)
 
 
 def _tokens(report: IterationReport) -> Section:
     title = "Tokens"
     if report.tokens is None:
-        return not_measured("tokens", title, "the backend of the model counted no tokens")
-    blocks: list[Block] = [tokens(report.tokens)]
-    if report.tokens.cut:
-        blocks.append(cut_replies(report.tokens.cut, "Replies", "Cut by the limit"))
+        return unmeasured_section("tokens", title, "the backend of the model counted no tokens")
+    blocks: list[Block] = [tokens_table(report.tokens)]
+    if report.tokens.cut_by_purpose:
+        blocks.append(cut_replies_table(report.tokens.cut_by_purpose, "Replies", "Cut by the limit"))
     else:
         blocks.append(
             Paragraph("Not measured: replies that their token limit cut; none was drawn, or no backend told.")
         )
-    if any(count for _, count in report.tokens.unreadable.values()):
-        blocks.append(cut_replies(report.tokens.unreadable, "Replies of", "Cut within a thought"))
-    if report.tokens.bills:
-        blocks.append(bills(report.tokens.bills))
+    if any(count for _, count in report.tokens.unreadable_by_role.values()):
+        blocks.append(cut_replies_table(report.tokens.unreadable_by_role, "Replies of", "Cut within a thought"))
+    if report.tokens.usages:
+        blocks.append(usage_table(report.tokens.usages))
     return Section("tokens", title, tuple(blocks))
 
 
 def _errors(report: IterationReport) -> Section:
     title = "Errors and stop reasons"
     if (record := report.errors) is None:
-        return not_measured("errors", title, "no events were recorded")
+        return unmeasured_section("errors", title, "no events were recorded")
     blocks: list[Block] = []
-    if record.refused:
-        blocks.append(counts("Refused action, by the environment's first words", "Steps", record.refused))
+    if record.refusals_by_message:
+        heading = "Refused action, by the environment's first words"
+        blocks.append(counts_table(heading, "Steps", record.refusals_by_message))
     else:
         blocks.append(Paragraph("No collected action was refused, or the environment does not tell."))
-    blocks.append(stops(record) if record.stops else Paragraph("Not measured: why episodes stopped."))
-    blocks.append(faults(record) if record.faults else Paragraph("No exception was met."))
+    blocks.append(stops_table(record) if record.stops else Paragraph("Not measured: why episodes stopped."))
+    blocks.append(faults_table(record) if record.faults else Paragraph("No exception was met."))
     return Section("errors", title, tuple(blocks))
 
 
 def _recipe(report: IterationReport) -> Section:
     if not report.recipe_yaml:
-        return not_measured("recipe", "Recipe", "the resolved recipe was not stored with the run")
+        return unmeasured_section("recipe", "Recipe", "the resolved recipe was not stored with the run")
     listing = Listing(f"{report.recipe_name}, with every default filled in", "yaml", report.recipe_yaml)
     return Section("recipe", "Recipe", (listing,))
 
@@ -784,17 +780,17 @@ def _versions(report: IterationReport) -> Section:
     title = "Versions and hashes"
     blocks: list[Block] = []
     if report.hashes:
-        blocks.append(named("Artefact", report.hashes))
+        blocks.append(values_table("Artefact", report.hashes))
     if report.versions:
-        blocks.append(named("Software and machine", report.versions))
+        blocks.append(values_table("Software and machine", report.versions))
     if not blocks:
-        return not_measured("versions", title, "no versions or hashes were stored with the run")
+        return unmeasured_section("versions", title, "no versions or hashes were stored with the run")
     return Section("versions", title, tuple(blocks))
 
 
-def _comparisons(report: IterationReport) -> Iterator[tuple[int, Estimate | None]]:
-    if report.iteration == BASE:
+def _reference_differences(report: IterationReport) -> Iterator[tuple[int, Estimate | None]]:
+    if report.iteration == BASE_ITERATION:
         return
-    yield BASE, report.versus_base
-    if report.iteration - 1 != BASE:
+    yield BASE_ITERATION, report.versus_base
+    if report.iteration - 1 != BASE_ITERATION:
         yield report.iteration - 1, report.versus_previous

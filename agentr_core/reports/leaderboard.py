@@ -19,8 +19,8 @@ from agentr_core.reports.document import Column, Estimate, IterationReport, Row,
 from agentr_core.reports.markdown import table_markdown
 from agentr_core.system import write_text
 
-START, END = "<!-- leaderboard -->", "<!-- /leaderboard -->"
-_CORES = re.compile(r", (\d+) of \d+$")
+START_MARK, END_MARK = "<!-- leaderboard -->", "<!-- /leaderboard -->"
+_CORES_PATTERN = re.compile(r", (\d+) of \d+$")
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -62,32 +62,32 @@ def entry_of(report: IterationReport, *, seed: int, seconds: float) -> Entry:
     """
     if not report.scores:
         raise ConfigError(f"run {report.run_id} has no evaluated model yet, so it has no place on a leaderboard")
-    last, base = report.scores[-1], report.score(0)
+    last_score, base_score = report.scores[-1], report.score(0)
     processor = report.versions.get("processor", "")
-    cores = _CORES.search(processor)
+    cores_match = _CORES_PATTERN.search(processor)
     machine = ", ".join(filter(None, [processor, report.versions.get("gpu", "")]))
-    gain = last.versus_base
+    gain = last_score.versus_base
     return Entry(
         world=report.environment,
         recipe=report.recipe_name,
         model=report.model,
-        score=last.success.value,
-        interval=_ends(last.success),
-        base=base.success.value if base else None,
+        score=last_score.success.value,
+        interval=_rounded_interval(last_score.success),
+        base=base_score.success.value if base_score else None,
         gain=gain.value if gain else None,
-        gain_interval=_ends(gain) if gain else None,
-        episodes=last.success.n,
-        iteration=last.iteration,
+        gain_interval=_rounded_interval(gain) if gain else None,
+        episodes=last_score.success.n,
+        iteration=last_score.iteration,
         seed=seed,
         commit=report.versions.get("commit", ""),
         date=report.date.split()[0],
-        core_hours=round(seconds / 3600 * int(cores[1]), 2) if cores else None,
+        core_hours=round(seconds / 3600 * int(cores_match[1]), 2) if cores_match else None,
         machine=machine,
         run=report.run_id,
     )
 
 
-def add(page: Path, entry: Entry | None = None) -> Table:
+def add_entry(page: Path, entry: Entry | None = None) -> Table:
     """Add an entry to the leaderboard of a Markdown file, in place of an older entry of the same
     run, and return the whole table; without an entry, write the table anew. A missing file is
     created; in an existing one, only the text between the marks changes.
@@ -98,34 +98,34 @@ def add(page: Path, entry: Entry | None = None) -> Table:
     """
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
-        folder = os.open(page.parent, os.O_RDONLY | os.O_DIRECTORY)
+        folder_fd = os.open(page.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise DiskError(f"{page.parent} cannot be opened: {error.strerror}") from error
     try:
         # Without the lock, one of two runs that end at the same time would overwrite the other's
         # entry.
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        lines = page.with_suffix(".jsonl")
-        entries = [row for row in read(lines) if entry is None or not row.run or row.run != entry.run]
+        fcntl.flock(folder_fd, fcntl.LOCK_EX)
+        entries_file = page.with_suffix(".jsonl")
+        entries = [row for row in read_entries(entries_file) if entry is None or not row.run or row.run != entry.run]
         if entry is not None:
             entries.append(entry)
-        board = table(entries)
-        text = page.read_text(encoding="utf-8") if page.exists() else f"# Leaderboard\n\n{START}\n{END}\n"
-        head, start, rest = text.partition(START)
-        _, end, tail = rest.partition(END)
-        if not (start and end):
+        board = leaderboard_table(entries)
+        text = page.read_text(encoding="utf-8") if page.exists() else f"# Leaderboard\n\n{START_MARK}\n{END_MARK}\n"
+        head, start_mark, after_start = text.partition(START_MARK)
+        _, end_mark, tail = after_start.partition(END_MARK)
+        if not (start_mark and end_mark):
             raise ConfigError(
-                f"{page} has no place for a leaderboard; put the lines {START} and {END} where it shall be"
+                f"{page} has no place for a leaderboard; put the lines {START_MARK} and {END_MARK} where it shall be"
             )
         # The entries first, since the page can be rebuilt from them.
-        write_text(lines, "".join(f"{row.model_dump_json(exclude_defaults=True)}\n" for row in entries))
-        write_text(page, f"{head}{START}\n\n{table_markdown(board)}\n{END}{tail}")
+        write_text(entries_file, "".join(f"{row.model_dump_json(exclude_defaults=True)}\n" for row in entries))
+        write_text(page, f"{head}{START_MARK}\n\n{table_markdown(board)}\n{END_MARK}{tail}")
         return board
     finally:
-        os.close(folder)
+        os.close(folder_fd)
 
 
-def read(file: Path) -> list[Entry]:
+def read_entries(file: Path) -> list[Entry]:
     """Return the entries of a JSON lines file; none if there is no file. Raises `ConfigError` for a
     malformed line.
     """
@@ -134,13 +134,13 @@ def read(file: Path) -> list[Entry]:
         try:
             entries.append(Entry.model_validate_json(line))
         except ValidationError as error:
-            fault = error.errors()[0]
-            location = ".".join(map(str, fault["loc"])) or "line"
-            raise ConfigError(f"{file}, line {number}: {location}: {fault['msg']}") from None
+            first_error = error.errors()[0]
+            location = ".".join(map(str, first_error["loc"])) or "line"
+            raise ConfigError(f"{file}, line {number}: {location}: {first_error['msg']}") from None
     return entries
 
 
-def table(entries: Sequence[Entry]) -> Table:
+def leaderboard_table(entries: Sequence[Entry]) -> Table:
     """Return the leaderboard, sorted by world, measure and falling score; entries of papers are
     marked `theirs`.
     """
@@ -169,7 +169,7 @@ def _row(entry: Entry) -> Row:
         gain += f" ({wording.points(entry.gain_interval[0])} to {wording.points(entry.gain_interval[1])})"
     score = f"{wording.percent(entry.score)}{unit}"
     if entry.interval:
-        score += f" ({wording.percent(entry.interval[0])}{wording.TO}{wording.percent(entry.interval[1])})"
+        score += f" ({wording.percent(entry.interval[0])}{wording.DASH}{wording.percent(entry.interval[1])})"
     origin = " ".join(filter(None, [entry.commit[:8], entry.date])) if entry.run else f"theirs: {entry.source}"
     numbers = (entry.episodes, entry.seed)
     return Row(
@@ -187,5 +187,5 @@ def _row(entry: Entry) -> Row:
     )
 
 
-def _ends(estimate: Estimate) -> tuple[float, float]:
+def _rounded_interval(estimate: Estimate) -> tuple[float, float]:
     return round(estimate.low, 4), round(estimate.high, 4)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 
 from agentr_core.reports import comparison, document, run_page, wording
-from agentr_core.reports.document import IterationReport, RevisionExample, of_one_run
+from agentr_core.reports.document import IterationReport, RevisionExample, reports_of_one_run
 from agentr_core.reports.iteration import sections
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&$])")
@@ -21,7 +21,7 @@ def render_markdown(report: IterationReport) -> str:
     """
     roles = "".join(f" · {escape(role)}: {escape(model)}" for role, model in report.roles.items())
     head = (
-        f"# {escape(report.recipe_name)}, {escape(wording.title(report))}\n\n"
+        f"# {escape(report.recipe_name)}, {escape(wording.report_title(report))}\n\n"
         f"Run {_code(report.run_id)} · {escape(report.environment)} · {escape(report.model)}{roles} · "
         f"{escape(report.date)}\n"
     )
@@ -41,7 +41,7 @@ def render_run_markdown(reports: Sequence[IterationReport]) -> str:
     """Return the page of a whole run as Markdown. Raises `ValueError` unless all reports are of
     one run.
     """
-    last = of_one_run(reports)[-1]
+    last = reports_of_one_run(reports)[-1]
     head = (
         f"# {escape(last.recipe_name)}, run\n\n"
         f"Run {_code(last.run_id)} · {escape(last.environment)} · {escape(last.model)} · {escape(last.date)}\n"
@@ -57,12 +57,12 @@ def render_runs_markdown(report: run_page.RunsReport) -> str:
 
 def escape(text: str) -> str:
     """Return a text as one line that Markdown shows literally."""
-    return _SPECIAL.sub(r"\\\1", " ".join(wording.visible(text).split()))
+    return _SPECIAL.sub(r"\\\1", " ".join(wording.escape_invisible(text).split()))
 
 
 def table_markdown(table: document.Table) -> str:
     """Return a table with its numbers right-aligned; drawn columns are left out."""
-    positions = [i for i, column in enumerate(table.columns) if not column.drawn]
+    positions = [i for i, column in enumerate(table.columns) if not column.is_drawn]
     lines = [
         [escape(table.columns[i].title) for i in positions],
         [_ALIGN[table.columns[i].kind] for i in positions],
@@ -78,7 +78,7 @@ def fence(text: str, language: str = "text") -> str:
     """Return a text in a fenced block whose fence is longer than any run of backticks in the
     text.
     """
-    visible = wording.visible(text)
+    visible = wording.escape_invisible(text)
     ticks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", visible)), default=0))
     return f"{ticks}{language}\n{visible}\n{ticks}\n"
 
@@ -97,11 +97,11 @@ def _block(block: document.Block) -> str:
             for delta in block.deltas:
                 bounds = f" ({delta.interval})" if delta.interval else ""
                 lines.append(f"- **{delta.text}** points against {delta.against}{bounds}\n")
-            return "".join(lines) + (f"\n{escape(block.reading)}\n" if block.reading else "")
+            return "".join(lines) + (f"\n{escape(block.conclusion)}\n" if block.conclusion else "")
         case document.Table():
             return table_markdown(block)
         case document.Figure():
-            return "\n".join(map(_block, block.instead))
+            return "\n".join(map(_block, block.fallback))
         case document.Paragraph():
             return f"{escape(block.text)}\n"
         case document.Stack() | document.Legend():
@@ -131,7 +131,7 @@ def _cell(cell: document.Cell, row: document.Row, column: document.Column, *, fi
 
 
 def _code(text: str) -> str:
-    visible = " ".join(wording.visible(text).split())
+    visible = " ".join(wording.escape_invisible(text).split())
     return f"`{visible}`" if "`" not in visible and "|" not in visible else escape(visible)
 
 
@@ -147,7 +147,7 @@ def _example(number: int, example: RevisionExample) -> str:
     for turn in example.turns:
         labels = [f"**{turn.role}**"]
         if turn.role == "assistant":
-            labels.append(wording.PARTS[turn.part])
+            labels.append(wording.PART_NAMES[turn.part])
         if turn.train:
             labels.append("**trained**")
         if turn.first_error:

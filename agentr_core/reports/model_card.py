@@ -11,7 +11,7 @@ from huggingface_hub import ModelCardData
 
 from agentr_core.reports import wording
 from agentr_core.reports.document import (
-    BASE,
+    BASE_ITERATION,
     Column,
     Estimate,
     IterationReport,
@@ -19,9 +19,15 @@ from agentr_core.reports.document import (
     Row,
     Table,
     UnfinishedEvaluation,
-    of_one_run,
+    reports_of_one_run,
 )
-from agentr_core.reports.iteration import gain, played_once, promoted, unfinished_rows, world_tables
+from agentr_core.reports.iteration import (
+    gain_cell,
+    promotion_sentence,
+    single_episode_sets,
+    unfinished_rows,
+    worlds_table,
+)
 from agentr_core.reports.markdown import table_markdown
 
 
@@ -53,11 +59,11 @@ class Card:
     licence: str
     weights_sha256: str
     trained_tokens: int
-    steps: int
+    num_steps: int
     dataset_hash: str
     scores: tuple[CardScore, ...]
     recipe: Mapping[str, Any]
-    arm_of: str
+    comparison_run_id: str
     """The run of the comparison whose arm it is; empty if it is none."""
     versions: Mapping[str, str]
     ancestry: tuple[str, ...]
@@ -76,18 +82,18 @@ def _front_matter(card: Card) -> str:
 
 def render_card(card: Card) -> str:
     """Return the card as the README.md of a model directory: YAML that the hub reads, then text."""
-    parent = f"`{card.parent}`" if card.parent else "a model that its maker did not name"
+    parent_text = f"`{card.parent}`" if card.parent else "a model that its maker did not name"
     rows = [
-        f"| {score.name} ({score.split}) | {wording.estimate_text(score.success)} | {gain(score.gain)} "
+        f"| {score.name} ({score.split}) | {wording.estimate_text(score.success)} | {gain_cell(score.gain)} "
         f"| {score.success.n} |"
         for score in card.scores
     ]
-    scores = "It was not evaluated."
+    scores_text = "It was not evaluated."
     if rows:
-        scores = "\n".join(["| set | success % | gain over base | episodes |", "|---|---|---|---|", *rows])
+        scores_text = "\n".join(["| set | success % | gain over base | episodes |", "|---|---|---|---|", *rows])
     facts = {
         "trained tokens": f"{card.trained_tokens:,}",
-        "optimizer steps": f"{card.steps:,}",
+        "optimizer steps": f"{card.num_steps:,}",
         "dataset hash": card.dataset_hash or "none: it was trained on episodes of its own",
         "SHA-256 of the weights": card.weights_sha256,
         **card.versions,
@@ -99,12 +105,12 @@ def render_card(card: Card) -> str:
 
 # {card.name}
 
-A language agent for {", ".join(card.worlds)}, made from {parent} by iteration {card.iteration} of
+A language agent for {", ".join(card.worlds)}, made from {parent_text} by iteration {card.iteration} of
 method {card.method}.
 
 ## Scores on held-out instances
 
-{scores}
+{scores_text}
 
 Success is the environment's own flag, with its 95% interval (Wilson's, or clustered where several
 episodes are of one instance); the gain is over the model that the run began with, paired by
@@ -117,7 +123,7 @@ instance.
 {table_of_facts}
 
 <details><summary>The resolved recipe</summary>
-{_ARM.format(card.arm_of) if card.arm_of else ""}
+{_ARM_NOTE.format(card.comparison_run_id) if card.comparison_run_id else ""}
 ```yaml
 {yaml.safe_dump(dict(card.recipe), sort_keys=False, allow_unicode=True).rstrip()}
 ```
@@ -132,7 +138,7 @@ instance.
 """
 
 
-_ARM = """
+_ARM_NOTE = """
 It is that of an arm of comparison {}: `agentr compare` makes it of the recipe of the comparison,
 and it does not load by itself.
 """
@@ -148,18 +154,18 @@ def summary_table(reports: Sequence[IterationReport]) -> str:
     Raises:
         ValueError: there is no report, or the reports are not all of one run.
     """
-    last = of_one_run(reports)[-1].promoted
-    return table_text(_table(reports)) + (f"{promoted(last)}\n" if last else "")
+    promotion = reports_of_one_run(reports)[-1].promoted
+    return table_text(_summary_table(reports)) + (f"{promotion_sentence(promotion)}\n" if promotion else "")
 
 
 def summary_markdown(reports: Sequence[IterationReport]) -> str:
     """Return the same table in Markdown. Raises `ValueError` as `summary_table` does."""
-    return table_markdown(_table(reports))
+    return table_markdown(_summary_table(reports))
 
 
 def table_text(table: Table) -> str:
     """Return a table as aligned plain text, one line a row; drawn columns are left out."""
-    positions = [position for position, column in enumerate(table.columns) if not column.drawn]
+    positions = [position for position, column in enumerate(table.columns) if not column.is_drawn]
     columns = [table.columns[position] for position in positions]
     lines = [
         [column.title for column in columns],
@@ -176,15 +182,15 @@ def table_text(table: Table) -> str:
     )
 
 
-def _table(reports: Sequence[IterationReport]) -> Table:
-    run_reports = of_one_run(reports)
+def _summary_table(reports: Sequence[IterationReport]) -> Table:
+    run_reports = reports_of_one_run(reports)
     # The score in the latest report counts, since an evaluation may have been repeated.
     scores = {score.iteration: score for report in run_reports for score in report.scores}
-    base, pending = scores.get(BASE), run_reports[-1].unfinished
+    base_score, pending = scores.get(BASE_ITERATION), run_reports[-1].unfinished_evaluations
     if any(score.worlds for score in scores.values()):
-        return world_tables([scores[key] for key in sorted(scores)], max(scores))
+        return worlds_table([scores[key] for key in sorted(scores)], max(scores))
     if any(score.sets for score in scores.values()):
-        return _table_of_sets([scores[key] for key in sorted(scores)], pending)
+        return _sets_table([scores[key] for key in sorted(scores)], pending)
     columns = (
         Column("Model", "text"),
         Column("Success %"),
@@ -195,13 +201,13 @@ def _table(reports: Sequence[IterationReport]) -> Table:
     )
     rows = []
     for _, score in sorted(scores.items()):
-        against = gain(score.versus_base)
-        if score.versus_base is None and base is not None and score is not base:
-            against = wording.points(score.success.value - base.success.value)
+        against = gain_cell(score.versus_base)
+        if score.versus_base is None and base_score is not None and score is not base_score:
+            against = wording.points(score.success.value - base_score.success.value)
         rows.append(
             Row(
                 (
-                    wording.model(score),
+                    wording.model_name(score),
                     wording.percent(score.success.value),
                     wording.interval(score.success),
                     against,
@@ -213,7 +219,7 @@ def _table(reports: Sequence[IterationReport]) -> Table:
     rows += [
         Row(
             (
-                f"{wording.model(score)}, revision test",
+                f"{wording.model_name(score)}, revision test",
                 wording.percent(score.revision.value),
                 wording.interval(score.revision),
                 wording.NOTHING,
@@ -227,7 +233,7 @@ def _table(reports: Sequence[IterationReport]) -> Table:
     return Table(columns, (*rows, *unfinished_rows(columns, [item for item in pending if item.name == "test"])))
 
 
-def _table_of_sets(scores: Sequence[IterationScore], pending: Sequence[UnfinishedEvaluation]) -> Table:
+def _sets_table(scores: Sequence[IterationScore], pending: Sequence[UnfinishedEvaluation]) -> Table:
     columns = (
         Column("Model", "text"),
         Column("Set", "text"),
@@ -238,16 +244,16 @@ def _table_of_sets(scores: Sequence[IterationScore], pending: Sequence[Unfinishe
     )
     rows = [
         _set_row(name, score, set_score.success, set_score.versus_base)
-        for name in played_once(scores)
+        for name in single_episode_sets(scores)
         for score in scores
-        if (set_score := score.of_set(name))
+        if (set_score := score.score_of_set(name))
     ]
     rows += [_set_row("revision test", score, score.revision, None) for score in scores if score.revision]
     rows += [
-        _set_row(f"{set_score.name}, pass@{at.k}", score, at.success, None)
+        _set_row(f"{set_score.name}, pass@{pass_at_k.k}", score, pass_at_k.success, None)
         for score in scores
         for set_score in score.sets
-        for at in (*set_score.pass_at[:1], *set_score.pass_at[1:][-1:])
+        for pass_at_k in (*set_score.pass_at[:1], *set_score.pass_at[1:][-1:])
     ]
     return Table(columns, (*rows, *unfinished_rows(columns, pending)))
 
@@ -255,11 +261,11 @@ def _table_of_sets(scores: Sequence[IterationScore], pending: Sequence[Unfinishe
 def _set_row(name: str, score: IterationScore, success: Estimate, versus_base: Estimate | None) -> Row:
     return Row(
         (
-            wording.model(score),
+            wording.model_name(score),
             name,
             wording.percent(success.value),
             wording.interval(success),
-            gain(versus_base),
+            gain_cell(versus_base),
             wording.count(success.n),
         )
     )

@@ -6,16 +6,23 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 
-from agentr_core.reports.document import BASE, Estimate, EstimateText, IterationReport, IterationScore, TurnPart
-from agentr_core.texts import visible as visible
+from agentr_core.reports.document import (
+    BASE_ITERATION,
+    Estimate,
+    EstimateText,
+    IterationReport,
+    IterationScore,
+    TurnPart,
+)
+from agentr_core.texts import escape_invisible as escape_invisible
 
 MINUS = "\N{MINUS SIGN}"
 TIMES = "\N{MULTIPLICATION SIGN}"
-TO = "\N{EN DASH}"
+DASH = "\N{EN DASH}"
 NOTHING = "\N{EN DASH}"
 """The mark in a table for a missing number."""
 
-PARTS: Mapping[TurnPart, str] = {
+PART_NAMES: Mapping[TurnPart, str] = {
     "opening": "opening",
     "shared": "shared prefix",
     "bad": "bad path",
@@ -25,7 +32,7 @@ PARTS: Mapping[TurnPart, str] = {
 """The names of the parts of a revision sample in a report."""
 
 
-_SHARE = re.compile(
+_SHARE_MEASURE = re.compile(
     r"(?:^|[:/])"
     r"(?:success|success_clustered|reflecting|looping|best_of_\d+_success|(?:pass|always|mixed|never|mean)@\d+)$"
 )
@@ -44,19 +51,19 @@ def measure_name(name: str) -> str:
     one: `renamed: success clustered %`.
     """
     heading = name.replace(":", ": ").replace("_", " ")
-    return f"{heading} %" if _SHARE.search(name) else heading
+    return f"{heading} %" if _SHARE_MEASURE.search(name) else heading
 
 
 def measure_value(name: str, value: float) -> str:
     """Return the value of a measure: a share as percent, and any other number with its digits."""
-    return percent(value) if _SHARE.search(name) else decimal(value, 3)
+    return percent(value) if _SHARE_MEASURE.search(name) else decimal(value, 3)
 
 
 def interval(estimate: Estimate | None) -> str:
     """Return the 95% interval of a share in percent: two numbers with one decimal and a dash
     between them; or only a dash.
     """
-    return NOTHING if estimate is None else f"{percent(estimate.low)}{TO}{percent(estimate.high)}"
+    return NOTHING if estimate is None else f"{percent(estimate.low)}{DASH}{percent(estimate.high)}"
 
 
 def estimate_text(share: Estimate) -> EstimateText:
@@ -95,20 +102,20 @@ def share(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def iteration(number: int) -> str:
+def iteration_name(number: int) -> str:
     """Return the name of a model in a report: `base` or `iteration 2`."""
-    return "base" if number == BASE else f"iteration {number}"
+    return "base" if number == BASE_ITERATION else f"iteration {number}"
 
 
-def model(score: IterationScore) -> str:
+def model_name(score: IterationScore) -> str:
     """Return the name of the model that has a score."""
-    return score.name or iteration(score.iteration)
+    return score.name or iteration_name(score.iteration)
 
 
-def title(report: IterationReport) -> str:
+def report_title(report: IterationReport) -> str:
     """Return the name of the model that a report is about."""
     score = report.score(report.iteration)
-    return model(score) if score else iteration(report.iteration)
+    return model_name(score) if score else iteration_name(report.iteration)
 
 
 def label(slug: str) -> str:

@@ -7,33 +7,33 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-from agentr_core.episodes.rollout import Helper, Outcome, Reply, SharedEnvironments
+from agentr_core.episodes.rollout import EnvironmentPool, Helper, Outcome, Reply
 from agentr_core.evaluation.episodes import EpisodePlan, EpisodeResult, Player, count_invalid, play_all
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.samplers import Sampler
+from agentr_core.runtime.context import RunContext, helpers
 from agentr_core.runtime.equipment import (
     Checkpoint,
     Effort,
     Equipment,
     Progress,
     Sink,
-    held_back,
-    in_flight,
-    speed,
-    spent,
-    summing_up,
-    tokens_in,
-    units_done,
-    window,
+    concurrency_for,
+    count_units,
+    effort_of,
+    sampler_progress,
+    summary_tests,
+    token_counter,
+    window_test,
+    with_backpressure,
 )
-from agentr_core.runtime.place import Workplace, helpers
-from agentr_core.store.codec.samples import PlannedRollout, planned_rows
+from agentr_core.store.codec.samples import PlannedRollout, planned_rollout_rows
 from agentr_core.store.codec.trajectories import (
     copy_trajectories,
     episode_rows,
     load_draws,
     load_trajectories,
-    runs_alike,
+    runs_with_same_input,
     trajectory_rows,
 )
 from agentr_core.store.database import Store
@@ -146,52 +146,54 @@ class EpisodeShard:
         """Play the episodes; `sink` is given the rows of each. Raises as `equipment.Shard.work`."""
         path = self.checkpoint.path
         async with (
-            equipment.sampling(path, self.checkpoint.role) as batcher,
-            helpers(equipment, path, batcher, sink) as aside,
+            equipment.sampling(path, self.checkpoint.role) as sampler,
+            helpers(equipment, path, sampler, sink) as helper_models,
         ):
-            effort = await self.play(equipment, sink, batcher, aside.ask)
-            return effort + spent(batcher) + aside.effort()
+            effort = await self.play(equipment, sink, sampler, helper_models.ask)
+            return effort + effort_of(sampler) + helper_models.effort()
 
-    async def play(self, equipment: Equipment, sink: Sink, batcher: Sampler, helper: Helper) -> Effort:
+    async def play(self, equipment: Equipment, sink: Sink, sampler: Sampler, helper: Helper) -> Effort:
         """Play the episodes with a sampler and a helper that other shards may share; what these two
         spend is not part of the returned effort.
         """
         recipe = equipment.recipe
         iteration_id = equipment.iteration_id(self.iteration)
         units = f"episodes of {self.name}"
-        with closing(SharedEnvironments(equipment.make_environment)) as environments:
+        with closing(EnvironmentPool(equipment.make_environment)) as environments:
             player = Player(
                 environments=environments,
-                sample=held_back(batcher, sink),
+                sample=with_backpressure(sampler, sink),
                 sampling=self.sampling,
                 max_steps=self.max_steps,
                 repeats=self.repeats,
-                fits=window(recipe, batcher, self.sampling),
-                summaries=summing_up(recipe, batcher, self.sampling),
+                fits=window_test(recipe, sampler, self.sampling),
+                summaries=summary_tests(recipe, sampler, self.sampling),
                 helper=helper,
                 limits=self.limits,
-                tokens_of=tokens_in(batcher),
+                count_tokens=token_counter(sampler),
                 ungraded={plan.key: self.ungraded[plan.key] for plan in self.plans if plan.key in self.ungraded},
             )
-            async with units_done(equipment.progress, batcher, units, total=self.total, done=self.done) as count:
+            async with count_units(
+                equipment.progress, sampler, units, total=self.total, done=self.done
+            ) as count_episode:
 
-                def take(result: EpisodeResult) -> None:
+                def store_result(result: EpisodeResult) -> None:
                     sink.add(self._rows(result, iteration_id))
-                    count()
+                    count_episode()
 
                 results = await play_all(
                     self.plans,
                     player,
                     errors=recipe.errors,
-                    concurrency=in_flight(batcher, 1, wanted=recipe.scale.concurrency),
+                    concurrency=concurrency_for(sampler, 1, configured=recipe.scale.concurrency),
                     on_error=equipment.on_error(sink, self.stage, self.iteration),
-                    on_result=take,
+                    on_result=store_result,
                     total=self.total,
                     on_ungraded=lambda result: sink.add(self._ungraded_rows(result, iteration_id)),
                 )
         return Effort(
             environment_seconds=sum(result.environment_seconds or 0.0 for result in results.values()),
-            lost=len(self.plans) - len(results),
+            num_lost=len(self.plans) - len(results),
         )
 
     def _ungraded_rows(self, result: EpisodeResult, iteration_id: str) -> Rows:
@@ -201,7 +203,7 @@ class EpisodeShard:
             source=UNGRADED,
             iteration_id=iteration_id,
             draws=draws_of(result),
-            given=len(result.plan.prefix),
+            num_given_steps=len(result.plan.prefix),
         )
 
     def _rows(self, result: EpisodeResult, iteration_id: str) -> Rows:
@@ -215,7 +217,7 @@ class EpisodeShard:
                 iteration_id=iteration_id,
                 draws=draws_of(result),
                 grading=result.grading,
-                given=len(plan.prefix),
+                num_given_steps=len(plan.prefix),
             )
         return episode_rows(
             trajectory_id,
@@ -238,56 +240,58 @@ class EpisodeShards:
     stay full.
     """
 
-    parts: tuple[EpisodeShard, ...]
+    shards: tuple[EpisodeShard, ...]
 
     @property
     def checkpoint(self) -> Checkpoint:
         """The checkpoint that plays."""
-        return self.parts[0].checkpoint
+        return self.shards[0].checkpoint
 
     @property
     def done(self) -> int:
         """Episodes that were played before."""
-        return sum(part.done for part in self.parts)
+        return sum(shard.done for shard in self.shards)
 
     @property
     def total(self) -> int:
         """Episodes of all evaluations."""
-        return sum(part.total for part in self.parts)
+        return sum(shard.total for shard in self.shards)
 
     def __len__(self) -> int:
-        return sum(map(len, self.parts))
+        return sum(map(len, self.shards))
 
     def split(self, size: int) -> tuple[EpisodeShards, ...]:
         """Return the same episodes as shards of at most `size`, each of one evaluation."""
-        return tuple(EpisodeShards(parts=(piece,)) for part in self.parts for piece in part.split(size))
+        return tuple(EpisodeShards(shards=(part,)) for shard in self.shards for part in shard.split(size))
 
     async def work(self, equipment: Equipment, sink: Sink) -> Effort:
         """Play the episodes; `sink` is given the rows of each. Raises as `equipment.Shard.work`."""
         path = self.checkpoint.path
-        async with equipment.sampling(path) as batcher, helpers(equipment, path, batcher, sink) as aside:
-            done_counts = {part.name: part.done for part in self.parts}
+        async with equipment.sampling(path) as sampler, helpers(equipment, path, sampler, sink) as helper_models:
+            done_counts = {shard.name: shard.done for shard in self.shards}
 
-            def counted(name: str) -> Progress:
+            def progress_of(name: str) -> Progress:
                 def progress(number: int, total: int, note: str) -> None:
                     done_counts[name] = number
-                    units = f"held-out episodes, {speed(batcher, resumed=self.done > 0)}"
+                    units = f"held-out episodes, {sampler_progress(sampler, resumed=self.done > 0)}"
                     equipment.progress(sum(done_counts.values()), self.total, units)
 
                 return progress
 
             try:
                 async with asyncio.TaskGroup() as group:
-                    playing = [
+                    tasks = [
                         group.create_task(
-                            part.play(replace(equipment, progress=counted(part.name)), sink, batcher, aside.ask)
+                            shard.play(
+                                replace(equipment, progress=progress_of(shard.name)), sink, sampler, helper_models.ask
+                            )
                         )
-                        for part in self.parts
+                        for shard in self.shards
                     ]
             except ExceptionGroup as faults:
                 # The first fault ended the other tasks.
                 raise faults.exceptions[0] from None
-            return sum((task.result() for task in playing), spent(batcher) + aside.effort())
+            return sum((task.result() for task in tasks), effort_of(sampler) + helper_models.effort())
 
 
 def episode_id(evaluation_id: str, key: str) -> str:
@@ -300,8 +304,8 @@ def rollout_id(iteration_id: str, checkpoint_id: str, plan: EpisodePlan) -> str:
     its plan, the steps that it continues, and the diagnosis that the model reads with them, if any.
     """
     prefix = [(step.reply, step.observation) for step in plan.prefix]
-    more = [value for value in (prefix, plan.diagnosis) if value]
-    return fingerprint("rollout", iteration_id, checkpoint_id, plan.key, *more)
+    extra = [value for value in (prefix, plan.diagnosis) if value]
+    return fingerprint("rollout", iteration_id, checkpoint_id, plan.key, *extra)
 
 
 def with_ungraded(store: Store, shard: EpisodeShard, iteration_id: str) -> EpisodeShard:
@@ -309,34 +313,34 @@ def with_ungraded(store: Store, shard: EpisodeShard, iteration_id: str) -> Episo
 
     Raises as `Store.reading`.
     """
-    ids = {ungraded_id(shard.trajectory_id(iteration_id, plan)): plan for plan in shard.plans}
-    return replace(shard, ungraded=load_ungraded(store, ids))
+    plans_by_id = {ungraded_id(shard.trajectory_id(iteration_id, plan)): plan for plan in shard.plans}
+    return replace(shard, ungraded=load_ungraded(store, plans_by_id))
 
 
 # Rollouts on training instances: those of an iteration that are not stored yet are played.
 
 
-def plan_rollouts(place: Workplace, iteration: int, plans: Mapping[str, EpisodePlan], *, stage: str) -> None:
+def plan_rollouts(ctx: RunContext, iteration: int, plans: Mapping[str, EpisodePlan], *, stage: str) -> None:
     """Store which rollouts an iteration plans to play, given by trajectory id, and copy those that
     other runs with the same inputs of the stage have already played.
     """
-    iteration_id, collector = place.iteration_id(iteration), place.collector(iteration)
+    iteration_id, collector = ctx.iteration_id(iteration), ctx.collector(iteration)
     rollouts = [
-        PlannedRollout(trajectory_id=key, instance=plan.instance, number=plan.number, forced=len(plan.prefix))
+        PlannedRollout(trajectory_id=key, instance=plan.instance, number=plan.number, num_forced_steps=len(plan.prefix))
         for key, plan in plans.items()
     ]
-    place.store.write(planned_rows(iteration_id, rollouts))
-    for run in runs_alike(place.store, place.run_id, stage):
-        missing = place.store.missing("trajectory", list(plans))
+    ctx.store.write(planned_rollout_rows(iteration_id, rollouts))
+    for other_run_id in runs_with_same_input(ctx.store, ctx.run_id, stage):
+        missing = ctx.store.missing("trajectory", list(plans))
         if not missing:
             break
-        other_iteration_id = replace(place, run_id=run).iteration_id(iteration)
+        other_iteration_id = replace(ctx, run_id=other_run_id).iteration_id(iteration)
         originals = {key: rollout_id(other_iteration_id, collector.id, plans[key]) for key in missing}
-        copy_trajectories(place.store, originals, iteration_id=iteration_id)
+        copy_trajectories(ctx.store, originals, iteration_id=iteration_id)
 
 
 async def play_rollouts(
-    place: Workplace,
+    ctx: RunContext,
     iteration: int,
     plans: Mapping[str, EpisodePlan],
     *,
@@ -345,9 +349,9 @@ async def play_rollouts(
     sampling: Sampling,
     max_steps: int,
     limits: EpisodeLimits = NO_LIMITS,
-    player: Checkpoint | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> int:
-    """Play and store the rollouts of an iteration that are not stored yet, at most `place.limit`;
+    """Play and store the rollouts of an iteration that are not stored yet, at most `ctx.limit`;
     return how many were attempted.
 
     Rollouts that were played and wait for their grade are only graded.
@@ -357,26 +361,26 @@ async def play_rollouts(
         name: what the episodes are for, as a word for progress lines.
         max_steps: the most replies of the policy in an episode.
         limits: the most tokens and seconds of an episode.
-        player: who plays; None: the collector of the iteration.
+        checkpoint: who plays; None: the collector of the iteration.
 
-    Raises as `equipment.carry_out`.
+    Raises as `equipment.run_shard`.
     """
-    unplayed_ids = place.store.missing("trajectory", list(plans))
-    missing, num_remaining = unplayed_ids[: place.limit], len(unplayed_ids)
+    unplayed_ids = ctx.store.missing("trajectory", list(plans))
+    missing, num_unplayed = unplayed_ids[: ctx.limit], len(unplayed_ids)
     if missing:
         shard = EpisodeShard(
             stage=stage,
             evaluation_id="",
             name=name,
             iteration=iteration,
-            checkpoint=player or place.collector(iteration),
+            checkpoint=checkpoint or ctx.collector(iteration),
             plans=tuple(plans[key] for key in missing),
             sampling=sampling,
             max_steps=max_steps,
             limits=limits,
-            done=len(plans) - num_remaining,
-            total=len(plans) - num_remaining + len(missing),
+            done=len(plans) - num_unplayed,
+            total=len(plans) - num_unplayed + len(missing),
         )
-        shard = with_ungraded(place.store, shard, place.iteration_id(iteration))
-        await place.work_through(shard, stage, iteration, f"episodes of {name}")
+        shard = with_ungraded(ctx.store, shard, ctx.iteration_id(iteration))
+        await ctx.work_through(shard, stage, iteration, f"episodes of {name}")
     return len(missing)

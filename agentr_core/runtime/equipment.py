@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from agentr_core.environment import Environment
-from agentr_core.episodes.rollout import Ask
-from agentr_core.episodes.transcript import Fits, Summaries, TokensOf
-from agentr_core.episodes.units import UnitError, allowed_losses
+from agentr_core.episodes.rollout import SampleReplies
+from agentr_core.episodes.transcript import CountTokens, FitsContext, SummaryLimits
+from agentr_core.episodes.units import UnitError, num_allowed_failures
 from agentr_core.errors import AgentrError, ConfigError, ErrorBudgetSpent, ModelDirectoryError, Transient
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.checkpoint_dir import weights_sha256
@@ -27,11 +27,11 @@ from agentr_core.protocols import Abandoning, Caching, ChatModel, Counting, Star
 from agentr_core.recipes.alarms import Crossing
 from agentr_core.recipes.models import ModelConfig, ModelRole
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.replies import is_unreadable
+from agentr_core.replies import is_cut_within_thought
 from agentr_core.store.codec.ledger import event_rows
 from agentr_core.store.database import Writer
-from agentr_core.store.tables import TABLES, Alarm, Rows, merge, row_of, settle
-from agentr_core.system import in_thread
+from agentr_core.store.tables import TABLES, Alarm, Rows, merge, merge_by_key, row_of
+from agentr_core.system import run_in_thread
 from agentr_core.types import Answer, Generation, Instance, Message, Request, Sampling
 
 # The open worlds of a recipe: the environment of each, and of any instance.
@@ -43,39 +43,39 @@ MakeEnvironment = Callable[[str], Environment]
 class Worlds:
     """An environment for each world of a recipe, made when it is first needed."""
 
-    def __init__(self, recipe: Recipe, make: MakeEnvironment) -> None:
+    def __init__(self, recipe: Recipe, make_environment: MakeEnvironment) -> None:
         self._recipe = recipe
-        self._make = make
-        self._open: dict[str, Environment] = {}
+        self._make_environment = make_environment
+        self._open_environments: dict[str, Environment] = {}
 
     def __iter__(self) -> Iterator[tuple[Recipe, Environment]]:
         """Yield for each world, in order, the recipe as that world sees it and the world's
         environment.
         """
         for name, recipe in self._recipe.worlds().items():
-            yield recipe, self.named(name)
+            yield recipe, self.env_named(name)
 
-    def of(self, instance: Instance) -> Environment:
+    def env_of(self, instance: Instance) -> Environment:
         """Return the environment of an instance. Raises `DataFault` if the recipe has none."""
-        return self.named(instance.environment)
+        return self.env_named(instance.environment)
 
-    def named(self, environment: str) -> Environment:
-        """Return the environment by the name that its instances use. Raises as `of`."""
+    def env_named(self, environment: str) -> Environment:
+        """Return the environment by the name that its instances use. Raises as `env_of`."""
         name = self._recipe.world_name(environment)
-        if name not in self._open:
-            self._open[name] = self._make(name)
-        return self._open[name]
+        if name not in self._open_environments:
+            self._open_environments[name] = self._make_environment(name)
+        return self._open_environments[name]
 
     def close(self) -> None:
         """Close the environments. Calling it twice is harmless."""
-        while self._open:
-            self._open.popitem()[1].close()
+        while self._open_environments:
+            self._open_environments.popitem()[1].close()
 
 
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, note) as a stage goes on."""
-_LEAST_IN_FLIGHT = 512
-_FOLLOW_S = 1.0
+_MIN_CONCURRENCY = 512
+_CALL_INTERVAL_S = 1.0
 
 
 class Sink(Protocol):
@@ -122,7 +122,7 @@ class Equipment:
     model of their own.
     """
     progress: Progress
-    alarmed: Callable[[Alarm], None] = lambda alarm: None
+    on_alarm: Callable[[Alarm], None] = lambda alarm: None
     """Called with each alarm that is raised in this process, to notify people; perhaps more than
     once for one alarm.
     """
@@ -149,16 +149,16 @@ class Equipment:
         return closing(Worlds(self.recipe, self.make_environment))
 
     @asynccontextmanager
-    async def sampling(self, path: Path, role: ModelRole = "actor") -> AsyncIterator[Sampler]:
-        """Yield a sampler for the model of a role, which is closed after the block; `path` is that
-        of the acting policy.
+    async def sampling(self, policy_path: Path, role: ModelRole = "actor") -> AsyncIterator[Sampler]:
+        """Yield a sampler for the model of a role, which is closed after the block; `policy_path`
+        is that of the acting policy.
         """
-        model = await in_thread(self.load_model, role, path)
-        batcher = sampler_of(model, self.recipe.model_of(role))
+        model = await run_in_thread(self.load_model, role, policy_path)
+        sampler = sampler_of(model, self.recipe.model_of(role))
         try:
             if isinstance(model, Starting):
                 await model.ready()
-            yield batcher
+            yield sampler
         except BaseException:
             # Do not wait for requests under way: a batch may take minutes, and a worker that hangs
             # never answers.
@@ -166,7 +166,7 @@ class Equipment:
                 model.abandon()
             raise
         finally:
-            await batcher.close()
+            await sampler.close()
             await model.close()
 
     def on_error(self, sink: Sink, stage: str, iteration: int) -> Callable[[UnitError], None]:
@@ -177,29 +177,36 @@ class Equipment:
 
         def store(error: UnitError) -> None:
             sink.add(event_rows(error, **context))
-            self.spend(sink, stage, iteration, error.spent)
+            self.check_error_budget(sink, stage, iteration, error.spent)
 
         return store
 
-    def spend(self, sink: Sink, stage: str, iteration: int, share: float) -> None:
-        """Check `share`, the part of a stage's error budget that is used up, against the alarm on
-        it; if it is crossed, notify people and store the alarm.
+    def check_error_budget(self, sink: Sink, stage: str, iteration: int, spent_share: float) -> None:
+        """Check `spent_share`, the part of a stage's error budget that is used up, against the
+        alarm on it; if it is crossed, notify people and store the alarm.
         """
-        sink.add(self.alarms(stage, iteration, self.recipe.alarms.crossed([{"error_budget": share}])))
+        sink.add(
+            self.raise_alarms(stage, iteration, self.recipe.alarms.find_crossings([{"error_budget": spent_share}]))
+        )
 
-    def alarms(self, stage: str, iteration: int, crossings: Sequence[Crossing]) -> Rows:
+    def raise_alarms(self, stage: str, iteration: int, crossings: Sequence[Crossing]) -> Rows:
         """Notify people of each threshold that was crossed in a stage; return the rows of table
         `alarm`, which the caller stores.
         """
-        key, reaction = self.iteration_id(iteration), self.recipe.alarms.reaction
-        alarms = [Alarm(iteration_id=key, stage=stage, reaction=reaction, **asdict(crossing)) for crossing in crossings]
+        iteration_id, reaction = self.iteration_id(iteration), self.recipe.alarms.reaction
+        alarms = [
+            Alarm(iteration_id=iteration_id, stage=stage, reaction=reaction, **asdict(crossing))
+            for crossing in crossings
+        ]
         for alarm in alarms:
-            self.alarmed(alarm)
+            self.on_alarm(alarm)
         return {"alarm": [row_of("alarm", alarm, alarm_id=alarm.id) for alarm in alarms]}
 
 
-def held_back(sampler: Sampler, sink: Sink) -> Ask:
-    """Return an `Ask` that waits until a sink has room, so that a model never outruns the store."""
+def with_backpressure(sampler: Sampler, sink: Sink) -> SampleReplies:
+    """Return a `SampleReplies` that waits until a sink has room, so that a model never outruns the
+    store.
+    """
 
     async def sample(request: Request) -> list[Generation]:
         await sink.room()
@@ -208,7 +215,7 @@ def held_back(sampler: Sampler, sink: Sink) -> Ask:
     return sample
 
 
-def window(recipe: Recipe, sampler: Sampler, sampling: Sampling) -> Fits | None:
+def window_test(recipe: Recipe, sampler: Sampler, sampling: Sampling) -> FitsContext | None:
     """Return a test for whether a prompt leaves a model room for a whole reply; None if the recipe
     has no window. Raises `ConfigError` when no prompt could.
     """
@@ -222,57 +229,62 @@ def window(recipe: Recipe, sampler: Sampler, sampling: Sampling) -> Fits | None:
             "max_new_tokens"
         )
 
-    return _leaving(model, sampling, sampling.max_new_tokens)
+    return _leaves_room(model, sampling, sampling.max_new_tokens)
 
 
-def summing_up(recipe: Recipe, sampler: Sampler, sampling: Sampling) -> Summaries | None:
+def summary_tests(recipe: Recipe, sampler: Sampler, sampling: Sampling) -> SummaryLimits | None:
     """Return the tests that decide when a model must summarise its history; None unless the
     recipe's `context` is `summary`. Raises `ConfigError` if a reply and a summary together fill the
     context.
     """
     if recipe.context != "summary":
         return None
-    model, most = sampler.model, recipe.summary.max_new_tokens
-    if sampling.max_new_tokens + most >= model.context_length:
+    model, summary_tokens = sampler.model, recipe.summary.max_new_tokens
+    if sampling.max_new_tokens + summary_tokens >= model.context_length:
         raise ConfigError(
-            f"summary.max_new_tokens: a reply of {sampling.max_new_tokens:,} tokens and a summary of {most:,} fill the "
-            f"model's context of {model.context_length:,}, so there would be no history to sum up; lower one of them"
+            f"summary.max_new_tokens: a reply of {sampling.max_new_tokens:,} tokens and a summary of "
+            f"{summary_tokens:,} fill the model's context of {model.context_length:,}, so there would be no history to "
+            "sum up; lower one of them"
         )
-    return Summaries(
-        fits=_leaving(model, sampling, sampling.max_new_tokens + most),
-        room=_leaving(model, sampling, most),
-        max_new_tokens=most,
+    return SummaryLimits(
+        fits_summary_and_reply=_leaves_room(model, sampling, sampling.max_new_tokens + summary_tokens),
+        fits_summary=_leaves_room(model, sampling, summary_tokens),
+        max_new_tokens=summary_tokens,
     )
 
 
-def _leaving(model: ChatModel, sampling: Sampling, room: int) -> Fits:
-    """Return a test for whether a prompt leaves `room` tokens of the model's context free."""
+def _leaves_room(model: ChatModel, sampling: Sampling, num_tokens: int) -> FitsContext:
+    """Return a test for whether a prompt leaves `num_tokens` tokens of the model's context free."""
 
     def fits(messages: tuple[Message, ...]) -> bool:
-        return model.count_tokens(Request(messages=messages, sampling=sampling, seed=0)) + room <= model.context_length
+        return (
+            model.count_tokens(Request(messages=messages, sampling=sampling, seed=0)) + num_tokens
+            <= model.context_length
+        )
 
     return fits
 
 
-def tokens_in(sampler: Sampler) -> TokensOf:
+def token_counter(sampler: Sampler) -> CountTokens:
     """Return a function that counts the tokens of a prompt with the sampler's model."""
 
-    def tokens_of(messages: tuple[Message, ...]) -> int:
+    def count_tokens(messages: tuple[Message, ...]) -> int:
         return sampler.model.count_tokens(Request(messages=messages, sampling=Sampling(), seed=0))
 
-    return tokens_of
+    return count_tokens
 
 
-def in_flight(sampler: Sampler, replies: int, *, wanted: int = 0) -> int:
+def concurrency_for(sampler: Sampler, num_replies: int, *, configured: int = 0) -> int:
     """Return how many trees or episodes to have in flight: enough for some to fill the next batch
     while others act.
 
-    Each asks for `replies` replies at a time. Unless `wanted` sets a number, it is at least 512.
+    Each asks for `num_replies` replies at a time. Unless `configured` sets a number, it is at least
+    512.
     """
-    return wanted or max(_LEAST_IN_FLIGHT, 2 * sampler.capacity // replies)
+    return configured or max(_MIN_CONCURRENCY, 2 * sampler.capacity // num_replies)
 
 
-def speed(batcher: Sampler, *, resumed: bool = False) -> str:
+def sampler_progress(sampler: Sampler, *, resumed: bool = False) -> str:
     """Return a sampler's progress as a phrase for a progress line: finished replies, generated
     tokens (those of unfinished replies too, if the model counts them), tokens a second, and fill of
     batches.
@@ -281,51 +293,51 @@ def speed(batcher: Sampler, *, resumed: bool = False) -> str:
         resumed: whether part of the work that the line counts was done before this sampler was
             made.
     """
-    stats, tokens = batcher.stats(), _written(batcher)
+    stats, tokens = sampler.stats(), _num_generated_tokens(sampler)
     rate = tokens / stats.generate_seconds if stats.generate_seconds else 0.0
     line = "since it was resumed " if resumed else ""
     line += f"{stats.sequences:,} replies, {tokens:,} tokens, {rate:.0f}/s, batches {stats.fill:.0%} full"
-    if isinstance(batcher.model, Caching):
-        line += f", {batcher.model.cached_share():.0%} of prompts cached"
+    if isinstance(sampler.model, Caching):
+        line += f", {sampler.model.cached_share():.0%} of prompts cached"
     return line
 
 
-def _written(batcher: Sampler) -> int:
+def _num_generated_tokens(sampler: Sampler) -> int:
     """Return the number of tokens that a sampler's model has generated so far, those of unfinished
     replies included if the model counts them.
     """
-    tokens, model = batcher.stats().completion_tokens, batcher.model
+    tokens, model = sampler.stats().completion_tokens, sampler.model
     return max(tokens, model.written()) if isinstance(model, Counting) else tokens
 
 
 @asynccontextmanager
-async def following(batcher: Sampler, show: Callable[[], None]) -> AsyncIterator[None]:
+async def call_while_generating(sampler: Sampler, show: Callable[[], None]) -> AsyncIterator[None]:
     """Call `show` once a second during the block, if the model has generated tokens since: an
     episode of a slow model takes minutes. It is not called while nothing is generated, so that the
     log shows a hang.
     """
 
     async def follow() -> None:
-        last = _written(batcher)
+        last = _num_generated_tokens(sampler)
         while True:
-            await asyncio.sleep(_FOLLOW_S)
-            if (now := _written(batcher)) > last:
+            await asyncio.sleep(_CALL_INTERVAL_S)
+            if (now := _num_generated_tokens(sampler)) > last:
                 last = now
                 show()
 
-    watch = asyncio.create_task(follow())
+    follower = asyncio.create_task(follow())
     try:
         yield
     finally:
-        watch.cancel()
+        follower.cancel()
 
 
 @asynccontextmanager
-async def units_done(
+async def count_units(
     progress: Progress, sampler: Sampler, units: str, *, total: int, done: int = 0
 ) -> AsyncIterator[Callable[..., None]]:
     """Yield a function that counts one more unit as done; it ignores its arguments. Each call shows
-    the count and the sampler's speed, and so does `following` while the model writes.
+    the count and the sampler's speed, and so does `call_while_generating` while the model writes.
 
     Args:
         units: the units, for progress lines.
@@ -335,21 +347,21 @@ async def units_done(
     resumed = done > 0
 
     def show() -> None:
-        progress(done, total, f"{units}, {speed(sampler, resumed=resumed)}")
+        progress(done, total, f"{units}, {sampler_progress(sampler, resumed=resumed)}")
 
     def count(*_: object) -> None:
         nonlocal done
         done += 1
         show()
 
-    async with following(sampler, show):
+    async with call_while_generating(sampler, show):
         yield count
 
 
 # The identity of a recipe's models.
 
 
-def identity(model: ModelConfig) -> str:
+def model_identity(model: ModelConfig) -> str:
     """Return the identity of a model: the SHA-256 of its weights or, for a served one, a hash of
     its name on the server.
 
@@ -364,12 +376,12 @@ def identity(model: ModelConfig) -> str:
 # As a checkpoint of the store it can collect what the actor collects.
 def teacher_of(recipe: Recipe) -> Checkpoint | None:
     """Return the teacher of a recipe as the store knows it, or None where it has none. Raises as
-    `identity`.
+    `model_identity`.
     """
     model = recipe.models.teacher
     if model is None:
         return None
-    digest = identity(model)
+    digest = model_identity(model)
     return Checkpoint(
         id=fingerprint("checkpoint", digest), path=Path(model.label), weights_sha256=digest, role="teacher"
     )
@@ -378,15 +390,15 @@ def teacher_of(recipe: Recipe) -> Checkpoint | None:
 # How many replies of helpers are unreadable; a stage in which most are is stopped.
 
 _log = logging.getLogger(__name__)
-_LEAST = 20
+_MIN_REPLIES = 20
 """Fewer replies stop no stage."""
 
 
-class Readings:
+class ReplyCount:
     """A count of one role's replies in a stage, and of the unreadable ones among them."""
 
     def __init__(self, role: str, model: str) -> None:
-        self._who = f"the {role} ({model})"
+        self._description = f"the {role} ({model})"
         self._replies = 0
         self._unreadable = 0
 
@@ -395,8 +407,8 @@ class Readings:
         half are unreadable, since the next ones would be, too.
         """
         self._replies += 1
-        self._unreadable += is_unreadable(reply)
-        if self._replies >= _LEAST and 2 * self._unreadable > self._replies:
+        self._unreadable += is_cut_within_thought(reply)
+        if self._replies >= _MIN_REPLIES and 2 * self._unreadable > self._replies:
             raise ConfigError(
                 f"{self}; give it more tokens (max_new_tokens of what it is asked for), start its server with a "
                 "reasoning parser, or switch its thinking off (server.extra_body)"
@@ -409,19 +421,19 @@ class Readings:
 
     def __str__(self) -> str:
         return (
-            f"{self._unreadable:,} of {self._replies:,} replies of {self._who} were cut at their token limit before "
-            "their thought had ended, so nothing of them counts"
+            f"{self._unreadable:,} of {self._replies:,} replies of {self._description} were cut at their token limit "
+            "before their thought had ended, so nothing of them counts"
         )
 
 
 @contextmanager
-def readings_of(role: str, model: str) -> Iterator[Readings]:
+def count_replies(role: str, model: str) -> Iterator[ReplyCount]:
     """Yield the count of a model's replies; after the block, log how many were unreadable."""
-    readings = Readings(role, model)
+    reply_count = ReplyCount(role, model)
     try:
-        yield readings
+        yield reply_count
     finally:
-        readings.log()
+        reply_count.log()
 
 
 # Shards: work that can be done anywhere, because it contains all it needs and returns all it makes
@@ -446,23 +458,23 @@ class Effort:
     generate_seconds: float = 0.0
     environment_seconds: float = 0.0
     tokens: int = 0
-    lost: int = 0
+    num_lost: int = 0
 
     def __add__(self, other: Effort) -> Effort:
         return Effort(
             generate_seconds=self.generate_seconds + other.generate_seconds,
             environment_seconds=self.environment_seconds + other.environment_seconds,
             tokens=self.tokens + other.tokens,
-            lost=self.lost + other.lost,
+            num_lost=self.num_lost + other.num_lost,
         )
 
 
-def spent(*samplers: Sampler) -> Effort:
+def effort_of(*samplers: Sampler) -> Effort:
     """Return what samplers have spent so far."""
     stats = [sampler.stats() for sampler in samplers]
     return Effort(
-        generate_seconds=sum(stat.generate_seconds for stat in stats),
-        tokens=sum(stat.completion_tokens for stat in stats),
+        generate_seconds=sum(sampler_stats.generate_seconds for sampler_stats in stats),
+        tokens=sum(sampler_stats.completion_tokens for sampler_stats in stats),
     )
 
 
@@ -499,25 +511,25 @@ class Shard(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class ShardResult:
     """The rows, as one unit, that a worker returns for a shard of `units` units. `fault` is the
     error that ended its work early.
     """
 
     rows: Rows
-    units: int
+    num_units: int
     effort: Effort
     worker: str
     fault: AgentrError | None = None
 
 
-Spread = Callable[[Sequence[Shard]], AsyncGenerator[Batch, None]]
+Distribute = Callable[[Sequence[Shard]], AsyncGenerator[ShardResult, None]]
 """Hands shards to workers and yields what each returns, in the order in which they are done. Raises
 `WorkerLost`.
 """
 
 
-class _Pile:
+class _MemorySink:
     """A sink that keeps the rows of a shard in memory until they are sent back; `scale.shard_size`
     bounds them.
     """
@@ -532,7 +544,7 @@ class _Pile:
         pass
 
 
-async def work_through(shard: Shard, equipment: Equipment) -> Batch:
+async def shard_result(shard: Shard, equipment: Equipment) -> ShardResult:
     """Return the rows of a shard as a batch; this is what a worker runs.
 
     A transient `AgentrError` is raised; any other is returned in the batch as `fault`.
@@ -540,7 +552,7 @@ async def work_through(shard: Shard, equipment: Equipment) -> Batch:
     A model directory with other weights than those of the checkpoint is an error, since the same
     path may be another folder on this machine.
     """
-    pile = _Pile()
+    sink = _MemorySink()
     effort = Effort()
     fault: AgentrError | None = None
     try:
@@ -551,20 +563,26 @@ async def work_through(shard: Shard, equipment: Equipment) -> Batch:
                 f"({checkpoint.weights_sha256[:12]}); copy the model there again, or share the folder between the "
                 "machines"
             )
-        effort = await _work(shard, equipment, pile)
+        effort = await _work_on(shard, equipment, sink)
     except AgentrError as error:
         if isinstance(error, Transient):
             raise
         fault = error
-    rows = {table: settle(table, rows, TABLES[table].mutable) for table, rows in merge(pile.units).items()}
-    return Batch(rows=rows, units=len(shard), effort=effort, worker=f"{platform.node()}/{os.getpid()}", fault=fault)
+    rows = {
+        table: merge_by_key(table, rows, TABLES[table].mutable_columns) for table, rows in merge(sink.units).items()
+    }
+    return ShardResult(
+        rows=rows, num_units=len(shard), effort=effort, worker=f"{platform.node()}/{os.getpid()}", fault=fault
+    )
 
 
-async def carry_out(shard: Shard, equipment: Equipment, spread: Spread | None, writer: Writer, units: str) -> Effort:
+async def run_shard(
+    shard: Shard, equipment: Equipment, distribute: Distribute | None, writer: Writer, units: str
+) -> Effort:
     """Work through a shard, in this process or on workers, and store its rows; return its effort.
 
     Args:
-        spread: hands parts of the shard to workers; None: this process does all the work.
+        distribute: hands parts of the shard to workers; None: this process does all the work.
         units: the units of the shard, as a word for progress lines.
 
     Raises:
@@ -572,27 +590,27 @@ async def carry_out(shard: Shard, equipment: Equipment, spread: Spread | None, w
         WorkerLost: workers were lost again and again at the same part.
         UserError: as the work raises it; what was made is stored.
     """
-    if spread is None:
-        return await _work(shard, equipment, writer)
+    if distribute is None:
+        return await _work_on(shard, equipment, writer)
     recipe = equipment.recipe
     parts = shard.split(recipe.scale.shard_size)
-    max_losses = allowed_losses(recipe.errors, shard.total)
+    max_losses = num_allowed_failures(recipe.errors, shard.total)
     effort, num_finished, num_done = Effort(), 0, shard.done
     equipment.progress(num_done, shard.total, f"{units}, {len(parts)} shards")
-    async with aclosing(spread(parts)) as batches:
-        async for batch in batches:
-            writer.add(batch.rows)
+    async with aclosing(distribute(parts)) as results:
+        async for result in results:
+            writer.add(result.rows)
             await writer.flush()
-            if batch.fault is not None:
-                raise type(batch.fault)(f"worker {batch.worker}: {batch.fault}")
-            effort += batch.effort
-            if effort.lost > max_losses:
+            if result.fault is not None:
+                raise type(result.fault)(f"worker {result.worker}: {result.fault}")
+            effort += result.effort
+            if effort.num_lost > max_losses:
                 raise ErrorBudgetSpent(
-                    f"{effort.lost} of {shard.total} {units} failed on the workers and {max_losses} may; table event "
-                    f"has the errors; fix the cause, or raise errors.budget ({recipe.errors.budget})"
+                    f"{effort.num_lost} of {shard.total} {units} failed on the workers and {max_losses} may; table "
+                    f"event has the errors; fix the cause, or raise errors.budget ({recipe.errors.budget})"
                 )
             num_finished += 1
-            num_done += batch.units - batch.effort.lost
+            num_done += result.num_units - result.effort.num_lost
             equipment.progress(
                 num_done,
                 shard.total,
@@ -601,7 +619,7 @@ async def carry_out(shard: Shard, equipment: Equipment, spread: Spread | None, w
     return effort
 
 
-async def _work(shard: Shard, equipment: Equipment, sink: Sink) -> Effort:
+async def _work_on(shard: Shard, equipment: Equipment, sink: Sink) -> Effort:
     """Do the work of a shard in this process; return its effort, with `environment_seconds` capped
     at the wall time in which nothing was generated.
     """

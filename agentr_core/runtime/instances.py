@@ -13,21 +13,21 @@ from agentr_core.errors import ConfigError, DataFault, EnvironmentFault, IllType
 from agentr_core.fingerprint import derive_seed
 from agentr_core.recipes.environments import TEST, EvaluationSetConfig, InstancesConfig
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.place import Product, Stage, Workplace
-from agentr_core.store.codec.samples import chosen_rows, load_chosen
+from agentr_core.runtime.context import Product, RunContext, Stage
+from agentr_core.store.codec.samples import chosen_instance_rows, load_chosen_instances
 from agentr_core.store.codec.trajectories import instance_row
-from agentr_core.store.queries.runs import iteration_state, published, trained_outside
+from agentr_core.store.queries.runs import iteration_products, iteration_state, outside_trainings
 from agentr_core.store.tables import Rows, merge
-from agentr_core.system import check_wanted, in_thread
+from agentr_core.system import raise_if_cancelled, run_in_thread
 from agentr_core.types import Instance
 
-MOST_INSTANCES = 1_000_000
+MAX_INSTANCES = 1_000_000
 """The most instances of a whole split: worlds with renamed or invented goals have splits without
 end, of which a recipe takes a part.
 """
-_LOOKS = 100
+_CANDIDATES_PER_INSTANCE = 100
 """The search for instances of a given depth or length looks at this many for each one wanted."""
-_MOST_VARIANTS = 100
+_MAX_VARIANTS = 100
 """At most this many instances are looked at to find one whose origin was not chosen yet."""
 TRAIN = "train"
 SELECTED = "selected"
@@ -46,22 +46,22 @@ def training_instances(recipe: Recipe, env: Environment, iteration: int) -> tupl
     `instances.from_iteration` gives it in that iteration. Raises `ConfigError` if a split lacks an
     instance that is named, has too few suitable ones, or is too large to be taken whole.
     """
-    config = recipe.instances.of(iteration)
+    config = recipe.instances.at_iteration(iteration)
     rng = random.Random(derive_seed(recipe.seed, "instances", 1 if config.draw == "fixed" else iteration))
     chosen: list[Instance] = []
     for split, limit in config.training_splits.items():
-        part = replace(config, train=split, train_limit=limit)
-        instances = _named(env.instances(split), part)
-        if part.depths or part.expert_steps:
-            chosen += _suitable(instances, part, env, rng)
+        split_config = replace(config, train=split, train_limit=limit)
+        instances = _named_instances(env.instances(split), split_config)
+        if split_config.depths or split_config.expert_steps:
+            chosen += _suitable_instances(instances, split_config, env, rng)
         elif not limit or limit >= len(instances):
-            chosen += _whole(instances, split, "instances.train_limit")
+            chosen += _whole_split(instances, split, "instances.train_limit")
         else:
             chosen += [instances[position] for position in sorted(rng.sample(range(len(instances)), limit))]
-    return _distinct(chosen)
+    return _checked_distinct(chosen)
 
 
-def _distinct(instances: Iterable[Instance]) -> tuple[Instance, ...]:
+def _checked_distinct(instances: Iterable[Instance]) -> tuple[Instance, ...]:
     """Return instances unchanged. Raises `IllTypedAnswer` if one occurs twice."""
     all_ = tuple(instances)
     if len(set(all_)) < len(all_):
@@ -72,48 +72,48 @@ def _distinct(instances: Iterable[Instance]) -> tuple[Instance, ...]:
     return all_
 
 
-def _suitable(
+def _suitable_instances(
     instances: Sequence[Instance], config: InstancesConfig, env: Environment, rng: random.Random
 ) -> tuple[Instance, ...]:
     """Return `train_limit` random instances, in the shares of `depths`, that the expert solves in a
     number of steps within `expert_steps`. Raises `ConfigError` if too few are found.
     """
     # How many are missing of each depth; of depth None, if any depth will do.
-    lacking: dict[int | None, int] = {None: config.train_limit}
+    num_missing: dict[int | None, int] = {None: config.train_limit}
     if config.depths:
         shares = itertools.accumulate(config.depths.values(), initial=0.0)
         bounds = [round(share * config.train_limit) for share in shares]
-        lacking = {
+        num_missing = {
             depth: high - low for depth, (low, high) in zip(config.depths, itertools.pairwise(bounds), strict=True)
         }
-    looked_at = min(len(instances), _LOOKS * config.train_limit)
+    num_candidates = min(len(instances), _CANDIDATES_PER_INSTANCE * config.train_limit)
     positions: list[int] = []
-    for position in rng.sample(range(len(instances)), looked_at):
-        if not any(lacking.values()):
+    for position in rng.sample(range(len(instances)), num_candidates):
+        if not any(num_missing.values()):
             break
         depth = env.depth(instances[position]) if config.depths else None
-        if not lacking.get(depth):
+        if not num_missing.get(depth):
             continue
         if config.expert_steps is not None:
             replies, (fewest, most) = env.expert(instances[position]), config.expert_steps
             if replies is None or not fewest <= len(replies) <= most:
                 continue
-        lacking[depth] -= 1
+        num_missing[depth] -= 1
         positions.append(position)
-    if any(lacking.values()):
+    if any(num_missing.values()):
         fields = [name for name in ("depths", "expert_steps") if getattr(config, name)]
         missing = ", ".join(
-            f"{count}{'' if depth is None else f' of depth {depth}'}" for depth, count in lacking.items() if count
+            f"{count}{'' if depth is None else f' of depth {depth}'}" for depth, count in num_missing.items() if count
         )
         raise ConfigError(
-            f"instances.{' and instances.'.join(fields)}: of {looked_at:,} instances of split {config.train}, too few "
-            f"are as wanted ({missing} are missing); change {'these' if len(fields) > 1 else 'this'}, or lower "
+            f"instances.{' and instances.'.join(fields)}: of {num_candidates:,} instances of split {config.train}, too "
+            f"few are as wanted ({missing} are missing); change {'these' if len(fields) > 1 else 'this'}, or lower "
             "instances.train_limit"
         )
     return tuple(instances[position] for position in sorted(positions))
 
 
-def _named(instances: Sequence[Instance], config: InstancesConfig) -> Sequence[Instance]:
+def _named_instances(instances: Sequence[Instance], config: InstancesConfig) -> Sequence[Instance]:
     """Return the instances of a split that `instances.only` names; all if it names none. Raises
     `ConfigError` if one of a list is missing, or all of a range.
     """
@@ -125,16 +125,16 @@ def _named(instances: Sequence[Instance], config: InstancesConfig) -> Sequence[I
         # A split that counts from 0 may hold billions of instances, and need not be searched.
         return [instances[number] for number in sorted(numbers)]
     indices = numbers if isinstance(numbers, range) else frozenset(numbers)
-    matches = [instance for instance in instances if instance.index in indices]
-    missing = sorted(set(numbers) - {instance.index for instance in matches}) if isinstance(indices, frozenset) else []
-    if missing or not matches:
+    named = [instance for instance in instances if instance.index in indices]
+    missing = sorted(set(numbers) - {instance.index for instance in named}) if isinstance(indices, frozenset) else []
+    if missing or not named:
         which = f"no instance {', '.join(map(str, missing[:5]))}" if missing else f"none of {config.only}"
         least, most = min(i.index for i in instances), max(i.index for i in instances)
         raise ConfigError(
             f"instances.only: split {config.train} of the environment has {which}; it has {len(instances)} instances, "
             f"numbered from {least} to {most}"
         )
-    return matches
+    return named
 
 
 def test_instances(recipe: Recipe, env: Environment) -> tuple[Instance, ...]:
@@ -143,56 +143,60 @@ def test_instances(recipe: Recipe, env: Environment) -> tuple[Instance, ...]:
     """
     config = recipe.instances
     instances = env.instances(config.test)
-    return _distinct(_some(instances, config.test, config.test_limit, "instances.test_limit", env, spread=True))
+    return _checked_distinct(
+        _limited_instances(instances, config.test, config.test_limit, "instances.test_limit", env, spread=True)
+    )
 
 
-def set_instances(chosen: EvaluationSetConfig, env: Environment) -> tuple[Instance, ...]:
+def instances_of_set(chosen: EvaluationSetConfig, env: Environment) -> tuple[Instance, ...]:
     """Return the instances of a further evaluation set. Raises as `test_instances`."""
     instances = env.instances(chosen.split)
-    return _distinct(_some(instances, chosen.split, chosen.limit, "limit of the set", env, spread=chosen.spread))
+    return _checked_distinct(
+        _limited_instances(instances, chosen.split, chosen.limit, "limit of the set", env, spread=chosen.spread)
+    )
 
 
 def held_out_instances(recipe: Recipe, env: Environment) -> tuple[Instance, ...]:
     """Return every instance that an evaluation plays, each once."""
-    return tuple(dict.fromkeys(itertools.chain(*_held_out_sets(recipe, env).values())))
+    return tuple(dict.fromkeys(itertools.chain(*_list_held_out(recipe, env).values())))
 
 
-def _held_out_sets(recipe: Recipe, env: Environment) -> dict[str, tuple[Instance, ...]]:
-    further = {name: set_instances(chosen, env) for name, chosen in recipe.evaluation.sets.items()}
+def _list_held_out(recipe: Recipe, env: Environment) -> dict[str, tuple[Instance, ...]]:
+    further = {name: instances_of_set(chosen, env) for name, chosen in recipe.evaluation.sets.items()}
     return {TEST: test_instances(recipe, env), **further}
 
 
-def held_out(place: Workplace) -> dict[str, tuple[Instance, ...]]:
+def held_out_by_set(ctx: RunContext) -> dict[str, tuple[Instance, ...]]:
     """Return the held-out instances by evaluation set. The first caller chooses and stores them;
     later ones load them.
 
     The test instances of several worlds form one set. The arms of a comparison use those of the
     comparison's run.
     """
-    base = place.source_id(0)
-    if choice := load_chosen(place.store, base):
+    base_iteration_id = ctx.source_id(0)
+    if choice := load_chosen_instances(ctx.store, base_iteration_id):
         return choice
     chosen: dict[str, tuple[Instance, ...]] = {TEST: ()}
     rows: list[Rows] = []
-    with place.worlds() as worlds:
+    with ctx.worlds() as worlds:
         for recipe, env in worlds:
-            sets = _held_out_sets(recipe, env)
-            rows.append(stored_rows(env, dict.fromkeys(itertools.chain(*sets.values()))))
+            sets = _list_held_out(recipe, env)
+            rows.append(instance_rows(env, dict.fromkeys(itertools.chain(*sets.values()))))
             chosen |= {**sets, TEST: chosen[TEST] + sets[TEST]}
-    place.store.write({**merge(rows), **chosen_rows(base, chosen)})
+    ctx.store.write({**merge(rows), **chosen_instance_rows(base_iteration_id, chosen)})
     return chosen
 
 
-def episode_count(recipe: Recipe, env: Environment) -> int:
+def num_held_out_episodes(recipe: Recipe, env: Environment) -> int:
     """Return how many held-out episodes each iteration plays, not counting those of the revision
     test.
     """
     sets = [chosen for chosen in recipe.evaluation.sets.values() if chosen.models == "all"]
-    further = sum(chosen.episodes * len(set_instances(chosen, env)) for chosen in sets)
+    further = sum(chosen.episodes * len(instances_of_set(chosen, env)) for chosen in sets)
     return recipe.evaluation.episodes * len(test_instances(recipe, env)) + further
 
 
-def state_count(recipe: Recipe, env: Environment) -> int:
+def max_revision_episodes(recipe: Recipe, env: Environment) -> int:
     """Return the largest number of episodes of the revision test that an iteration may play: that
     if the base model fails everywhere.
     """
@@ -203,7 +207,7 @@ def state_count(recipe: Recipe, env: Environment) -> int:
     return min(config.limit or cuts, cuts)
 
 
-def stored_rows(env: Environment, instances: Collection[Instance]) -> Rows:
+def instance_rows(env: Environment, instances: Collection[Instance]) -> Rows:
     """Return the rows of instances, with depth, origin and facts from their environment."""
     facts = [(i, env.facts(i)) for i in instances if env.has(Environment.facts)]
     return {
@@ -212,13 +216,13 @@ def stored_rows(env: Environment, instances: Collection[Instance]) -> Rows:
     }
 
 
-def _whole(instances: Sequence[Instance], split: str, field: str) -> tuple[Instance, ...]:
-    if len(instances) > MOST_INSTANCES:
+def _whole_split(instances: Sequence[Instance], split: str, field: str) -> tuple[Instance, ...]:
+    if len(instances) > MAX_INSTANCES:
         raise ConfigError(f"split {split} has {len(instances):,} instances, too many to take them all; set {field}")
     return tuple(instances)
 
 
-def _some(
+def _limited_instances(
     instances: Sequence[Instance], split: str, limit: int, field: str, env: Environment, *, spread: bool
 ) -> tuple[Instance, ...]:
     """Return the first `limit` instances of a split or, with `spread`, one from each of `limit`
@@ -227,14 +231,14 @@ def _some(
     whose origin was chosen least often is taken.
     """
     if not limit or limit >= len(instances):
-        return _whole(instances, split, field)
+        return _whole_split(instances, split, field)
     if not spread:
         return tuple(instances[position] for position in range(limit))
     origin_counts: Counter[Instance] = Counter()
     chosen: list[Instance] = []
     for number in range(limit):
-        start, end = (at * len(instances) // limit for at in (number, number + 1))
-        stretch = [instances[position] for position in range(start, min(end, start + _MOST_VARIANTS))]
+        start, end = (boundary * len(instances) // limit for boundary in (number, number + 1))
+        stretch = [instances[position] for position in range(start, min(end, start + _MAX_VARIANTS))]
         instance = min(stretch, key=lambda candidate: origin_counts[env.origin(candidate)])
         origin_counts[env.origin(instance)] += 1
         chosen.append(instance)
@@ -243,86 +247,93 @@ def _some(
 
 # The choice is stored: a later stage that chose again would have to open every world, and might
 # choose differently.
-async def separate_instances(place: Workplace, iteration: int) -> tuple[Instance, ...]:
+async def chosen_instances(ctx: RunContext, iteration: int) -> tuple[Instance, ...]:
     """Return the instances of an iteration, once these and the held-out ones are stored and checked
     not to overlap.
 
     Later stages of the iteration load what its first one chose. Raises `DataFault` as
-    `check_separate`.
+    `check_no_overlap`.
     """
-    iteration_id = place.iteration_id(iteration)
-    if choice := load_chosen(place.store, iteration_id):
+    iteration_id = ctx.iteration_id(iteration)
+    if choice := load_chosen_instances(ctx.store, iteration_id):
         return choice[TRAIN]
-    instances, rows = await _separated(place, iteration)
-    place.store.write({**rows, **chosen_rows(iteration_id, {TRAIN: instances})})
+    instances, rows = await _choose_instances(ctx, iteration)
+    ctx.store.write({**rows, **chosen_instance_rows(iteration_id, {TRAIN: instances})})
     return instances
 
 
-async def foreseen_instances(place: Workplace, iteration: int) -> tuple[Instance, ...]:
-    """Return the instances that an iteration chose or will choose; see `separate_instances`.
+async def planned_instances(ctx: RunContext, iteration: int) -> tuple[Instance, ...]:
+    """Return the instances that an iteration chose or will choose; see `chosen_instances`.
 
     The instances are stored, but not as the choice of the iteration: one that has not begun has no
     row that the choice could refer to.
     """
-    if choice := load_chosen(place.store, place.iteration_id(iteration)):
+    if choice := load_chosen_instances(ctx.store, ctx.iteration_id(iteration)):
         return choice[TRAIN]
-    instances, rows = await _separated(place, iteration)
-    place.store.write(rows)
+    instances, rows = await _choose_instances(ctx, iteration)
+    ctx.store.write(rows)
     return instances
 
 
-async def _separated(place: Workplace, iteration: int) -> tuple[tuple[Instance, ...], Rows]:
+async def _choose_instances(ctx: RunContext, iteration: int) -> tuple[tuple[Instance, ...], Rows]:
     """Return the instances of an iteration, and the rows of these and of the held-out ones."""
     instances: list[Instance] = []
     rows: list[Rows] = []
-    with place.worlds() as worlds:
+    with ctx.worlds() as worlds:
         for recipe, env in worlds:
             chosen, test_set = training_instances(recipe, env, iteration), held_out_instances(recipe, env)
-            await in_thread(check_separate, env, chosen, test_set)
-            rows.append(stored_rows(env, (*chosen, *test_set)))
+            await run_in_thread(check_no_overlap, env, chosen, test_set)
+            rows.append(instance_rows(env, (*chosen, *test_set)))
             instances += chosen
     return tuple(instances), merge(rows)
 
 
-async def trained_instances(place: Workplace, iteration: int) -> tuple[Instance, ...]:
+async def trained_instances(ctx: RunContext, iteration: int) -> tuple[Instance, ...]:
     """Return the instances that an iteration trains on: those that one of its stages selected, or
-    all if none selects. Raises as `separate_instances`.
+    all if none selects. Raises as `chosen_instances`.
     """
-    return load_chosen(place.store, place.iteration_id(iteration)).get(SELECTED) or await separate_instances(
-        place, iteration
+    return load_chosen_instances(ctx.store, ctx.iteration_id(iteration)).get(SELECTED) or await chosen_instances(
+        ctx, iteration
     )
 
 
-def check_separate(
-    env: Environment, train: tuple[Instance, ...], test: tuple[Instance, ...], *, begins: bool = True
+def check_no_overlap(
+    env: Environment, train: tuple[Instance, ...], test: tuple[Instance, ...], *, resets: bool = True
 ) -> None:
     """Raise `DataFault` if a training instance is a held-out instance, or a variant of one, under
-    any name. Without `begins` only origins are compared, and no instance is reset.
+    any name. Without `resets` only origins are compared, and no instance is reset.
 
     An instance whose reset fails or returns no text is compared by its origin alone: its episodes
     will fail, and count against the error budget. Blocks as the environment's `reset` does, and
     raises its transient faults.
     """
-    held_out: dict[str, str] = {}
+    held_out_key_by_text: dict[str, str] = {}
     for instance in test:
-        check_wanted()
-        held_out |= dict.fromkeys(_names(env, instance, begins), instance.key)
+        raise_if_cancelled()
+        held_out_key_by_text |= dict.fromkeys(_identifying_texts(env, instance, resets), instance.key)
     for instance in train:
-        check_wanted()
-        twin = next((held_out[name] for name in _names(env, instance, begins) if name in held_out), None)
-        if twin is not None:
+        raise_if_cancelled()
+        held_out_key = next(
+            (
+                held_out_key_by_text[name]
+                for name in _identifying_texts(env, instance, resets)
+                if name in held_out_key_by_text
+            ),
+            None,
+        )
+        if held_out_key is not None:
             raise DataFault(
-                f"training instance {instance.key} is held-out instance {twin}, or a variant of the same one; change "
-                "instances.train, instances.test or evaluation.sets"
+                f"training instance {instance.key} is held-out instance {held_out_key}, or a variant of the same one; "
+                "change instances.train, instances.test or evaluation.sets"
             )
 
 
-def _names(env: Environment, instance: Instance, begins: bool) -> tuple[str, ...]:
+def _identifying_texts(env: Environment, instance: Instance, resets: bool) -> tuple[str, ...]:
     """Return the texts that a training instance must not share with a held-out one: its origin and,
-    with `begins`, its identity.
+    with `resets`, its identity.
     """
     names = [f"origin {env.origin(instance).key}"]
-    if not begins:
+    if not resets:
         return tuple(names)
     try:
         names.append(env.identity(instance))
@@ -335,20 +346,22 @@ def _names(env: Environment, instance: Instance, begins: bool) -> tuple[str, ...
 # How far the experience of an iteration has been turned into a checkpoint.
 
 
-def has_begun(place: Workplace, iteration: int) -> bool:
+def has_begun(ctx: RunContext, iteration: int) -> bool:
     """Return whether an iteration is in the store."""
-    return iteration_state(place.store, place.iteration_id(iteration)) is not None
+    return iteration_state(ctx.store, ctx.iteration_id(iteration)) is not None
 
 
-def closed_stages(place: Workplace, iteration: int) -> Sequence[Stage]:
+def closed_stages(ctx: RunContext, iteration: int) -> Sequence[Stage]:
     """Return the stages of an iteration that must not add anything more, because a dataset or
     checkpoint was already made from their data, in this run or in another.
     """
-    plan = place.plan(iteration)
-    drawn_on = place.method.drawn_on(place) if iteration else ()
-    ids = published(place.store, place.iteration_id(iteration))
+    plan = ctx.plan(iteration)
+    drawn_on_stages = ctx.method.drawn_on_stages(ctx) if iteration else ()
+    ids = iteration_products(ctx.store, ctx.iteration_id(iteration))
     products: dict[Product, str | None] = {"dataset": ids.dataset_id, "checkpoint": ids.checkpoint_id}
-    stages = plan.settled(frozenset(product for product, key in products.items() if key is not None))
-    if any(training.iteration == iteration for training in trained_outside(place.store, place.run_id)):
-        stages = plan.stages[: 1 + max(at for at, stage in enumerate(plan.stages) if stage.makes == "checkpoint")]
-    return [stage for stage in plan.stages if stage in stages or stage in drawn_on]
+    stages = plan.settled_stages(frozenset(product for product, key in products.items() if key is not None))
+    if any(training.iteration == iteration for training in outside_trainings(ctx.store, ctx.run_id)):
+        stages = plan.stages[
+            : 1 + max(position for position, stage in enumerate(plan.stages) if stage.makes == "checkpoint")
+        ]
+    return [stage for stage in plan.stages if stage in stages or stage in drawn_on_stages]

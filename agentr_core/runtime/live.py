@@ -18,9 +18,9 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 FOLDER = "live"
-_EVERY_S = 1.0
+_WRITE_INTERVAL_S = 1.0
 """The shortest time between two writes of a file, in seconds."""
-_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
+_RUN_ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 """The characters of the ids of runs; nothing else becomes part of a path."""
 
 
@@ -42,10 +42,10 @@ class StageProgress:
     run_left: float | None = None
 
 
-StepLine = tuple[int, float, float | None, float | None]
+StepValues = tuple[int, float, float | None, float | None]
 """An optimizer step: its number, loss, learning rate and gradient norm."""
 _PROGRESS = TypeAdapter(StageProgress)
-_STEPS = TypeAdapter(list[StepLine])
+_STEPS = TypeAdapter(list[StepValues])
 
 
 def progress_file(workspace: Path, run_id: str) -> Path:
@@ -58,7 +58,7 @@ def steps_file(workspace: Path, run_id: str, iteration: int) -> Path:
     return workspace / FOLDER / f"{run_id}-{iteration}.jsonl"
 
 
-def tell_progress(file: Path, progress: StageProgress) -> None:
+def write_progress(file: Path, progress: StageProgress) -> None:
     """Replace the progress file of a run atomically. Errors of the disk are ignored."""
     draft = file.with_suffix(".new")
     with suppress(OSError):
@@ -70,12 +70,12 @@ def tell_progress(file: Path, progress: StageProgress) -> None:
 def read_progress(workspace: Path, run_id: str) -> StageProgress | None:
     """Return the last progress that a run told; None if there is none."""
     with suppress(OSError, ValidationError):
-        if _PLAIN.issuperset(run_id):
+        if _RUN_ID_CHARS.issuperset(run_id):
             return _PROGRESS.validate_json(progress_file(workspace, run_id).read_bytes())
     return None
 
 
-def tell_step(workspace: Path, run_id: str, iteration: int, step: StepLine | None) -> None:
+def write_step(workspace: Path, run_id: str, iteration: int, step: StepValues | None) -> None:
     """Append a step to the file of a training, unless the file was written within the last second.
     With None, remove the file: the training is over, and its steps are in the store. Errors of the
     disk are ignored.
@@ -84,20 +84,20 @@ def tell_step(workspace: Path, run_id: str, iteration: int, step: StepLine | Non
     with suppress(OSError):
         if step is None:
             file.unlink(missing_ok=True)
-        elif not file.exists() or time.time() - file.stat().st_mtime >= _EVERY_S:
+        elif not file.exists() or time.time() - file.stat().st_mtime >= _WRITE_INTERVAL_S:
             file.parent.mkdir(parents=True, exist_ok=True)
             with file.open("a", encoding="utf-8") as stream:
                 stream.write(f"{json.dumps(step)}\n")
 
 
-def read_steps(workspace: Path, run_id: str, iteration: int) -> list[StepLine]:
+def read_steps(workspace: Path, run_id: str, iteration: int) -> list[StepValues]:
     """Return the steps that a running training has reported, in order; none if its file is missing
     or malformed. After a restart from an intermediate checkpoint, the new steps replace the old
     ones with the same or a higher number.
     """
-    steps: list[StepLine] = []
+    steps: list[StepValues] = []
     with suppress(OSError, ValidationError):
-        if not _PLAIN.issuperset(run_id):
+        if not _RUN_ID_CHARS.issuperset(run_id):
             return []
         lines, _, _ = steps_file(workspace, run_id, iteration).read_bytes().rpartition(b"\n")
         for step in _STEPS.validate_json(b"[%s]" % lines.replace(b"\n", b",")):

@@ -19,9 +19,9 @@ from agentr_core.recipes.models import ModelConfig
 from agentr_core.recipes.recipe import Recipe, replace
 from agentr_core.system import DISTRIBUTION, processors
 
-_PROCESSOR = Path("/proc/cpuinfo")
+_CPUINFO = Path("/proc/cpuinfo")
 _CGROUP = Path("/sys/fs/cgroup")
-_MOST_PROCESSES = 4
+_MAX_PROCESSES = 4
 """The most processes of a trainer without a GPU: each holds the model and does a part of each step.
 """
 _INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
@@ -51,13 +51,13 @@ def memory() -> Memory:
         return Memory(total=total, free=free, gpu=torch.cuda.get_device_name(0))
     now = psutil.virtual_memory()
     total, free = now.total, now.available
-    limit, usage = (_number(_CGROUP / name) for name in ("memory.max", "memory.current"))
+    limit, usage = (_read_int(_CGROUP / name) for name in ("memory.max", "memory.current"))
     if limit is not None and usage is not None and limit < total:
         total, free = limit, min(free, limit - usage)
     return Memory(total=total, free=free)
 
 
-def facts() -> dict[str, str]:
+def machine_facts() -> dict[str, str]:
     """Return facts about the code and the machine of a run, as text by name: `commit`, if it is
     known; `processor`, `memory` and `system`; and `gpu`, if PyTorch sees one.
     """
@@ -65,7 +65,7 @@ def facts() -> dict[str, str]:
     import psutil
     import torch
 
-    cpuinfo = _PROCESSOR.read_text(encoding="utf-8") if _PROCESSOR.exists() else ""
+    cpuinfo = _CPUINFO.read_text(encoding="utf-8") if _CPUINFO.exists() else ""
     match = re.search(r"^model name\s*: *(.+)$", cpuinfo, re.MULTILINE)
     name = match[1] if match else platform.processor() or platform.machine()
     code = commit()
@@ -89,19 +89,19 @@ def commit(package: str = DISTRIBUTION) -> str:
     if (root / ".git").exists():
         command = ["git", "-C", str(root), "--no-optional-locks", "describe", "--always", "--abbrev=40", "--dirty=+"]
         # Variables of a hook would lead to another repository.
-        plain = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         with suppress(OSError, subprocess.SubprocessError):
-            answer = subprocess.run(
-                [*command, "--exclude=*"], capture_output=True, text=True, check=True, timeout=10, env=plain
+            git = subprocess.run(
+                [*command, "--exclude=*"], capture_output=True, text=True, check=True, timeout=10, env=env
             )
-            return answer.stdout.strip()
+            return git.stdout.strip()
     with suppress(PackageNotFoundError, ValueError, AttributeError):
         source = json.loads(distribution(package).read_text("direct_url.json") or "{}")
         return str(source.get("vcs_info", {}).get("commit_id", ""))
     return ""
 
 
-def _number(file: Path) -> int | None:
+def _read_int(file: Path) -> int | None:
     """Return the number in a file of the kernel; None if it cannot be read or holds a word, such as
     `max`.
     """
@@ -112,32 +112,32 @@ def _number(file: Path) -> int | None:
 
 
 # Were `auto` part of an id, a run could be resumed in another number format on another machine.
-def settle(recipe: Recipe) -> Recipe:
+def resolve_auto(recipe: Recipe) -> Recipe:
     """Return a recipe in which each `auto` of `dtype`, `bf16` and `num_processes` is replaced by
     what suits this machine.
 
     Ids are made of settled recipes, so a run's id depends on how it computed.
     """
-    models = {role: model and _settled_model(model) for role, model in vars(recipe.models).items()}
+    models = {role: model and _resolve_dtype(model) for role, model in vars(recipe.models).items()}
     training = recipe.training
     if training.bf16 == "auto":
-        training = dataclasses.replace(training, bf16=bool(bfloat16()))
+        training = dataclasses.replace(training, bf16=bool(bfloat16_hardware()))
     launch = training.launch
     if launch is not None and launch.num_processes == "auto":
         # Slow to import.
         import torch
 
-        processes = torch.cuda.device_count() or min(processors(), _MOST_PROCESSES)
+        processes = torch.cuda.device_count() or min(processors(), _MAX_PROCESSES)
         training = dataclasses.replace(training, launch=dataclasses.replace(launch, num_processes=processes))
     return replace(
         recipe,
-        model=_settled_model(recipe.model),
+        model=_resolve_dtype(recipe.model),
         models=dataclasses.replace(recipe.models, **models),
         training=training,
     )
 
 
-def bfloat16(device: str = "auto") -> str:
+def bfloat16_hardware(device: str = "auto") -> str:
     """Return the name of the GPU, or of the processor's instructions such as "avx512_bf16", that
     computes bfloat16 fast; empty where nothing does.
 
@@ -149,10 +149,10 @@ def bfloat16(device: str = "auto") -> str:
 
     if device != "cpu" and torch.cuda.is_available():
         return torch.cuda.get_device_name() if torch.cuda.is_bf16_supported(including_emulation=False) else ""
-    return instructions(_PROCESSOR.read_text(encoding="utf-8")) if _PROCESSOR.exists() else ""
+    return bfloat16_instruction(_CPUINFO.read_text(encoding="utf-8")) if _CPUINFO.exists() else ""
 
 
-def instructions(processor: str) -> str:
+def bfloat16_instruction(processor: str) -> str:
     """Return the first of `_INSTRUCTIONS` that the text of /proc/cpuinfo lists; empty if it lists
     none.
     """
@@ -160,20 +160,20 @@ def instructions(processor: str) -> str:
     return next((name for name in _INSTRUCTIONS if name in flags), "")
 
 
-def formats(recipe: Recipe, *, trains: bool = True) -> str:
+def number_formats(recipe: Recipe, *, with_training: bool = True) -> str:
     """Return one line with the number format in which each local model of a settled recipe is
-    sampled and, if the run `trains`, that of training; empty if there is nothing to name.
+    sampled and, `with_training`, that of training; empty if there is nothing to name.
     """
     sampling_formats = [
         f"{role} {model.dtype}" for role, model in recipe.own_models().items() if model.backend != "openai"
     ]
-    training_formats = [f"training {'bfloat16' if recipe.training.bf16 else 'float32'}"] if trains else []
+    training_formats = [f"training {'bfloat16' if recipe.training.bf16 else 'float32'}"] if with_training else []
     if not (text := ", ".join([*sampling_formats, *training_formats])):
         return ""
-    return f"number formats: {text}; {bfloat16_speed()}"
+    return f"number formats: {text}; {bfloat16_note()}"
 
 
-def accelerators() -> list[str]:
+def accelerator_lines() -> list[str]:
     """Return two lines for a person: the version of PyTorch, and the GPUs that it sees."""
     # Slow to import.
     import torch
@@ -186,14 +186,14 @@ def accelerators() -> list[str]:
     ]
 
 
-def bfloat16_speed() -> str:
+def bfloat16_note() -> str:
     """Return a phrase that says whether this machine computes bfloat16 fast, and with what."""
-    fast = bfloat16()
+    fast = bfloat16_hardware()
     return f"bfloat16 is fast here ({fast})" if fast else "bfloat16 is not fast here"
 
 
-def _settled_model(model: ModelConfig) -> ModelConfig:
+def _resolve_dtype(model: ModelConfig) -> ModelConfig:
     if model.dtype != "auto":
         return model
-    fast = model.backend != "openai" and bfloat16(model.device)
+    fast = model.backend != "openai" and bfloat16_hardware(model.device)
     return dataclasses.replace(model, dtype="bfloat16" if fast else "float32")

@@ -11,24 +11,24 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from agentr_core.episodes.transcript import call_text, calls_in
+from agentr_core.episodes.transcript import call_text, readable_calls
 from agentr_core.errors import DataFileError
 from agentr_core.samples import published
 from agentr_core.samples.json_records import records
-from agentr_core.samples.sessions import SESSION, fields_unread, plain
+from agentr_core.samples.sessions import AGENT_FIELD, session_as_conversation, unread_fields
 from agentr_core.texts import lone_surrogate
 from agentr_core.types import Instance, Message, Provenance, Rejection, Role, Sample, SampleKind, Span, grown_turn
 
 # The flags in records that say which replies are trained, in the forms of several programs.
 
-FLAGS = ("train", "loss", "weight", "training")
+FLAG_FIELDS = ("train", "loss", "weight", "training")
 """The names of the flags: of agentr and Axolotl, AgentTraj, OpenAI's fine-tuning, and older
 versions of Axolotl, in this order.
 """
 _QUOTED_CHARS = 60
 
 
-def flag(value: Any, name: str) -> bool | None:
+def parse_flag(value: Any, name: str) -> bool | None:
     """Parse the value of a training flag.
 
     False, 0 and the text "false" give False, true and 1 give True, null gives None. A list gives
@@ -38,10 +38,10 @@ def flag(value: Any, name: str) -> bool | None:
     if value is None:
         return None
     if isinstance(value, list):
-        verdicts = {flag(member, name) for member in value} - {None}
-        if len(verdicts) > 1:
+        values = {parse_flag(member, name) for member in value} - {None}
+        if len(values) > 1:
             raise DataFileError(f"{name} says yes and no; a turn is trained as a whole or not at all")
-        return verdicts.pop() if verdicts else None
+        return values.pop() if values else None
     if value == "false":
         return False
     if isinstance(value, int | float) and value in (0, 1):
@@ -52,19 +52,19 @@ def flag(value: Any, name: str) -> bool | None:
     raise DataFileError(f"{name} is {excerpt}; it must be true or false, 1 or 0, or null")
 
 
-def flag_of(fields: Mapping[str, Any], where: str) -> bool | None:
-    """Return the value of the training flags (`FLAGS`) among the fields of a record or turn, None
-    if there are none. Raises `DataFileError` for a value that is no flag, and for flags that
+def train_flag(fields: Mapping[str, Any], where: str) -> bool | None:
+    """Return the value of the training flags (`FLAG_FIELDS`) among the fields of a record or turn,
+    None if there are none. Raises `DataFileError` for a value that is no flag, and for flags that
     contradict each other.
     """
-    verdicts = {name: flag(fields.get(name), f"{where}: {name}") for name in FLAGS}
-    given_flags = {name: verdict for name, verdict in verdicts.items() if verdict is not None}
+    flag_by_name = {name: parse_flag(fields.get(name), f"{where}: {name}") for name in FLAG_FIELDS}
+    given_flags = {name: is_trained for name, is_trained in flag_by_name.items() if is_trained is not None}
     if len(set(given_flags.values())) > 1:
         raise DataFileError(f"{where}: {' and '.join(given_flags)} contradict each other about training; leave one out")
     return next(iter(given_flags.values()), None)
 
 
-def flagged(record: Mapping[str, Any], values: Sequence[Any], where: str) -> list[Any]:
+def with_flags(record: Mapping[str, Any], values: Sequence[Any], where: str) -> list[Any]:
     """Return turns with the training flags of their record put into each as `train`. The record has
     one flag for all turns, or a list with one for each, as `agentr export --format trl` writes.
 
@@ -72,48 +72,50 @@ def flagged(record: Mapping[str, Any], values: Sequence[Any], where: str) -> lis
     contradict those of a turn.
     """
     flagged_turns = list(values)
-    for name in FLAGS:
+    for name in FLAG_FIELDS:
         flags = record.get(name)
         if isinstance(flags, list) and len(flags) != len(values):
             raise DataFileError(f"{where}: {name} has {len(flags)} flags for {len(values)} turns; give one for each")
         turn_flags = flags if isinstance(flags, list) else [flags] * len(values)
         for index, value in enumerate(turn_flags):
-            at = f"{where}, turn {index}"
-            verdict = flag(value, f"{where}: {name}" if value is flags else f"{at}: {name}")
+            location = f"{where}, turn {index}"
+            is_trained = parse_flag(value, f"{where}: {name}" if value is flags else f"{location}: {name}")
             turn = flagged_turns[index]
-            if verdict is None or not isinstance(turn, dict):
+            if is_trained is None or not isinstance(turn, dict):
                 continue
-            if flag_of(turn, at) not in (None, verdict):
-                raise DataFileError(f"{at}: its flag and {name} of the record contradict each other about training")
-            flagged_turns[index] = {**turn, "train": verdict}
+            if train_flag(turn, location) not in (None, is_trained):
+                raise DataFileError(
+                    f"{location}: its flag and {name} of the record contradict each other about training"
+                )
+            flagged_turns[index] = {**turn, "train": is_trained}
     return flagged_turns
 
 
-def untrained(turn: Any) -> Any:
+def without_loss(turn: Any) -> Any:
     """Return a turn with `train` False in place of its own flags; a value that is no object as it
     is.
     """
     if not isinstance(turn, dict):
         return turn
-    return {**{name: value for name, value in turn.items() if name not in FLAGS}, "train": False}
+    return {**{name: value for name, value in turn.items() if name not in FLAG_FIELDS}, "train": False}
 
 
 # Tool calls in separate fields, as in OpenAI's protocol, become part of the reply's text, in the
 # form that a model trained on tools writes.
 
 
-def written_calls(beside: str, calls: Iterable[tuple[str, Mapping[str, Any] | str]]) -> str:
-    """Return the text of a reply: the text `beside`, then each call. A call is a name with its
+def reply_text(text_before: str, calls: Iterable[tuple[str, Mapping[str, Any] | str]]) -> str:
+    """Return the text of a reply: `text_before`, then each call. A call is a name with its
     arguments, as an object or as JSON text.
     """
-    text = beside.strip()
+    text = text_before.strip()
     for name, arguments in calls:
         arguments_text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         text = call_text(name, arguments_text, before=text)
     return text
 
 
-def with_calls(values: Sequence[Any], where: str) -> list[Any]:
+def with_written_calls(values: Sequence[Any], where: str) -> list[Any]:
     """Return turns with the calls of each (`tool_calls`) moved into its text, and the results after
     it (`tool_call_id`) sorted into the order of the calls: a chat template does not show to which
     call a result belongs.
@@ -123,28 +125,30 @@ def with_calls(values: Sequence[Any], where: str) -> list[Any]:
     """
     plain_turns: list[Any] = []
     # The ids of the last reply's calls; None if its calls, if any, are in its text, without ids.
-    open_ids: list[str] | None = None
+    open_call_ids: list[str] | None = None
     first = 0
     for position, turn in enumerate(values):
-        at = f"{where}, turn {position}"
+        location = f"{where}, turn {position}"
         if not isinstance(turn, dict):
             plain_turns.append(turn)
-        elif holds(turn.get("tool_calls")):
-            open_ids, text = calls_of(turn, at)
+        elif has_value(turn.get("tool_calls")):
+            open_call_ids, text = calls_of(turn, location)
             plain_turns.append({**{name: turn[name] for name in turn if name != "tool_calls"}, "content": text})
             first = len(plain_turns)
-        elif open_ids is not None and turn.get("role") == "tool" and holds(key := turn.get("tool_call_id")):
-            if key not in open_ids:
-                raise DataFileError(f"{at} has the result of {key!r}, and no call of the reply before it has that id")
+        elif open_call_ids is not None and turn.get("role") == "tool" and has_value(key := turn.get("tool_call_id")):
+            if key not in open_call_ids:
+                raise DataFileError(
+                    f"{location} has the result of {key!r}, and no call of the reply before it has that id"
+                )
             plain_turns.append(turn)
             # Results of later calls may have come first.
             results = plain_turns[first:]
             plain_turns[first:] = [
-                result for name in dict.fromkeys(open_ids) for result in results if result["tool_call_id"] == name
+                result for name in dict.fromkeys(open_call_ids) for result in results if result["tool_call_id"] == name
             ]
         else:
             plain_turns.append(turn)
-            open_ids = [] if "tool_calls" in turn else None
+            open_call_ids = [] if "tool_calls" in turn else None
     return plain_turns
 
 
@@ -168,10 +172,10 @@ def calls_of(turn: Mapping[str, Any], where: str) -> tuple[list[str], str]:
         ids.append(str(call.get("id")))
         calls.append((name, arguments))
     text = text_of(turn.get("content"), where)
-    in_text = [(call.name, dict(call.arguments)) for call in calls_in(text)]
+    in_text = [(call.name, dict(call.arguments)) for call in readable_calls(text)]
     if in_text and in_text != [(name, _arguments(arguments)) for name, arguments in calls]:
         raise DataFileError(f"{where}: its text makes other calls than tool_calls; leave one of both out")
-    return ids, text if in_text else written_calls(text, calls)
+    return ids, text if in_text else reply_text(text, calls)
 
 
 def _arguments(value: Any) -> Any:
@@ -185,19 +189,19 @@ def _arguments(value: Any) -> Any:
 
 # Trajectories in the agent trajectory interchange format (ATIF), converted to turns.
 
-OBSERVED_AS = "observation_role"
+OBSERVATION_ROLE = "observation_role"
 """The key in a step's `extra` in which `agentr export` stores the role of its observation. "tool":
 a turn of a tool; "assistant": a span of the assistant turn, which the next agent step continues. It
 is left out for a user turn and for the results of calls.
 """
-REPLY = "reply"
+REPLY_TEXT = "reply"
 """The key in a step's `extra` in which `agentr export` stores the text of a reply with calls, if it
 cannot be rebuilt from the step's message and calls.
 """
 ATIF_VERSIONS = tuple(f"ATIF-v1.{minor}" for minor in range(9))
 """The versions that are read. In a newer one the meaning of a field may differ."""
 _ATIF_ROLES = {"system": "system", "user": "user", "agent": "assistant"}
-_OBSERVED = ("user", "tool", "assistant")
+_OBSERVATION_ROLES = ("user", "tool", "assistant")
 _TEXT_PARTS = ("text", "input_text", "output_text", None)
 
 
@@ -206,17 +210,18 @@ def is_atif(record: Mapping[str, Any]) -> bool:
     having a list `steps` and an object `agent`.
     """
     version = record.get("schema_version")
-    unsaid = version is None and isinstance(record.get("steps"), list) and isinstance(record.get("agent"), dict)
-    return unsaid or str(version).startswith("ATIF-")
+    if version is not None:
+        return str(version).startswith("ATIF-")
+    return isinstance(record.get("steps"), list) and isinstance(record.get("agent"), dict)
 
 
 def atif_turns(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
     """Return the steps of a trajectory of ATIF 1.0 to 1.8 as turns with `role` and `content`.
 
     The results of calls become turns of role `tool`; any other observation becomes a user turn
-    after its step, unless `extra` says otherwise (`OBSERVED_AS`). Steps that were copied from an
-    earlier trajectory, steps without a call of a model, and those whose `extra.train` is false get
-    `train` False.
+    after its step, unless `extra` says otherwise (`OBSERVATION_ROLE`). Steps that were copied from
+    an earlier trajectory, steps without a call of a model, and those whose `extra.train` is false
+    get `train` False.
 
     Raises `DataFileError` for content that is not text, such as pictures, another version, and a
     malformed trajectory.
@@ -230,32 +235,34 @@ def atif_turns(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
     if not isinstance(steps, list) or not steps:
         raise DataFileError(f"{where} has no list of steps; an ATIF trajectory has at least one")
     turns: list[dict[str, Any]] = []
-    unfinished = False
+    turn_is_open = False
     for number, step in enumerate(steps, start=1):
-        at = f"{where}, step {number}"
+        location = f"{where}, step {number}"
         if not isinstance(step, dict) or step.get("source") not in _ATIF_ROLES:
-            raise DataFileError(f"{at}: source must be one of {', '.join(_ATIF_ROLES)}")
+            raise DataFileError(f"{location}: source must be one of {', '.join(_ATIF_ROLES)}")
         if step.get("step_id", number) != number:
-            raise DataFileError(f"{at}: step_id is {step['step_id']!r}; steps are numbered from 1 in their order")
+            raise DataFileError(f"{location}: step_id is {step['step_id']!r}; steps are numbered from 1 in their order")
         extra = step["extra"] if isinstance(step.get("extra"), dict) else {}
-        turn = atif_turn(step, extra, at)
-        role = extra.get(OBSERVED_AS)
-        if role not in (None, *_OBSERVED) or (role == "assistant" and turn["role"] != "assistant"):
-            raise DataFileError(f"{at}: extra.{OBSERVED_AS} must be one of {', '.join(_OBSERVED)}")
-        results = atif_results(step, at)
+        turn = atif_turn(step, extra, location)
+        role = extra.get(OBSERVATION_ROLE)
+        if role not in (None, *_OBSERVATION_ROLES) or (role == "assistant" and turn["role"] != "assistant"):
+            raise DataFileError(f"{location}: extra.{OBSERVATION_ROLE} must be one of {', '.join(_OBSERVATION_ROLES)}")
+        results = atif_results(step, location)
         if role != "assistant":
-            turns += [turn, *_observed(results, role)]
-            unfinished = False
+            turns += [turn, *_observation_turns(results, role)]
+            turn_is_open = False
             continue
         if "tool_calls" in turn:
-            raise DataFileError(f"{at}: its results are a part of its turn (extra.{OBSERVED_AS}), so it has no calls")
-        if not unfinished:
+            raise DataFileError(
+                f"{location}: its results are a part of its turn (extra.{OBSERVATION_ROLE}), so it has no calls"
+            )
+        if not turn_is_open:
             turns.append({"role": "assistant", "content": "", "spans": []})
         spans = [{"text": turn["content"], "train": turn.get("train", True)}]
         spans += [{"text": text, "train": False} for _, text in results]
         turns[-1]["spans"] += spans
         turns[-1]["content"] += "".join(span["text"] for span in spans)
-        unfinished = bool(results)
+        turn_is_open = bool(results)
     return turns
 
 
@@ -264,30 +271,32 @@ def atif_turn(step: Mapping[str, Any], extra: Mapping[str, Any], where: str) -> 
     `tool_calls` and the flag `train`. Raises `DataFileError` for a malformed step.
     """
     turn: dict[str, Any] = {"role": _ATIF_ROLES[step["source"]], "content": text_of(step.get("message"), where)}
-    if holds(calls := step.get("tool_calls")):
-        turn["tool_calls"] = [
+    if has_value(step.get("tool_calls")):
+        calls = [
             {"id": call.get("tool_call_id"), "name": call.get("function_name"), "arguments": call.get("arguments")}
-            for call in (calls if isinstance(calls, list) else [])
-            if isinstance(call, dict)
+            for call in _objects(step["tool_calls"])
         ]
-        readable = [isinstance(call["id"], str) and isinstance(call["arguments"], dict) for call in turn["tool_calls"]]
-        if not readable or not all(readable):
+        if not calls or not all(isinstance(call["id"], str) and isinstance(call["arguments"], dict) for call in calls):
             raise DataFileError(
                 f"{where}: each of tool_calls must have a tool_call_id, a function_name, and arguments that are an "
                 "object"
             )
-        if REPLY in extra:
-            reply = extra[REPLY]
-            if not isinstance(reply, str) or [call.beside for call in calls_in(reply)[:1]] != [turn["content"]]:
-                raise DataFileError(f"{where}: extra.{REPLY} says something else than its message; leave it out")
+        turn["tool_calls"] = calls
+        if REPLY_TEXT in extra:
+            reply = extra[REPLY_TEXT]
+            texts_outside = [call.text_outside for call in readable_calls(reply)[:1]] if isinstance(reply, str) else []
+            if texts_outside != [turn["content"]]:
+                raise DataFileError(f"{where}: extra.{REPLY_TEXT} says something else than its message; leave it out")
             turn["content"] = reply
     # A step that was copied, or that no call of a model wrote, is not the model's.
-    count = step.get("llm_call_count")
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int | float) or count < 0):
+    num_llm_calls = step.get("llm_call_count")
+    if num_llm_calls is not None and (
+        isinstance(num_llm_calls, bool) or not isinstance(num_llm_calls, int | float) or num_llm_calls < 0
+    ):
         raise DataFileError(f"{where}: llm_call_count must be a number from 0 on, or null")
-    copied = count == 0 or flag(step.get("is_copied_context"), f"{where}: is_copied_context") is True
-    verdict = False if copied else flag(extra.get("train"), f"{where}: extra.train")
-    return turn if verdict is None else {**turn, "train": verdict}
+    is_copied = num_llm_calls == 0 or parse_flag(step.get("is_copied_context"), f"{where}: is_copied_context") is True
+    is_trained = False if is_copied else parse_flag(extra.get("train"), f"{where}: extra.train")
+    return turn if is_trained is None else {**turn, "train": is_trained}
 
 
 def atif_results(step: Mapping[str, Any], where: str) -> list[tuple[str | None, str]]:
@@ -309,14 +318,14 @@ def atif_results(step: Mapping[str, Any], where: str) -> list[tuple[str | None, 
     return pairs
 
 
-def _observed(results: Sequence[tuple[str | None, str]], role: str | None) -> list[dict[str, Any]]:
+def _observation_turns(results: Sequence[tuple[str | None, str]], role: str | None) -> list[dict[str, Any]]:
     """Return the turns after a step: a `tool` turn for each result of a call, then the other
     results, as one user turn or, if `role` is given, each as a turn of that role.
     """
-    answers = [{"role": "tool", "content": text, "tool_call_id": key} for key, text in results if key is not None]
-    rest = [text for key, text in results if key is None]
-    texts = rest if role or not rest else ["\n".join(rest)]
-    return [*answers, *({"role": role or "user", "content": text} for text in texts)]
+    result_turns = [{"role": "tool", "content": text, "tool_call_id": key} for key, text in results if key is not None]
+    other_texts = [text for key, text in results if key is None]
+    texts = other_texts if role or not other_texts else ["\n".join(other_texts)]
+    return [*result_turns, *({"role": role or "user", "content": text} for text in texts)]
 
 
 def text_of(content: Any, where: str) -> str:
@@ -365,13 +374,13 @@ def instance_of(record: dict[str, Any], where: str, *, world: World, split: str)
     parts = str(id_value).rsplit("/", 2)
     if len(parts) == 1:
         # AgentGym and ETO write `textcraft_12`.
-        name, mark, number = parts[0].rpartition("_")
-        is_known = not mark or name in {world_name.removeprefix("agentgym-") for world_name in world}
+        name, separator, number = parts[0].rpartition("_")
+        is_known = not separator or name in {world_name.removeprefix("agentgym-") for world_name in world}
         parts = [world.name if is_known else name, split, number]
-    if SESSION in record and not parts[2].isdecimal():
+    if AGENT_FIELD in record and not parts[2].isdecimal():
         raise DataFileError(
-            f"{where} is a session of {record[SESSION]}, which names no instance; give its file the name of one, such "
-            f"as {world.recipe_name or world.name}_12.jsonl"
+            f"{where} is a session of {record[AGENT_FIELD]}, which names no instance; give its file the name of one, "
+            f"such as {world.recipe_name or world.name}_12.jsonl"
         )
     is_index = len(parts) == 3 and parts[2].isdecimal() and len(parts[2]) <= _INDEX_DIGITS
     if isinstance(id_value, bool) or not is_index:
@@ -398,27 +407,27 @@ def number_of(record: dict[str, Any], key: str, where: str) -> float | None:
 # The fields of a record other than its texts and flags: those that make it unusable, since they
 # would change what is trained and cannot be read, and those that are ignored.
 
-Use = Literal["expert", "pairs", "general"]
+RecordUse = Literal["expert", "pairs", "general"]
 """What records are read for: expert trajectories, preference pairs or general chat data."""
-SYSTEM = ("system", "system_prompt")
+SYSTEM_FIELDS = ("system", "system_prompt")
 """The fields of a record that may hold the system text."""
-_MOST_FIELDS = 100
+_MAX_NAMED_FIELDS = 100
 """How many ignored fields a message names at most."""
 _LISTS = ("messages", "conversations")
 _MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 _CALLS = ("function_call",)
-_PARTLY = ("train_detail", "training_detail", "loss_scale", "loss_mask", "mask")
+_PARTIAL_LOSS_FIELDS = ("train_detail", "training_detail", "loss_scale", "loss_mask", "mask")
 """Fields in which other programs weight or mask parts of a turn."""
 _LABELS = ("labels", "completion_mask", "assistant_masks", "loss_mask")
-_VERDICTS = ("label", "kto_tag")
+_QUALITY_FIELDS = ("label", "kto_tag")
 _IDS = ("id", "item_id", "instance_id", "extra.instance_id")
-_OF_USE: Mapping[Use, tuple[str, ...]] = {
+_FIELDS_BY_USE: Mapping[RecordUse, tuple[str, ...]] = {
     "general": (),
     "expert": (*_IDS, "reward"),
     "pairs": (*_IDS, "prompt", "chosen", "rejected", "chosen_reward", "rejected_reward"),
 }
-_OF_TURNS = ("role", "content", "from", "value", "spans", "tool_calls", "tool_call_id", *FLAGS)
-_OF_STEPS = (
+_TURN_FIELDS = ("role", "content", "from", "value", "spans", "tool_calls", "tool_call_id", *FLAG_FIELDS)
+_STEP_FIELDS = (
     "step_id",
     "source",
     "message",
@@ -426,108 +435,119 @@ _OF_STEPS = (
     "llm_call_count",
     "tool_calls",
     "extra.train",
-    f"extra.{OBSERVED_AS}",
-    f"extra.{REPLY}",
+    f"extra.{OBSERVATION_ROLE}",
+    f"extra.{REPLY_TEXT}",
 )
-_OF_CALLS = ("tool_call_id", "function_name", "id", "type", "function.name", "function.arguments", "name", "arguments")
-_UNFLAGGED = {"id", "kind", "conversations", "system"}
+_TOOL_CALL_FIELDS = (
+    "tool_call_id",
+    "function_name",
+    "id",
+    "type",
+    "function.name",
+    "function.arguments",
+    "name",
+    "arguments",
+)
+_UNFLAGGED_EXPORT_FIELDS = {"id", "kind", "conversations", "system"}
 """All fields of a record that earlier versions of agentr exported for LLaMA-Factory, without
 flags.
 """
 
 
-def holds(value: Any) -> bool:
+def has_value(value: Any) -> bool:
     """Return whether a field has a value: None, "", [] and {} count as missing."""
     return value is not None and value not in ("", [], {})
 
 
-def check_texts(record: Mapping[str, Any], where: str) -> None:
+def check_text_only(record: Mapping[str, Any], where: str) -> None:
     """Raise `DataFileError` for a record with media, such as pictures, with turns in `history`, or
     with tools in the old form `functions`; none of these is read.
     """
     for name in _MEDIA:
-        if holds(record.get(name)):
+        if has_value(record.get(name)):
             raise DataFileError(f"{where} has {name}, and only texts are read; leave the record out")
-    if holds(record.get("history")):
+    if has_value(record.get("history")):
         raise DataFileError(f"{where} has turns in history, too; write all of them into one list")
-    if holds(record.get("functions")):
+    if has_value(record.get("functions")):
         raise DataFileError(f"{where} defines functions in an old form; write them as tools")
 
 
-def left_out(record: Mapping[str, Any], use: Use) -> frozenset[str]:
+def ignored_fields(record: Mapping[str, Any], use: RecordUse) -> frozenset[str]:
     """Return the names of the fields of a record that have a value and are ignored. The fields of
     turns and steps have the name of their list before them, as in `messages.name`.
     """
-    if SESSION in record:
-        return fields_unread(record)
-    if (of_authors := published.fields_unread(record, pairs=use == "pairs")) is not None:
-        return of_authors
+    if AGENT_FIELD in record:
+        return unread_fields(record)
+    if (published_fields := published.unread_fields(record, pairs=use == "pairs")) is not None:
+        return published_fields
     if is_atif(record):
-        return frozenset(_of_atif(record, use))
-    turns = next((name for name in _LISTS if holds(record.get(name))), "prompt")
-    used_fields = {*_OF_USE[use], *SYSTEM, *FLAGS, "tools", turns, *(("completion",) if turns == "prompt" else ())}
-    lists = (turns, "completion", "chosen", "rejected")
-    return frozenset(
-        [
-            *_unread(record, used_fields),
-            *(name for key in lists if key in used_fields for name in _of_turns(record.get(key), key)),
-        ]
-    )
+        return frozenset(_ignored_in_atif(record, use))
+    turns = next((name for name in _LISTS if has_value(record.get(name))), "prompt")
+    used_fields = {*_FIELDS_BY_USE[use], *SYSTEM_FIELDS, *FLAG_FIELDS, "tools", turns}
+    if turns == "prompt":
+        used_fields.add("completion")
+    names = set(_unused_fields(record, used_fields))
+    for key in used_fields & {turns, "completion", "chosen", "rejected"}:
+        names.update(_ignored_in_turns(record.get(key), key))
+    return frozenset(names)
 
 
-def fields_left_out(path: Path, use: Use, *, setting: str) -> Counter[str]:
-    """Return for each field that `left_out` names the number of records of a file in which it is
-    ignored. Raises `DataFileError` as `json_records.records` does.
+def count_ignored_fields(path: Path, use: RecordUse, *, setting: str) -> Counter[str]:
+    """Return for each field that `ignored_fields` names the number of records of a file in which it
+    is ignored. Raises `DataFileError` as `json_records.records` does.
     """
-    return Counter(name for _, record in records(path, setting=setting) for name in left_out(record, use))
+    return Counter(name for _, record in records(path, setting=setting) for name in ignored_fields(record, use))
 
 
-def named(fields: Mapping[str, int]) -> str:
+def ignored_fields_text(fields: Mapping[str, int]) -> str:
     """Return the text of a message that names the ignored fields with their counts."""
     counts = [f"{name} ({count:,})" for name, count in sorted(fields.items())]
-    more = f" and {len(counts) - _MOST_FIELDS:,} more" if counts[_MOST_FIELDS:] else ""
-    return f"fields left out, and of how many records: {', '.join(counts[:_MOST_FIELDS])}{more}"
+    more = f" and {len(counts) - _MAX_NAMED_FIELDS:,} more" if counts[_MAX_NAMED_FIELDS:] else ""
+    return f"fields left out, and of how many records: {', '.join(counts[:_MAX_NAMED_FIELDS])}{more}"
 
 
-def _of_turns(values: Any, key: str) -> Iterator[str]:
+def _ignored_in_turns(values: Any, key: str) -> Iterator[str]:
     # A side of a pair may be one turn alone.
     for turn in _objects(values if isinstance(values, list) else [values]):
-        yield from (f"{key}.{name}" for name in _unread(turn, _OF_TURNS))
-        yield from (f"{key}.tool_calls.{name}" for name in _of_calls(turn))
+        yield from (f"{key}.{name}" for name in _unused_fields(turn, _TURN_FIELDS))
+        yield from (f"{key}.tool_calls.{name}" for name in _ignored_in_calls(turn))
         role = turn.get("role", turn.get("from"))
         if role not in ("assistant", "gpt"):
             # Only replies are trained.
-            yield from (f"{key}.{name} of {role}" for name in FLAGS if turn.get(name) in (True, 1))
+            yield from (f"{key}.{name} of {role}" for name in FLAG_FIELDS if turn.get(name) in (True, 1))
 
 
-def _of_atif(record: Mapping[str, Any], use: Use) -> Iterator[str]:
-    yield from _unread(record, ("schema_version", "steps", "agent.tool_definitions", *_OF_USE[use], *FLAGS, *SYSTEM))
+def _ignored_in_atif(record: Mapping[str, Any], use: RecordUse) -> Iterator[str]:
+    used_fields = (*_FIELDS_BY_USE[use], *FLAG_FIELDS, *SYSTEM_FIELDS)
+    yield from _unused_fields(record, ("schema_version", "steps", "agent.tool_definitions", *used_fields))
     for step in _objects(record.get("steps")):
-        yield from (f"steps.{name}" for name in _unread(step, (*_OF_STEPS, "observation")))
-        yield from (f"steps.tool_calls.{name}" for name in _of_calls(step))
+        yield from (f"steps.{name}" for name in _unused_fields(step, (*_STEP_FIELDS, "observation")))
+        yield from (f"steps.tool_calls.{name}" for name in _ignored_in_calls(step))
         for observation in _objects([step.get("observation")]):
             for result in _objects(observation.get("results")):
-                yield from (f"steps.observation.{name}" for name in _unread(result, ("content", "source_call_id")))
+                yield from (
+                    f"steps.observation.{name}" for name in _unused_fields(result, ("content", "source_call_id"))
+                )
 
 
-def _of_calls(turn: Mapping[str, Any]) -> Iterator[str]:
-    yield from (name for call in _objects(turn.get("tool_calls")) for name in _unread(call, _OF_CALLS))
+def _ignored_in_calls(turn: Mapping[str, Any]) -> Iterator[str]:
+    yield from (name for call in _objects(turn.get("tool_calls")) for name in _unused_fields(call, _TOOL_CALL_FIELDS))
 
 
 def _objects(values: Any) -> list[dict[str, Any]]:
     return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
 
 
-def _unread(fields: Mapping[str, Any], used_fields: Collection[str]) -> Iterator[str]:
+def _unused_fields(fields: Mapping[str, Any], used_fields: Collection[str]) -> Iterator[str]:
     """Yield the names of the fields that have a value and are not in `used_fields`. If only a part
     of an object is used, as with "agent.tool_definitions", yield its other parts in that form.
     """
     for name, value in fields.items():
-        if not holds(value) or name in used_fields:
+        if not has_value(value) or name in used_fields:
             continue
         parts = {field_name.partition(".")[2] for field_name in used_fields if field_name.startswith(f"{name}.")}
         if parts and isinstance(value, dict):
-            yield from (f"{name}.{part}" for part, content in value.items() if holds(content) and part not in parts)
+            yield from (f"{name}.{part}" for part, content in value.items() if has_value(content) and part not in parts)
         else:
             yield name
 
@@ -542,9 +562,9 @@ _ROLES: dict[str, Role] = {
     "assistant": "assistant",
     "gpt": "assistant",
 }
-_RESULTS: dict[str, Role] = {"tool": "tool", "observation": "tool"}
+_RESULT_ROLES: dict[str, Role] = {"tool": "tool", "observation": "tool"}
 """The roles of a call's result, which are allowed only if a record defines or calls tools."""
-_NAMES = (("role", "content"), ("from", "value"))
+_TURN_KEYS = (("role", "content"), ("from", "value"))
 
 
 def conversation(record: dict[str, Any], where: str) -> tuple[Message, ...]:
@@ -556,75 +576,75 @@ def conversation(record: dict[str, Any], where: str) -> tuple[Message, ...]:
     on as it says, such as one with pictures or token masks.
     """
     # The checks below are for fields that would change what is trained and cannot be read.
-    record = published.as_conversation(plain(record, where), where)
-    check_texts(record, where)
-    if all(holds(record.get(side)) for side in ("chosen", "rejected")):
+    record = published.as_conversation(session_as_conversation(record, where), where)
+    check_text_only(record, where)
+    if all(has_value(record.get(side)) for side in ("chosen", "rejected")):
         raise DataFileError(
             f"{where} is a preference pair; import it with --as pairs, or leave chosen and rejected out"
         )
-    for name in _VERDICTS:
+    for name in _QUALITY_FIELDS:
         if record.get(name) is False:
             raise DataFileError(f"{where}: {name} is false, so its answer is a bad one; leave the record out")
     extra = record.get("extra")
     if is_atif(record) and isinstance(extra, dict) and extra.get("side") == "rejected":
         raise DataFileError(f"{where} is the rejected side of a preference pair; leave it out")
     masks = [name for name in _LABELS if isinstance(record.get(name), list)]
-    if masks and not any(isinstance(record.get(name), list) for name in FLAGS):
+    if masks and not any(isinstance(record.get(name), list) for name in FLAG_FIELDS):
         raise DataFileError(
             f"{where}: {masks[0]} says which tokens are trained, and whole turns are read; give a list train with a "
             "flag for each turn"
         )
     turns_value = record.get("conversations")
     if (
-        record.keys() == _UNFLAGGED
+        record.keys() == _UNFLAGGED_EXPORT_FIELDS
         and isinstance(turns_value, list)
-        and not any(isinstance(turn, dict) and any(name in turn for name in FLAGS) for turn in turns_value)
+        and not any(isinstance(turn, dict) and any(name in turn for name in FLAG_FIELDS) for turn in turns_value)
     ):
         raise DataFileError(
             f"{where} was exported for LLaMA-Factory by an earlier version of agentr, without flags, and only its last "
             "reply is to be trained; export it again"
         )
-    values = atif_turns(record, where) if is_atif(record) else _turns(record, where)
-    return in_context(
-        record, turns(flagged(record, values, where), where, tools=defined_tools(record) is not None), where
-    )
+    values = with_flags(record, atif_turns(record, where) if is_atif(record) else _turn_list(record, where), where)
+    messages = parse_turns(values, where, tools=defined_tools(record) is not None)
+    return with_system_and_tools(record, messages, where)
 
 
-def in_context(record: Mapping[str, Any], messages: tuple[Message, ...], where: str) -> tuple[Message, ...]:
+def with_system_and_tools(record: Mapping[str, Any], messages: tuple[Message, ...], where: str) -> tuple[Message, ...]:
     """Return messages with the tools and the system text of their record put before them. Raises
     `DataFileError` if these are malformed, or there are several system texts that differ.
     """
-    texts = {text_of(record[name], f"{where}, {name}") for name in SYSTEM if holds(record.get(name))}
-    opening = {message.text for message in messages[:1] if message.role == "system"}
-    if len(texts | opening) > 1:
+    texts = {text_of(record[name], f"{where}, {name}") for name in SYSTEM_FIELDS if has_value(record.get(name))}
+    own_texts = {message.text for message in messages[:1] if message.role == "system"}
+    if len(texts | own_texts) > 1:
         raise DataFileError(f"{where} has several system texts that differ; leave all but one out")
-    system = tuple(Message(role="system", text=_checked_text(text, f"{where}, system")) for text in texts - opening)
-    return (*_tools(record, where), *system, *messages)
+    system = tuple(Message(role="system", text=_valid_text(text, f"{where}, system")) for text in texts - own_texts)
+    return (*_tools_message(record, where), *system, *messages)
 
 
-def turns(values: Any, where: str, *, tools: bool = False) -> tuple[Message, ...]:
+def parse_turns(values: Any, where: str, *, tools: bool = False) -> tuple[Message, ...]:
     """Return a list of turns as messages; assistant turns carry loss unless a flag of theirs says
     no. Turns of role `tool` are allowed only with `tools`, or if a turn makes calls. Raises
     `DataFileError` for malformed turns.
     """
     if not isinstance(values, list):
         raise DataFileError(f"{where}: there must be a list of turns, not {type(values).__name__}")
-    values = with_calls(values, where)
-    calling = tools or any(
-        isinstance(value, dict) and isinstance(text := value.get("content"), str) and calls_in(text) for value in values
+    values = with_written_calls(values, where)
+    allows_results = tools or any(
+        isinstance(value, dict) and isinstance(text := value.get("content"), str) and readable_calls(text)
+        for value in values
     )
-    roles = {**_ROLES, **_RESULTS} if calling else _ROLES
-    return tuple(_message(value, f"{where}, turn {position}", roles) for position, value in enumerate(values))
+    roles = {**_ROLES, **_RESULT_ROLES} if allows_results else _ROLES
+    return tuple(_parse_message(value, f"{where}, turn {position}", roles) for position, value in enumerate(values))
 
 
 def defined_tools(record: Mapping[str, Any]) -> Any:
     """Return the tool definitions in a record, unparsed; None if it has none."""
     agent = record.get("agent")
     definitions = agent.get("tool_definitions") if is_atif(record) and isinstance(agent, dict) else record.get("tools")
-    return definitions if holds(definitions) and definitions != "[]" else None
+    return definitions if has_value(definitions) and definitions != "[]" else None
 
 
-def _turns(record: dict[str, Any], where: str) -> list[Any]:
+def _turn_list(record: dict[str, Any], where: str) -> list[Any]:
     lists = [record[name] for name in ("messages", "conversations") if isinstance(record.get(name), list)]
     if len([values for values in lists if values]) > 1 and lists[0] != lists[1]:
         raise DataFileError(f"{where} has both messages and conversations, and they differ; leave one out")
@@ -632,11 +652,11 @@ def _turns(record: dict[str, Any], where: str) -> list[Any]:
         return next((values for values in lists if values), lists[0])
     prompt, completion = record.get("prompt"), record.get("completion")
     if isinstance(prompt, list) and isinstance(completion, list):
-        return [*map(untrained, prompt), *completion]
+        return [*map(without_loss, prompt), *completion]
     raise DataFileError(f'{where} has no list of turns under "messages" or "conversations"; add one')
 
 
-def _tools(record: Mapping[str, Any], where: str) -> tuple[Message, ...]:
+def _tools_message(record: Mapping[str, Any], where: str) -> tuple[Message, ...]:
     definitions = defined_tools(record)
     if definitions is None:
         return ()
@@ -645,11 +665,8 @@ def _tools(record: Mapping[str, Any], where: str) -> tuple[Message, ...]:
             definitions = json.loads(definitions)
         except (ValueError, RecursionError):
             raise DataFileError(f"{where}: tools is a text that is not JSON; give a list of functions") from None
-    functions = (
-        [entry.get("function") if isinstance(entry, dict) else None for entry in definitions]
-        if isinstance(definitions, list)
-        else []
-    )
+    entries = definitions if isinstance(definitions, list) else []
+    functions = [entry.get("function") if isinstance(entry, dict) else None for entry in entries]
     if not functions or not all(isinstance(entry, dict) and isinstance(entry.get("name"), str) for entry in functions):
         raise DataFileError(
             f'{where}: tools must be a list of functions as OpenAI defines them, {{"type": "function", "function": '
@@ -658,35 +675,37 @@ def _tools(record: Mapping[str, Any], where: str) -> tuple[Message, ...]:
     return (Message(role="tools", text=json.dumps(definitions, ensure_ascii=False)),)
 
 
-def _message(turn: Any, where: str, roles: Mapping[str, Role]) -> Message:
+def _parse_message(turn: Any, where: str, roles: Mapping[str, Role]) -> Message:
     if isinstance(turn, dict):
         # Fields that would change what is trained, and that a turn of text cannot represent.
         for name in _CALLS:
-            if holds(turn.get(name)):
+            if has_value(turn.get(name)):
                 raise DataFileError(
                     f"{where} has {name}, which a turn of text cannot hold; write the call into its text, as the model "
                     "is to write it"
                 )
         for name in _MEDIA:
-            if holds(turn.get(name)):
+            if has_value(turn.get(name)):
                 raise DataFileError(f"{where} has {name}, and only texts are read; leave the record out")
-        for name in _PARTLY:
-            if holds(turn.get(name)):
+        for name in _PARTIAL_LOSS_FIELDS:
+            if has_value(turn.get(name)):
                 raise DataFileError(f"{where} has {name}, and a turn is trained as a whole or not at all; leave it out")
-        for role_key, text_key in _NAMES:
+        for role_key, text_key in _TURN_KEYS:
             if isinstance(turn.get(text_key), str | list) and role_key in turn:
                 role = turn[role_key]
                 if not isinstance(role, str) or role not in roles:
                     raise DataFileError(f"{where}: {role_key} is {role!r} and must be one of {', '.join(roles)}")
-                text = _checked_text(text_of(turn[text_key], f"{where}, {text_key}"), f"{where}: {text_key}")
-                verdict = flag_of(turn, where)
-                if holds(turn.get("spans")):
-                    return _grown_turn(turn["spans"], roles[role], text, verdict, where)
-                return Message(role=roles[role], text=text, train=roles[role] == "assistant" and verdict is not False)
+                text = _valid_text(text_of(turn[text_key], f"{where}, {text_key}"), f"{where}: {text_key}")
+                is_trained = train_flag(turn, where)
+                if has_value(turn.get("spans")):
+                    return _grown_turn(turn["spans"], roles[role], text, is_trained, where)
+                return Message(
+                    role=roles[role], text=text, train=roles[role] == "assistant" and is_trained is not False
+                )
     raise DataFileError(f'{where}: a turn must be an object with the texts "role" and "content", or "from" and "value"')
 
 
-def _grown_turn(values: Any, role: Role, text: str, verdict: bool | None, where: str) -> Message:
+def _grown_turn(values: Any, role: Role, text: str, is_trained: bool | None, where: str) -> Message:
     """Return an assistant turn with the spans that `agentr export` writes beside its text. Raises
     `DataFileError` if they are malformed, or do not agree with text, role and flag of the turn.
     """
@@ -694,20 +713,20 @@ def _grown_turn(values: Any, role: Role, text: str, verdict: bool | None, where:
         raise DataFileError(f"{where}: spans must be a list, not {type(values).__name__}")
     spans = []
     for index, value in enumerate(values):
-        at = f"{where}, span {index}"
+        location = f"{where}, span {index}"
         is_text = isinstance(value, dict) and isinstance(value.get("text"), str)
-        if not is_text or (train := flag(value.get("train"), f"{at}: train")) is None:
-            raise DataFileError(f'{at}: a span must have a "text" and a flag "train"')
-        spans.append(Span(text=_checked_text(value["text"], f"{at}: text"), train=train))
+        if not is_text or (train := parse_flag(value.get("train"), f"{location}: train")) is None:
+            raise DataFileError(f'{location}: a span must have a "text" and a flag "train"')
+        spans.append(Span(text=_valid_text(value["text"], f"{location}: text"), train=train))
     turn = grown_turn(spans)
     if role != "assistant" or turn.text != text:
         raise DataFileError(f"{where}: spans must be the parts of an assistant's text, in order; leave them out")
-    if verdict not in (None, turn.train):
+    if is_trained not in (None, turn.train):
         raise DataFileError(f"{where}: its flag and those of its spans contradict each other about training")
     return turn
 
 
-def _checked_text(text: str, where: str) -> str:
+def _valid_text(text: str, where: str) -> str:
     """Return a text. Raises `DataFileError` if it has half a surrogate pair."""
     if (position := lone_surrogate(text)) is not None:
         raise DataFileError(f"{where} has half a surrogate pair at {position}; correct the text")
@@ -722,9 +741,9 @@ def read_chat(path: Path) -> tuple[tuple[Sample, ...], tuple[Rejection, ...]]:
 
     A record is `{"messages": [{"role", "content"}, ...]}`, ShareGPT's `{"conversations": [{"from",
     "value"}, ...]}`, TRL's `prompt` and `completion` or a trajectory in ATIF; they are lines of
-    JSON or one array. Assistant turns are trained unless a flag (`FLAGS`) says no. Conversations
-    are unusable for the reasons of `fault_of`; the subject of a rejection is the file's name and
-    the line.
+    JSON or one array. Assistant turns are trained unless a flag (`FLAG_FIELDS`) says no.
+    Conversations are unusable for the reasons of `fault_of`; the subject of a rejection is the
+    file's name and the line.
 
     Raises:
         DataFileError: the file cannot be read, or a line has a different form; the message names

@@ -14,11 +14,11 @@ from typing import Any
 from jinja2 import TemplateError, TemplateSyntaxError
 
 from agentr_core.errors import DataFault, ModelDirectoryError
-from agentr_core.texts import cause
+from agentr_core.texts import error_summary
 
 _RANDOM = re.compile(r"\|\s*random\b|\blipsum\s*\(")
 """Jinja's sources of randomness: a filter and a function that no caller can seed."""
-DATE = "strftime_now"
+DATE_FUNCTION = "strftime_now"
 """The function by which templates ask for the date."""
 _DIRECTIVES = (
     *(f"%{sign}{letter}" for sign in ("-", "") for letter in "dmyYHIMSjUWGuVw"),
@@ -61,10 +61,10 @@ class ChatTemplate:
                 f"tokenizer {tokenizer.name_or_path!r} has the chat templates {', '.join(map(str, templates))}, and "
                 "none is named default; put the one to use into its chat_template.jinja"
             )
-        self._plain = _options(tokenizer, str(templates["default"]), at)
-        self._with_tools = _options(tokenizer, str(templates.get("tool_use", templates["default"])), at)
+        self._plain_options = _template_options(tokenizer, str(templates["default"]), at)
+        self._tools_options = _template_options(tokenizer, str(templates.get("tool_use", templates["default"])), at)
 
-    def text(
+    def render(
         self, turns: Sequence[Mapping[str, str]], *, prompt: bool, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> str:
         """Return a conversation as text, with the header of the next reply at its end if `prompt`.
@@ -82,7 +82,7 @@ class ChatTemplate:
                 tools=list(tools) if tools else None,
                 tokenize=False,
                 add_generation_prompt=prompt,
-                **(self._with_tools if tools else self._plain),
+                **(self._tools_options if tools else self._plain_options),
             )
         except TemplateSyntaxError as error:
             raise ModelDirectoryError(
@@ -93,11 +93,13 @@ class ChatTemplate:
             raise DataFault(f"the chat template refuses this order of turns: {error}") from error
         # A template from elsewhere may raise any exception.
         except Exception as error:
-            raise DataFault(f"the chat template cannot render these turns: {cause(error)}; correct it") from error
+            raise DataFault(
+                f"the chat template cannot render these turns: {error_summary(error)}; correct it"
+            ) from error
         return str(text)
 
 
-def _options(tokenizer: Any, source: str, at: datetime | None) -> dict[str, Any]:
+def _template_options(tokenizer: Any, source: str, at: datetime | None) -> dict[str, Any]:
     """Return the arguments of `apply_chat_template` for the template `source`, with the date of
     `at` if it prints one. Raises `ModelDirectoryError` if it draws random values, or prints the
     date and `at` is None.
@@ -107,7 +109,7 @@ def _options(tokenizer: Any, source: str, at: datetime | None) -> dict[str, Any]
             f"the chat template of {tokenizer.name_or_path!r} draws at random ({match[0]!r}), so nothing could be "
             "trained on as it was sampled; remove that from its chat_template.jinja"
         )
-    if DATE not in source:
+    if DATE_FUNCTION not in source:
         return {"chat_template": source}
     if at is None:
         raise ModelDirectoryError(

@@ -1,8 +1,8 @@
 """The training set of an iteration: samples are filtered, mixed, checked, tokenised and shuffled.
 Source: Agent-R section 3.3.
 
-A filter returns what it kept, in order, and a rejection for everything else. Filters are
-idempotent: applied to what it kept, a filter rejects nothing.
+A filter returns the items that it kept, in order, and a rejection for each of the others. Filters
+are idempotent: applied to what it kept, a filter rejects nothing.
 
 All functions here are pure, and the result does not depend on the order in which samples were
 collected, so a run that was interrupted and resumed ends with the same dataset hash.
@@ -17,19 +17,25 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise, takewhile
 from typing import Generic, Literal, NamedTuple, TypeVar
 
-from agentr_core.episodes.transcript import Fits, fewest_dropped, is_grown, reply_positions, windowed
+from agentr_core.episodes.transcript import (
+    FitsContext,
+    is_grown,
+    min_dropped_to_fit,
+    reply_positions,
+    without_exchanges,
+)
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.recipes.data import DataConfig, Use
 from agentr_core.recipes.fields import CutReplies
 from agentr_core.samples.identity import (
-    IGNORED,
-    content_order,
+    IGNORE_INDEX,
+    content_sort_key,
     conversation_key,
     sample_id,
     trained_spans,
 )
-from agentr_core.samples.rendering import RenderedSample, Renderer, check_sample, last_of
+from agentr_core.samples.rendering import RenderedSample, Renderer, check_labels, last_id
 from agentr_core.types import Instance, Message, Preference, Rejection, Sample, SampleKind, Span, grown_turn
 
 # Samples as rows of token ids and labels for the trainer, with a check of the loss mask.
@@ -67,7 +73,7 @@ def token_row(sample: Sample, renderer: Renderer) -> TokenRow:
     name = sample_id(sample)
     try:
         rendered_sample = renderer.render_sample(sample.messages)
-        check_sample(rendered_sample)
+        check_labels(rendered_sample)
     except DataFault as error:
         raise DataFault(f"{sample.kind} sample {name}: {error}") from error
     lengths = _trained_lengths(sample, rendered_sample, renderer)
@@ -98,23 +104,23 @@ def check_flags(sample: Sample) -> None:
 def _flag_fault(sample: Sample) -> str:
     if not trained_spans(sample):
         return "has no trained turn; reject it before it reaches a dataset"
-    wrong = [position for position, m in enumerate(sample.messages) if m.train and m.role != "assistant"]
+    untrainable = [position for position, m in enumerate(sample.messages) if m.train and m.role != "assistant"]
     if any(m.train and m.example for m in sample.messages):
         return "trains a turn of an example; only replies of its own episode carry loss"
-    if wrong:
-        return f"trains turn {wrong[0]}, which is not the assistant's; only replies carry loss"
+    if untrainable:
+        return f"trains turn {untrainable[0]}, which is not the assistant's; only replies carry loss"
     cut = sample.provenance.cut
     if sample.kind == SampleKind.REVISION:
         if cut is None:
             return "does not say how many bad steps it keeps; set provenance.cut"
         flags = _reply_flags(sample)
-        later = bool(sample.provenance.extra.get("stretch", 0))
+        is_later_stretch = bool(sample.provenance.extra.get("stretch", 0))
         # The untrained replies are the acknowledgement and the kept ones; in a later stretch, which
         # begins after the revision turn, also that turn. The first reply is always in the window,
         # and so are the others that were not dropped.
-        replies = cut + later
+        replies = cut + is_later_stretch
         num_untrained = 1 + min(replies, 1) + max(0, replies - 1 - sample.provenance.extra.get("dropped", 0))
-        if flags[:num_untrained] != [False] * num_untrained or not (later or flags[num_untrained]):
+        if flags[:num_untrained] != [False] * num_untrained or not (is_later_stretch or flags[num_untrained]):
             return f"keeps {cut} bad steps and trains one of them, or not the revision turn after them; build it again"
     return ""
 
@@ -136,29 +142,29 @@ def turn_classes(sample: Sample) -> tuple[TurnClass, ...]:
     """Return the class of each trained span of a sample, in order. The first one of a revision
     sample is the revision turn, except in a later stretch of a windowed path, which has none.
     """
-    count = len(trained_spans(sample))
+    num_spans = len(trained_spans(sample))
     if sample.kind != SampleKind.REVISION:
-        return ("good_path" if sample.kind == SampleKind.GOOD else str(sample.kind),) * count
+        return ("good_path" if sample.kind == SampleKind.GOOD else str(sample.kind),) * num_spans
     suffix = "good_suffix"
     if sample.provenance.extra.get("stretch", 0):
-        return (suffix,) * count
-    return ("revision_turn", *(suffix,) * (count - 1))[:count]
+        return (suffix,) * num_spans
+    return ("revision_turn", *(suffix,) * (num_spans - 1))[:num_spans]
 
 
 def trained_stretches(labels: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Yield the labels of each contiguous stretch of tokens that carry loss, in order."""
-    for trained, stretch in groupby(labels, key=lambda label: label != IGNORED):
+    for trained, stretch in groupby(labels, key=lambda label: label != IGNORE_INDEX):
         if trained:
             yield tuple(stretch)
 
 
 class _TrainedSpan(NamedTuple):
-    """A span that carries loss. `ends` says whether it is the last span of its turn, so that an
+    """A span that carries loss. `is_last` says whether it is the last span of its turn, so that an
     end-of-turn token may follow it.
     """
 
     span: Span
-    ends: bool
+    is_last: bool
 
 
 def _trained_lengths(sample: Sample, rendered_sample: RenderedSample, renderer: Renderer) -> list[int]:
@@ -174,7 +180,7 @@ def _trained_lengths(sample: Sample, rendered_sample: RenderedSample, renderer: 
         group: list[_TrainedSpan] = []
         for position, span in enumerate(message.parts):
             if span.train:
-                group.append(_TrainedSpan(span, ends=position == len(message.parts) - 1))
+                group.append(_TrainedSpan(span, is_last=position == len(message.parts) - 1))
             elif group and renderer.inner_ids(span, None):
                 groups.append(group)
                 group = []
@@ -184,7 +190,7 @@ def _trained_lengths(sample: Sample, rendered_sample: RenderedSample, renderer: 
     starts = [
         before
         for before, (previous, current) in enumerate(pairwise(rendered_sample.labels))
-        if previous == IGNORED != current
+        if previous == IGNORE_INDEX != current
     ]
     if len(groups) != len(stretches):
         raise DataFault(
@@ -192,25 +198,25 @@ def _trained_lengths(sample: Sample, rendered_sample: RenderedSample, renderer: 
             f"{len(stretches)} stretches of tokens; the chat template must have text between two assistant turns"
         )
     lengths: list[int] = []
-    for group, stretch, begin in zip(groups, stretches, starts, strict=True):
-        before: int | None = rendered_sample.input_ids[begin]
+    for group, stretch, start in zip(groups, stretches, starts, strict=True):
+        before: int | None = rendered_sample.input_ids[start]
         for position, trained_span in enumerate(group):
             ids = (
-                renderer.own_ids(trained_span.span)
-                if trained_span.ends
+                renderer.sampled_ids(trained_span.span)
+                if trained_span.is_last
                 else renderer.inner_ids(trained_span.span, before)
             )
             length = len(stretch) if position == len(group) - 1 else len(ids)
             labels = stretch[:length]
             span, sampled_ids = trained_span.span, ids or labels
-            closing = 1 if trained_span.ends and span.finish_reason != "length" else 0
+            closing = 1 if trained_span.is_last and span.finish_reason != "length" else 0
             if labels[: len(sampled_ids)] != sampled_ids or len(labels) > len(sampled_ids) + closing:
                 raise DataFault(
                     f"{sample.kind} sample {sample_id(sample)}: the labels of turn {span.text[:60]!r} are not the "
                     "tokens that were sampled; render the sample again"
                 )
             lengths.append(length)
-            before, stretch = last_of(ids, before), stretch[length:]
+            before, stretch = last_id(ids, before), stretch[length:]
     return lengths
 
 
@@ -223,10 +229,10 @@ def _trained_lengths(sample: Sample, rendered_sample: RenderedSample, renderer: 
 # The sample of a stretch is the conversation as the model read it there. Only the replies of the
 # stretch carry loss; earlier ones that are still in the window do not.
 
-Way = Literal["stretches", "reject"]
+WindowedRule = Literal["stretches", "reject"]
 
 
-def drops(messages: tuple[Message, ...], fits: Fits) -> tuple[int, ...]:
+def count_dropped(messages: tuple[Message, ...], fits: FitsContext) -> tuple[int, ...]:
     """Return for each reply of a conversation how many exchanges must be left out of its prompt to
     make it fit. Empty for a turn that was grown by continuation, of which nothing is left out.
     """
@@ -234,15 +240,15 @@ def drops(messages: tuple[Message, ...], fits: Fits) -> tuple[int, ...]:
         return ()
     drop_counts: list[int] = []
     for reply in reply_positions(messages):
-        drop_counts.append(fewest_dropped(messages[:reply], fits, least=drop_counts[-1] if drop_counts else 0))
+        drop_counts.append(min_dropped_to_fit(messages[:reply], fits, minimum=drop_counts[-1] if drop_counts else 0))
     return tuple(drop_counts)
 
 
-def split(
-    sample: Sample, drop_counts: Sequence[int], way: Way, *, stage: str, subject: str
+def split_windowed(
+    sample: Sample, drop_counts: Sequence[int], rule: WindowedRule, *, stage: str, subject: str
 ) -> tuple[Sample, ...] | Rejection:
     """Split the sample of a whole path into one sample for each stretch; return these, or the
-    rejection of a windowed path if `way` is "reject".
+    rejection of a windowed path if `rule` is "reject".
 
     A path without dropped exchanges is returned as it is. Stretches without a trained reply are
     left out.
@@ -254,7 +260,7 @@ def split(
     """
     if not any(drop_counts):
         return (sample,)
-    if way == "reject":
+    if rule == "reject":
         first = next(position for position, number in enumerate(drop_counts) if number)
         detail = f"from step {first} on it was read without its oldest turns; data.windowed is reject"
         return Rejection(stage=stage, subject=subject, reason="windowed", detail=detail)
@@ -266,8 +272,8 @@ def split(
     for start, end in zip(borders, [*borders[1:], len(drop_counts)], strict=True):
         # The conversation of replies `start` to `end - 1`, which ends with the last of them.
         first = replies[start]
-        before = tuple(replace(message, train=False) for message in sample.messages[:first])
-        messages = windowed(before + sample.messages[first : replies[end - 1] + 1], drop_counts[start])
+        context = tuple(replace(message, train=False) for message in sample.messages[:first])
+        messages = without_exchanges(context + sample.messages[first : replies[end - 1] + 1], drop_counts[start])
         if any(message.train for message in messages):
             extra = {**sample.provenance.extra, "stretch": len(stretches), "dropped": drop_counts[start]}
             provenance = replace(sample.provenance, extra=extra)
@@ -284,11 +290,11 @@ CUT_REPLY = "cut-reply"
 class FilterResult(NamedTuple, Generic[T]):
     """What a filter kept, in the given order, and one rejection for each of the others."""
 
-    kept: tuple[T, ...]
-    rejected: tuple[Rejection, ...]
+    kept_items: tuple[T, ...]
+    rejections: tuple[Rejection, ...]
 
 
-def unused_kinds(samples: Iterable[Sample], use: Use) -> FilterResult[Sample]:
+def drop_unused_kinds(samples: Iterable[Sample], use: Use) -> FilterResult[Sample]:
     """Reject samples of the kinds that `data.use` excludes: good paths, revisions, or both."""
     revision, good = SampleKind.REVISION, SampleKind.GOOD
     excluded_kinds = {"revision": {good}, "good": {revision}, "expert": {revision, good}}.get(use, set())
@@ -301,7 +307,7 @@ def unused_kinds(samples: Iterable[Sample], use: Use) -> FilterResult[Sample]:
     return FilterResult(tuple(kept_samples), tuple(rejections))
 
 
-def duplicates(samples: Iterable[Sample]) -> FilterResult[Sample]:
+def drop_duplicates(samples: Iterable[Sample]) -> FilterResult[Sample]:
     """Keep the first sample of each conversation; conversations are equal if their roles, texts and
     train flags are.
     """
@@ -316,7 +322,7 @@ def duplicates(samples: Iterable[Sample]) -> FilterResult[Sample]:
     return FilterResult(tuple(first.values()), tuple(rejections))
 
 
-def cut_replies(samples: Iterable[Sample], rule: CutReplies, renderer: Renderer) -> FilterResult[Sample]:
+def drop_cut_replies(samples: Iterable[Sample], rule: CutReplies, renderer: Renderer) -> FilterResult[Sample]:
     """Keep the samples in which no trained reply was cut by its token limit; with rule `keep`, all
     of them.
     """
@@ -342,12 +348,12 @@ def cut_detail(num_cut: int) -> str:
     return f"{num_cut} trained replies were cut by their token limit; data.cut_replies is reject"
 
 
-def good_per_tree(samples: Iterable[Sample], cap: int) -> FilterResult[Sample]:
+def cap_good_per_tree(samples: Iterable[Sample], cap: int) -> FilterResult[Sample]:
     """Keep at most `cap` good paths of each search tree, the shortest ones; a cap of 0 keeps all.
     Samples of other kinds are kept.
 
     Paths sampled without a tree are grouped by instance, and all stretches of a path count as one
-    path. Equally short paths are ranked by the index of their leaf, then by `content_order`.
+    path. Equally short paths are ranked by the index of their leaf, then by `content_sort_key`.
     """
     samples = tuple(samples)
     by_tree: dict[str, dict[str, list[int]]] = {}
@@ -360,20 +366,20 @@ def good_per_tree(samples: Iterable[Sample], cap: int) -> FilterResult[Sample]:
             else:
                 path = sample_id(sample)
             by_tree.setdefault(_origin(sample), {}).setdefault(path, []).append(position)
-    over: set[int] = set()
+    excess_positions: set[int] = set()
     for paths in by_tree.values():
-        ranking = sorted(paths.values(), key=lambda path: _preference([samples[position] for position in path]))
-        over.update(position for path in ranking[cap or len(ranking) :] for position in path)
+        ranking = sorted(paths.values(), key=lambda path: _path_rank([samples[position] for position in path]))
+        excess_positions.update(position for path in ranking[cap or len(ranking) :] for position in path)
     return FilterResult(
-        tuple(sample for position, sample in enumerate(samples) if position not in over),
+        tuple(sample for position, sample in enumerate(samples) if position not in excess_positions),
         tuple(
             _reject(sample_id(samples[p]), "good-per-tree-cap", f"{_origin(samples[p])} keeps {cap}")
-            for p in sorted(over)
+            for p in sorted(excess_positions)
         ),
     )
 
 
-def too_long(rows: Iterable[TokenRow], max_length: int) -> FilterResult[TokenRow]:
+def drop_too_long(rows: Iterable[TokenRow], max_length: int) -> FilterResult[TokenRow]:
     """Keep the rows of at most `max_length` tokens; 0 means no limit. No row is truncated."""
     kept_rows, rejections = [], []
     for row in rows:
@@ -385,12 +391,12 @@ def too_long(rows: Iterable[TokenRow], max_length: int) -> FilterResult[TokenRow
     return FilterResult(tuple(kept_rows), tuple(rejections))
 
 
-def in_shares(
+def balance_shares(
     units: Sequence[T],
     shares: Mapping[str, float],
     *,
-    world: Callable[[T], str],
-    subject: Callable[[T], str],
+    world_of: Callable[[T], str],
+    subject_of: Callable[[T], str],
     seed: int,
 ) -> FilterResult[T]:
     """Keep as many units as possible, in order, such that each environment has its share of them;
@@ -401,14 +407,14 @@ def in_shares(
 
     Args:
         shares: the share of each environment by name; they sum to 1.
-        world: returns the name of a unit's environment.
-        subject: returns the name of a unit for its rejection.
+        world_of: returns the name of a unit's environment.
+        subject_of: returns the name of a unit for its rejection.
     """
     if not shares:
         return FilterResult(tuple(units), ())
     positions: dict[str, list[int]] = {}
     for position, unit in enumerate(units):
-        positions.setdefault(world(unit), []).append(position)
+        positions.setdefault(world_of(unit), []).append(position)
     unit_count = min((len(members) / shares[name] for name, members in positions.items()), default=0.0)
     chosen_positions: set[int] = set()
     for name, members in positions.items():
@@ -417,18 +423,18 @@ def in_shares(
     return FilterResult(
         tuple(unit for position, unit in enumerate(units) if position in chosen_positions),
         tuple(
-            _reject(subject(unit), "world-share", f"{world(unit)} has {shares[world(unit)]:g} of the samples")
+            _reject(subject_of(unit), "world-share", f"{world_of(unit)} has {shares[world_of(unit)]:g} of the samples")
             for position, unit in enumerate(units)
             if position not in chosen_positions
         ),
     )
 
 
-def check_no_leakage(samples: Sequence[Sample], test: Collection[Instance]) -> None:
+def check_no_leakage(samples: Sequence[Sample], test_instances: Collection[Instance]) -> None:
     """Raise `DataFault` if a sample was made from a held-out instance; the message names all such
     instances.
     """
-    forbidden = {instance.key for instance in test}
+    forbidden = {instance.key for instance in test_instances}
     leaked_keys = sorted({s.instance.key for s in samples if s.instance is not None and s.instance.key in forbidden})
     if leaked_keys:
         raise DataFault(
@@ -443,10 +449,10 @@ def _origin(sample: Sample) -> str:
     return f"instance {sample.instance.key}"
 
 
-def _preference(path: Sequence[Sample]) -> tuple[int, int, tuple[str, int, int]]:
+def _path_rank(path: Sequence[Sample]) -> tuple[int, int, tuple[str, int, int]]:
     leaf = path[0].provenance.good_leaf
     replies = sum(len(message.parts) for sample in path for message in sample.messages)
-    return replies, -1 if leaf is None else leaf, min(map(content_order, path))
+    return replies, -1 if leaf is None else leaf, min(map(content_sort_key, path))
 
 
 def _reject(subject: str, reason: str, detail: str) -> Rejection:
@@ -460,7 +466,7 @@ def _reject(subject: str, reason: str, detail: str) -> Rejection:
 # elsewhere, such as a leak or the budget.
 
 
-def exchanged(samples: Iterable[Sample]) -> FilterResult[Sample]:
+def exchange_suffixes(samples: Iterable[Sample]) -> FilterResult[Sample]:
     """Permute the suffixes of the revision samples, so that each gets that of another instance.
     Prefix, revision turn and instance stay. Samples of other kinds are kept as they are.
 
@@ -482,15 +488,18 @@ def exchanged(samples: Iterable[Sample]) -> FilterResult[Sample]:
             swappable.append(sample)
     # With the samples sorted by instance, each takes the suffix of the sample N places further on.
     # N is the largest number of samples of one instance, so that one is of another instance.
-    revisions = sorted(swappable, key=lambda sample: (_instance(sample), content_order(sample)))
-    largest_group = max(Counter(map(_instance, revisions)).values(), default=0)
+    revisions = sorted(swappable, key=lambda sample: (_instance_key(sample), content_sort_key(sample)))
+    largest_group = max(Counter(map(_instance_key, revisions)).values(), default=0)
     if largest_group > len(revisions) / 2:
         raise DataFault(
             f"{largest_group} of {len(revisions)} revision samples are of one instance, so some cannot get another's "
             "suffix; set data.suffixes=own, or collect from more instances"
         )
     for sample, other in zip(revisions, [*revisions[largest_group:], *revisions[:largest_group]], strict=True):
-        messages = (*sample.messages[: _suffix_of(sample.messages)], *other.messages[_suffix_of(other.messages) :])
+        messages = (
+            *sample.messages[: _suffix_start(sample.messages)],
+            *other.messages[_suffix_start(other.messages) :],
+        )
         made_of = {"prefix_of": sample_id(sample), "suffix_of": sample_id(other)}
         extra = {name: value for name, value in sample.provenance.extra.items() if not name.startswith("live_")}
         provenance = replace(sample.provenance, split=None, good_leaf=None, good_reward=None, extra=extra | made_of)
@@ -498,14 +507,14 @@ def exchanged(samples: Iterable[Sample]) -> FilterResult[Sample]:
     return FilterResult(tuple(result), tuple(rejections))
 
 
-def _suffix_of(messages: Sequence[Message]) -> int:
+def _suffix_start(messages: Sequence[Message]) -> int:
     """Return the position of the first reply after the revision turn; the revision turn is the
     first trained turn.
     """
     return next(position for position, message in enumerate(messages) if message.train) + 2
 
 
-def _instance(sample: Sample) -> str:
+def _instance_key(sample: Sample) -> str:
     return "" if sample.instance is None else sample.instance.key
 
 
@@ -543,22 +552,22 @@ def build_dataset(
     config: DataConfig,
     renderer: Renderer,
     *,
-    test: Collection[Instance],
+    test_instances: Collection[Instance],
     seed: int,
-    earlier: Iterable[Sample] = (),
-    general: Sequence[Sample] = (),
+    earlier_samples: Iterable[Sample] = (),
+    general_samples: Sequence[Sample] = (),
     shares: Mapping[str, float] | None = None,
 ) -> Dataset:
     """Filter, tokenise, mix and shuffle samples, and return the dataset; it is empty when no sample
     passes the filters.
 
     Args:
-        samples: the samples of this iteration. Those of kind general, here and in `earlier`, are
-            skipped: each dataset draws its own from `general`.
-        test: the held-out instances, which must not occur.
-        earlier: samples of earlier iterations, used only if `config.replay`.
-        general: general chat conversations; they make up `config.general.share` of the rows, drawn
-            without replacement until all have been drawn, and then again.
+        samples: the samples of this iteration. Those of kind general, here and in
+            `earlier_samples`, are skipped: each dataset draws its own from `general_samples`.
+        test_instances: the held-out instances, which must not occur.
+        earlier_samples: samples of earlier iterations, used only if `config.replay`.
+        general_samples: general chat conversations; they make up `config.general.share` of the
+            rows, drawn without replacement until all have been drawn, and then again.
         shares: the share of each environment in the rows other than general ones; with None or an
             empty mapping, all rows are kept.
 
@@ -566,21 +575,33 @@ def build_dataset(
         DataFault: a sample is of a held-out instance, or `token_row` raises it; or general data is
             wanted and none of it can be used.
     """
-    current = _in_order(sample for sample in samples if sample.kind != SampleKind.GENERAL)
-    replayed_samples = _in_order(sample for sample in earlier if config.replay and sample.kind != SampleKind.GENERAL)
-    check_no_leakage((*current, *replayed_samples), test)
-    usable, kind_rejections = unused_kinds((*current, *replayed_samples), config.use)
-    complete, cut_rejections = cut_replies(usable, config.cut_replies, renderer)
-    different, duplicate_rejections = (complete, ()) if config.duplicates == "keep" else duplicates(complete)
-    capped_samples, over_cap = good_per_tree(different, config.good_per_tree)
-    fitting_rows, long = too_long((token_row(sample, renderer) for sample in capped_samples), config.max_length)
-    world = {sample_id(sample): sample.instance.environment for sample in capped_samples if sample.instance}
-    rows, over_share = in_shares(
-        fitting_rows, shares or {}, world=lambda row: world[row.sample_id], subject=lambda row: row.sample_id, seed=seed
+    current = _sorted_distinct(sample for sample in samples if sample.kind != SampleKind.GENERAL)
+    replayed_samples = _sorted_distinct(
+        sample for sample in earlier_samples if config.replay and sample.kind != SampleKind.GENERAL
+    )
+    check_no_leakage((*current, *replayed_samples), test_instances)
+    used_samples, kind_rejections = drop_unused_kinds((*current, *replayed_samples), config.use)
+    uncut_samples, cut_rejections = drop_cut_replies(used_samples, config.cut_replies, renderer)
+    distinct_samples, duplicate_rejections = (
+        (uncut_samples, ()) if config.duplicates == "keep" else drop_duplicates(uncut_samples)
+    )
+    capped_samples, cap_rejections = cap_good_per_tree(distinct_samples, config.good_per_tree)
+    fitting_rows, length_rejections = drop_too_long(
+        (token_row(sample, renderer) for sample in capped_samples), config.max_length
+    )
+    world_by_sample = {sample_id(sample): sample.instance.environment for sample in capped_samples if sample.instance}
+    rows, share_rejections = balance_shares(
+        fitting_rows,
+        shares or {},
+        world_of=lambda row: world_by_sample[row.sample_id],
+        subject_of=lambda row: row.sample_id,
+        seed=seed,
     )
     num_general = round(len(rows) * config.general.share / (1 - config.general.share))
-    (chat, long_chat), passes = draw_general(general, num_general, renderer, max_length=config.max_length, seed=seed)
-    ordered_rows = [*rows, *chat]
+    (general_rows, general_rejections), passes = draw_general(
+        general_samples, num_general, renderer, max_length=config.max_length, seed=seed
+    )
+    ordered_rows = [*rows, *general_rows]
     random.Random(derive_seed(seed, "dataset-order")).shuffle(ordered_rows)
     earlier_ids = {sample_id(sample) for sample in replayed_samples} - {sample_id(sample) for sample in current}
     return Dataset(
@@ -595,10 +616,10 @@ def build_dataset(
             *kind_rejections,
             *cut_rejections,
             *duplicate_rejections,
-            *over_cap,
-            *long,
-            *over_share,
-            *long_chat,
+            *cap_rejections,
+            *length_rejections,
+            *share_rejections,
+            *general_rejections,
         ),
     )
 
@@ -621,26 +642,26 @@ def manifest_of(rows: Sequence[TokenRow], *, seed: int, num_replayed: int = 0, g
 
 
 def draw_general(
-    general: Sequence[Sample], count: int, renderer: Renderer, *, max_length: int, seed: int
+    general_samples: Sequence[Sample], num_rows: int, renderer: Renderer, *, max_length: int, seed: int
 ) -> tuple[FilterResult[TokenRow], int]:
-    """Draw `count` rows of general data. Return them with the rejections of drawn conversations
-    that cannot be used, and the number of passes begun over `general`.
+    """Draw `num_rows` rows of general data. Return them with the rejections of drawn conversations
+    that cannot be used, and the number of passes begun over `general_samples`.
 
     Each pass takes every usable conversation once, in a random order of its own. Raises `DataFault`
     if none of them can be used.
     """
-    usable = _in_order(general)
+    usable = _sorted_distinct(general_samples)
     rows: list[TokenRow] = []
     rejections: list[Rejection] = []
     passes = 0
-    while len(rows) < count:
-        order = random.Random(derive_seed(seed, "general", passes)).sample(usable, len(usable))
+    while len(rows) < num_rows:
+        shuffled_samples = random.Random(derive_seed(seed, "general", passes)).sample(usable, len(usable))
         passes += 1
         refused_ids: set[str] = set()
-        for sample in order:
+        for sample in shuffled_samples:
             fitting_rows: tuple[TokenRow, ...] = ()
             try:
-                fitting_rows, new_rejections = too_long([token_row(sample, renderer)], max_length)
+                fitting_rows, new_rejections = drop_too_long([token_row(sample, renderer)], max_length)
             except DataFault as fault:
                 # The chat template may refuse a system turn, or the tokenizer may have no ids for
                 # a text.
@@ -649,12 +670,12 @@ def draw_general(
             rows += fitting_rows
             rejections += new_rejections
             refused_ids.update(rejection.subject for rejection in new_rejections)
-            if len(rows) == count:
+            if len(rows) == num_rows:
                 break
         if not rows:
             details = [rejection.detail for rejection in rejections if rejection.reason == "not-rendered"]
             raise DataFault(
-                f"{count} conversations of general data are wanted and none of {len(general)} "
+                f"{num_rows} conversations of general data are wanted and none of {len(general_samples)} "
                 + (
                     f"can be used, since {details[0]}; give data.general.file another file"
                     if details
@@ -676,9 +697,9 @@ def hash_of(rows: Iterable[tuple[Sequence[int], Sequence[int]]]) -> str:
     return fingerprint([fingerprint(input_ids, labels) for input_ids, labels in rows])
 
 
-def _in_order(samples: Iterable[Sample]) -> tuple[Sample, ...]:
-    """Return each distinct sample once, sorted by `content_order`: ids depend on the run."""
-    return tuple(sorted({sample_id(sample): sample for sample in samples}.values(), key=content_order))
+def _sorted_distinct(samples: Iterable[Sample]) -> tuple[Sample, ...]:
+    """Return each distinct sample once, sorted by `content_sort_key`: ids depend on the run."""
+    return tuple(sorted({sample_id(sample): sample for sample in samples}.values(), key=content_sort_key))
 
 
 # The training set of a preference iteration: pairs are checked, tokenised and shuffled. Source: ETO
@@ -696,7 +717,7 @@ def build_pairs(
     config: DataConfig,
     renderer: Renderer,
     *,
-    test: Collection[Instance],
+    test_instances: Collection[Instance],
     seed: int,
     shares: Mapping[str, float] | None = None,
 ) -> Dataset:
@@ -706,7 +727,7 @@ def build_pairs(
     Args:
         preferences: the pairs by id.
         config: only `max_length` and `cut_replies` are read; they apply to each side.
-        test: the held-out instances, which must not occur.
+        test_instances: the held-out instances, which must not occur.
         shares: the share of each environment in the pairs; with None or an empty mapping, all pairs
             are kept.
 
@@ -714,26 +735,30 @@ def build_pairs(
         DataFault: a pair is of a held-out instance, its sides have different prompts, or
             `token_row` raises it for a side.
     """
-    check_no_leakage([side for p in preferences.values() for side in (p.chosen, p.rejected)], test)
+    check_no_leakage([side for p in preferences.values() for side in (p.chosen, p.rejected)], test_instances)
     fitting_pairs: list[_Pair] = []
     rejections: list[Rejection] = []
     # Sorted by content, since the ids depend on the run.
     for key, preference in sorted(
-        preferences.items(), key=lambda item: (content_order(item[1].chosen), content_order(item[1].rejected))
+        preferences.items(), key=lambda item: (content_sort_key(item[1].chosen), content_sort_key(item[1].rejected))
     ):
         result = _pair(key, preference, config, renderer)
         if isinstance(result, Rejection):
             rejections.append(result)
         else:
             fitting_pairs.append(result)
-    world = {key: p.chosen.instance.environment for key, p in preferences.items() if p.chosen.instance}
-    selected_pairs, over_share = in_shares(
-        fitting_pairs, shares or {}, world=lambda pair: world[pair[0]], subject=lambda pair: pair[0], seed=seed
+    world_by_pair = {key: p.chosen.instance.environment for key, p in preferences.items() if p.chosen.instance}
+    selected_pairs, share_rejections = balance_shares(
+        fitting_pairs,
+        shares or {},
+        world_of=lambda pair: world_by_pair[pair[0]],
+        subject_of=lambda pair: pair[0],
+        seed=seed,
     )
     pairs = list(selected_pairs)
     random.Random(derive_seed(seed, "dataset-order")).shuffle(pairs)
     rows = tuple(row for _, *pair in pairs for row in pair)
-    return Dataset(rows=rows, manifest=manifest_of(rows, seed=seed), rejections=(*rejections, *over_share))
+    return Dataset(rows=rows, manifest=manifest_of(rows, seed=seed), rejections=(*rejections, *share_rejections))
 
 
 def _pair(key: str, preference: Preference, config: DataConfig, renderer: Renderer) -> _Pair | Rejection:

@@ -10,7 +10,7 @@ from agentr_core.types import Message, Sample, Span
 
 def sample_id(sample: Sample) -> str:
     """Return the id of a sample: a fingerprint of its content and provenance."""
-    messages = [_identified_message(message) for message in sample.messages]
+    messages = [_message_fields(message) for message in sample.messages]
     return fingerprint("sample", sample.kind, messages, sample.instance, sample.provenance)
 
 
@@ -23,11 +23,11 @@ def conversation_key(sample: Sample) -> str:
     )
 
 
-def content_order(sample: Sample) -> tuple[str, int, int]:
+def content_sort_key(sample: Sample) -> tuple[str, int, int]:
     """Return a sort key that does not depend on the run: kind, turns and instance, then the indices
     of the good and the bad leaf in the search tree (-1 for none).
     """
-    content = fingerprint(sample.kind, [_identified_message(message) for message in sample.messages], sample.instance)
+    content = fingerprint(sample.kind, [_message_fields(message) for message in sample.messages], sample.instance)
     leaves = (sample.provenance.good_leaf, sample.provenance.bad_leaf)
     good, bad = (-1 if leaf is None else leaf for leaf in leaves)
     return content, good, bad
@@ -38,22 +38,22 @@ def trained_spans(sample: Sample) -> tuple[Span, ...]:
     return tuple(span for message in sample.messages for span in message.parts if span.train)
 
 
-def _identified_message(message: Message) -> dict[str, Any]:
+def _message_fields(message: Message) -> dict[str, Any]:
     """Return the fields of a turn that go into the id of its sample.
 
     The finish reason is included only if it is "length", where it changes what is trained: samples
     of earlier versions, which have none, keep their ids.
     """
-    fields = {"role": message.role, **_identified_span(message), **({"example": True} if message.example else {})}
-    return fields if not message.spans else {**fields, "spans": [_identified_span(span) for span in message.spans]}
+    fields = {"role": message.role, **_span_fields(message), **({"example": True} if message.example else {})}
+    return fields if not message.spans else {**fields, "spans": [_span_fields(span) for span in message.spans]}
 
 
-def _identified_span(part: Message | Span) -> dict[str, Any]:
+def _span_fields(part: Message | Span) -> dict[str, Any]:
     fields = {"text": part.text, "train": part.train, "token_ids": part.token_ids}
     return fields if part.finish_reason != "length" else {**fields, "finish_reason": "length"}
 
 
 # The label that marks a token without loss.
 
-IGNORED = -100
+IGNORE_INDEX = -100
 """The default `ignore_index` of torch's cross entropy."""

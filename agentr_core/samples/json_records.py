@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core.errors import DataFileError
-from agentr_core.samples.published import numbered
-from agentr_core.samples.sessions import session, writer_of
-from agentr_core.texts import placed, quoted, unreadable
+from agentr_core.samples.published import with_instance_index
+from agentr_core.samples.sessions import agent_of, session_record
+from agentr_core.texts import path_for_message, quoted, unreadable_reason
 
-MOST_DIGITS = 1_000
+MAX_DIGITS = 1_000
 """The most digits of a whole number that are read: Python refuses to convert very long ones."""
 
 
@@ -29,13 +29,13 @@ def records(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any]]]
     Raises:
         DataFileError: the file cannot be read, or something in it is not a JSON object.
     """
-    for number, entry in entries(path, setting=setting):
+    for number, entry in records_or_errors(path, setting=setting):
         if isinstance(entry, DataFileError):
             raise entry
         yield number, entry
 
 
-def entries(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any] | DataFileError]]:
+def records_or_errors(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any] | DataFileError]]:
     """Yield what `records` does, but with the error in place of each object for which `records`
     would raise it, so that the objects after it are read.
 
@@ -45,47 +45,54 @@ def entries(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any] |
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        reason = unreadable(error)
-        raise DataFileError(f"file {placed(path)} cannot be read: {reason}; set {setting} to a JSONL file") from error
+        reason = unreadable_reason(error)
+        raise DataFileError(
+            f"file {path_for_message(path)} cannot be read: {reason}; set {setting} to a JSONL file"
+        ) from error
     for number, entry in _entries(text, path):
-        yield number, numbered(entry, path.stem) if isinstance(entry, dict) else entry
+        yield number, with_instance_index(entry, path.stem) if isinstance(entry, dict) else entry
 
 
 def _entries(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | DataFileError]]:
     start = text.lstrip()[:1]
     if start == "[":
-        yield from _of_array(text, path)
-    elif start == "{" and (agent := writer_of(text)):
-        lines = [line for _, line in _of_lines(text, path)]
+        yield from _array_entries(text, path)
+    elif start == "{" and (agent := agent_of(text)):
+        lines = [line for _, line in _line_entries(text, path)]
         faults = [line for line in lines if isinstance(line, DataFileError)]
-        yield 1, faults[0] if faults else session(agent, [line for line in lines if isinstance(line, dict)], path.stem)
+        yield (
+            1,
+            faults[0]
+            if faults
+            else session_record(agent, [line for line in lines if isinstance(line, dict)], path.stem),
+        )
     elif start == "{" and text.strip().count("\n") and (single := _one_object(text, path)) is not None:
         yield single
     else:
-        yield from _of_lines(text, path)
+        yield from _line_entries(text, path)
 
 
-def _of_lines(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | DataFileError]]:
+def _line_entries(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | DataFileError]]:
     # Not splitlines(): JSON strings may contain other line separators, such as U+2028, unescaped.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             decoder = _Decoder()
             try:
-                yield number, decoder.object_in(decoder.decode(line), path, number)
+                yield number, decoder.checked_object(decoder.decode(line), path, number)
             except (json.JSONDecodeError, RecursionError) as error:
                 yield number, DataFileError(f"{path}:{number} is not JSON ({error}); write one object on each line")
 
 
 class _Decoder(json.JSONDecoder):
     """Decodes JSON as Python does, and records what would be lost: an integer with more digits than
-    `MOST_DIGITS`, or a key that occurs twice in an object.
+    `MAX_DIGITS`, or a key that occurs twice in an object.
     """
 
     def __init__(self) -> None:
         self._faults: list[str] = []
         super().__init__(parse_int=self._parse_int, object_pairs_hook=self._pairs)
 
-    def object_in(self, value: Any, path: Path, line: int) -> dict[str, Any] | DataFileError:
+    def checked_object(self, value: Any, path: Path, line: int) -> dict[str, Any] | DataFileError:
         """Return the value that was decoded last if it is an object and nothing in it was lost;
         otherwise return an error.
         """
@@ -98,20 +105,20 @@ class _Decoder(json.JSONDecoder):
         return DataFileError(f"{path}:{line} is a {type(value).__name__}; write one JSON object on each line")
 
     def _parse_int(self, text: str) -> int:
-        if len(text) <= MOST_DIGITS:
+        if len(text) <= MAX_DIGITS:
             return int(text)
-        self._faults.append(f"a number of {len(text):,} digits, and {MOST_DIGITS:,} are the most")
+        self._faults.append(f"a number of {len(text):,} digits, and {MAX_DIGITS:,} are the most")
         return 0
 
     def _pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) < len(pairs):
-            twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-            self._faults.append(f"the key {quoted(twice, 60)} twice")
+            repeated_key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+            self._faults.append(f"the key {quoted(repeated_key, 60)} twice")
         return result
 
 
-def _of_array(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | DataFileError]]:
+def _array_entries(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | DataFileError]]:
     decoder, line, position = _Decoder(), 1, text.index("[")
     line += text.count("\n", 0, position)
     while True:
@@ -128,7 +135,7 @@ def _of_array(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | Dat
         except RecursionError:
             yield line, DataFileError(f"{path}:{line} is nested too deeply to be a record; correct the array")
             return
-        yield line, decoder.object_in(value, path, line)
+        yield line, decoder.checked_object(value, path, line)
         line += text.count("\n", begin, end)
         position = _next(text, end)
         if text[position : position + 1] != ",":
@@ -144,7 +151,7 @@ def _one_object(text: str, path: Path) -> tuple[int, dict[str, Any] | DataFileEr
     """
     decoder, line = _Decoder(), 1 + text[: text.index("{")].count("\n")
     try:
-        return line, decoder.object_in(decoder.decode(text), path, line)
+        return line, decoder.checked_object(decoder.decode(text), path, line)
     except (json.JSONDecodeError, RecursionError):
         return None
 

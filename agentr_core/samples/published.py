@@ -14,11 +14,11 @@ from agentr_core.errors import DataFileError
 
 Node = Mapping[str, Any]
 Record = dict[str, Any]
-_OF_PATHS = ("children", "state", "llm_response", "obs", "visits", "value", "is_terminal")
+_READ_NODE_FIELDS = ("children", "state", "llm_response", "obs", "visits", "value", "is_terminal")
 """The fields of a node that are read; `state` only of the root."""
 
 
-def numbered(record: Record, name: str) -> Record:
+def with_instance_index(record: Record, name: str) -> Record:
     """Return a tree or log with the index of its instance, which is only in `name`, the file's name
     without suffix; any other record as it is.
     """
@@ -45,7 +45,7 @@ def as_conversation(record: Record, where: str) -> Record:
     Raises `DataFileError` for a malformed tree, one without a path that ended, and the expert
     demonstrations that come with some environments, which are not read.
     """
-    if reason := _unreadable(record):
+    if reason := _unreadable_reason(record):
         raise DataFileError(f"{where} has {reason}")
     if is_tree(record):
         (best, reward), _ = _best_and_worst(record, where)
@@ -55,7 +55,7 @@ def as_conversation(record: Record, where: str) -> Record:
     return {**record, "reward": record["meta"]["reward"]} if _is_log(record) else record
 
 
-def _unreadable(record: Node) -> str:
+def _unreadable_reason(record: Node) -> str:
     """Return, as the end of an error message, what a record of an environment's expert
     demonstrations contains and why it is not read; empty for any other record.
     """
@@ -84,10 +84,10 @@ def as_pair(record: Record, where: str) -> Record:
     paths all have the same value.
     """
     if is_tree(record):
-        (best, high), (worst, low) = _best_and_worst(record, where)
-        if high == low:
+        (best, best_reward), (worst, worst_reward) = _best_and_worst(record, where)
+        if best_reward == worst_reward:
             raise DataFileError(f"{where}: no two ended paths of the tree differ in value; leave the file out")
-        rewards = {"chosen_reward": high, "rejected_reward": low}
+        rewards = {"chosen_reward": best_reward, "rejected_reward": worst_reward}
         return {
             "id": record.get("task_num"),
             **_split_at_difference(_turns(record, best), _turns(record, worst)),
@@ -102,12 +102,12 @@ def as_pair(record: Record, where: str) -> Record:
     return record
 
 
-def fields_unread(record: Node, *, pairs: bool) -> frozenset[str] | None:
+def unread_fields(record: Node, *, pairs: bool) -> frozenset[str] | None:
     """Return the names of the fields of a record of these files that have a value and are not read;
     None for any other record.
     """
     if is_tree(record):
-        return frozenset(f"nodes.{name}" for node, _ in _nodes(record, "") for name in node if _unread(node, name))
+        return frozenset(f"nodes.{name}" for node, _ in _nodes(record, "") for name in node if _is_unread(node, name))
     if "revise_log" in record:
         used_fields = ("task_num", *(("high_log", "low_log") if pairs else ("revise_log",)))
         return frozenset(
@@ -118,28 +118,28 @@ def fields_unread(record: Node, *, pairs: bool) -> frozenset[str] | None:
     return None
 
 
-def _unread(node: Node, name: str) -> bool:
-    return name not in (*_OF_PATHS, "task_num") and bool(node[name])
+def _is_unread(node: Node, name: str) -> bool:
+    return name not in (*_READ_NODE_FIELDS, "task_num") and bool(node[name])
 
 
 def _nodes(root: Node, where: str) -> Iterator[tuple[Node, tuple[Node, ...]]]:
     """Yield the nodes of a tree, depth first, each with the path to it: the nodes from a child of
     the root to the node itself; empty for the root. Raises `DataFileError` for a malformed node.
     """
-    rest: list[tuple[Any, tuple[Node, ...]]] = [(root, ())]
-    while rest:
-        node, path = rest.pop()
+    stack: list[tuple[Any, tuple[Node, ...]]] = [(root, ())]
+    while stack:
+        node, path = stack.pop()
         if not isinstance(node, dict) or not isinstance(node.get("children"), list):
             raise DataFileError(f"{where}: a node of the tree has no list of children; leave the file out")
         yield node, path
-        rest += [(child, (*path, child)) for child in reversed(node["children"])]
+        stack += [(child, (*path, child)) for child in reversed(node["children"])]
 
 
-Valued = tuple[tuple[Node, ...], float]
+ScoredPath = tuple[tuple[Node, ...], float]
 """A path and its value in [0, 1]."""
 
 
-def _best_and_worst(root: Node, where: str) -> tuple[Valued, Valued]:
+def _best_and_worst(root: Node, where: str) -> tuple[ScoredPath, ScoredPath]:
     """Return the ended path of the highest mean value and that of the lowest; of several, the first
     one depth first. Raises `DataFileError` if no path ended or a node is malformed.
     """
@@ -151,9 +151,9 @@ def _best_and_worst(root: Node, where: str) -> tuple[Valued, Valued]:
     if not ended_paths:
         raise DataFileError(f"{where}: no path of the tree ended; leave the file out")
     # Rewards of ScienceWorld's server go up to 100, those of the others to 1.
-    most = 100 if max(value for _, value in ended_paths) > 1 else 1
+    max_reward = 100 if max(value for _, value in ended_paths) > 1 else 1
     best, worst = max(ended_paths, key=lambda item: item[1]), min(ended_paths, key=lambda item: item[1])
-    return (best[0], best[1] / most), (worst[0], worst[1] / most)
+    return (best[0], best[1] / max_reward), (worst[0], worst[1] / max_reward)
 
 
 def _value(node: Node, where: str) -> float:
@@ -194,11 +194,11 @@ def _split_at_difference(chosen: list[Any], rejected: list[Any]) -> Record:
         prompt_length += 1
     return {
         "prompt": chosen[:prompt_length],
-        "chosen": _until_reply(chosen[prompt_length:]),
-        "rejected": _until_reply(rejected[prompt_length:]),
+        "chosen": _without_last_user_turn(chosen[prompt_length:]),
+        "rejected": _without_last_user_turn(rejected[prompt_length:]),
     }
 
 
-def _until_reply(turns: list[Any]) -> list[Any]:
+def _without_last_user_turn(turns: list[Any]) -> list[Any]:
     last = turns[-1] if turns else None
     return turns[:-1] if isinstance(last, dict) and last.get("role") == "user" else turns

@@ -41,7 +41,7 @@ from tokenizers.decoders import DecodeStream
 from agentr_core.errors import DataFault, ModelDirectoryError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.samples.chat_template import ChatTemplate
-from agentr_core.samples.identity import IGNORED
+from agentr_core.samples.identity import IGNORE_INDEX
 from agentr_core.types import Message, Span
 
 # Texts as token ids: those of the chat template, and those that come from outside.
@@ -61,16 +61,17 @@ _LETTER = "\U00010a00"
 """A rare letter that is put before a text in place of the conversation before it. A word may go on
 after it, and pre-tokenizers that separate words from numbers or signs do so here.
 """
-_PROBES = ("a", "Thought: I", "1", "(a)", "'s", " a", "\n\n", "\na")
+_PROBE_TEXTS = ("a", "Thought: I", "1", "(a)", "'s", " a", "\n\n", "\na")
 """Texts that show whether a tokenizer adds something, such as a space, before its input."""
 
 
-class Marks:
-    """Placeholders ("marks") for what a template must not see: the texts of assistant turns, and
-    control tokens in texts from outside.
+class Placeholders:
+    """Placeholders for what a template must not see: the texts of assistant turns, and control
+    tokens in texts from outside.
 
     Args:
-        texts: all texts of a conversation; the marks are chosen so that they occur in none of them.
+        texts: all texts of a conversation; the placeholders are chosen so that they occur in none
+            of them.
         control: the texts of the control tokens.
     """
 
@@ -78,102 +79,102 @@ class Marks:
         salt = 0
         while any(f"@@{salt}-" in text for text in texts):
             salt += 1
-        self._sign = f"@@{salt}-"
-        self._covers = {text: f"{self._sign}control-{number}@@" for number, text in enumerate(control)}
-        self._texts = {cover: text for text, cover in self._covers.items()}
-        self._control = _pattern(control)
-        self._cover = _pattern(self._texts)
+        self._prefix = f"@@{salt}-"
+        self._placeholder_by_text = {text: f"{self._prefix}control-{number}@@" for number, text in enumerate(control)}
+        self._text_by_placeholder = {placeholder: text for text, placeholder in self._placeholder_by_text.items()}
+        self._control_pattern = _pattern(control)
+        self._placeholder_pattern = _pattern(self._text_by_placeholder)
 
-    def turn(self, number: int) -> str:
-        """Return the mark for assistant turn `number`, counted from 0."""
-        return f"{self._sign}assistant-turn-{number}@@"
+    def for_turn(self, number: int) -> str:
+        """Return the placeholder for assistant turn `number`, counted from 0."""
+        return f"{self._prefix}assistant-turn-{number}@@"
 
-    def cover(self, text: str) -> str:
-        """Return a text from outside with the control tokens in it replaced by their marks."""
-        return self._control.sub(lambda match: self._covers[match[0]], text)
+    def hide_control(self, text: str) -> str:
+        """Return a text from outside with the control tokens in it replaced by placeholders."""
+        return self._control_pattern.sub(lambda match: self._placeholder_by_text[match[0]], text)
 
-    def uncover(self, text: str) -> str:
-        """Return a text with the marks of control tokens replaced by the control tokens."""
-        return self._cover.sub(lambda match: self._texts[match[0]], text)
+    def restore_control(self, text: str) -> str:
+        """Return a text with the placeholders of control tokens replaced by these tokens."""
+        return self._placeholder_pattern.sub(lambda match: self._text_by_placeholder[match[0]], text)
 
-    def covers(self, text: str) -> bool:
-        """Return whether a text contains marks of control tokens."""
-        return self._sign in text and self._cover.search(text) is not None
+    def hides_control(self, text: str) -> bool:
+        """Return whether a text contains placeholders of control tokens."""
+        return self._prefix in text and self._placeholder_pattern.search(text) is not None
 
 
 class Encoder:
     """Encodes texts as token ids with one tokenizer. Thread-safe.
 
-    `special` maps the ids of its special tokens to their texts. `control` are the texts of all
-    control tokens: the special tokens, and the added tokens that separate turns in `template_text`.
-    The methods encode a text that follows the token `before`, or that begins the conversation if
-    that is None.
+    `control_texts` are the texts of all control tokens: the special tokens, and the added tokens
+    that separate turns in `template_text`. The methods encode a text that follows the token
+    `previous_id`, or that begins the conversation if that is None.
 
     Args:
         template_text: a conversation as rendered by the chat template.
     """
 
     def __init__(self, tokenizer: Any, template_text: str = "") -> None:
-        self._added = {number: token for number, token in tokenizer.added_tokens_decoder.items() if str(token)}
-        self.special = {number: str(token) for number, token in self._added.items() if token.special}
+        self._added_tokens = {number: token for number, token in tokenizer.added_tokens_decoder.items() if str(token)}
+        self.special_text_by_id = {number: str(token) for number, token in self._added_tokens.items() if token.special}
         # Of the added tokens that are not special, those that the template writes and that can
         # separate turns. White space, words and single signs cannot: tokenizers add tokens for
         # these to encode texts in fewer tokens.
         control = {
             number: token
-            for number, token in self._added.items()
+            for number, token in self._added_tokens.items()
             if token.special
             or (len(text := str(token)) > 1 and not re.fullmatch(r"[\w\s▁]*", text) and text in template_text)
         }
-        self.control = tuple(map(str, control.values()))
+        self.control_texts = tuple(map(str, control.values()))
         # The token of unknown characters does not separate turns, whatever its text is.
-        self._ids = frozenset(control) - {tokenizer.unk_token_id}
+        self._control_ids = frozenset(control) - {tokenizer.unk_token_id}
         self._tokenizer = tokenizer
         self._lock = Lock()
-        self._control_pattern = _pattern(self.control)
+        self._control_pattern = _pattern(self.control_texts)
         # Some tokens include the space beside them in a text.
         patterns = [
             (r"\s*" if token.lstrip else "") + re.escape(str(token)) + (r"\s*" if token.rstrip else "")
             for token in _longest_first(control.values())
         ]
         self._written_token = re.compile("|".join(patterns) or r"(?!)")
-        self._inside = _Inside(tokenizer)
-        self._encoded = lru_cache(_CACHED_SEGMENTS)(self._template)
-        self._characters = lru_cache(_CACHED_SEGMENTS)(self._outside)
+        self._middle_encoder = _MiddleEncoder(tokenizer)
+        self._cached_encode_template = lru_cache(_CACHED_SEGMENTS)(self._encode_template)
+        self._cached_encode_plain = lru_cache(_CACHED_SEGMENTS)(self._encode_plain)
 
-    def piece(self, text: str, marks: Marks, before: int | None = None) -> tuple[int, ...]:
+    def piece_ids(self, text: str, placeholders: Placeholders, previous_id: int | None = None) -> tuple[int, ...]:
         """Return the ids of a piece of a rendered conversation in which control tokens from outside
-        are replaced by `marks`: control tokens become tokens, and marks plain characters.
+        are replaced by `placeholders`: control tokens become tokens, and what the placeholders
+        stand for plain characters.
 
-        Raises `DataFault` as `outside` does.
+        Raises `DataFault` as `plain_ids` does.
         """
-        if not marks.covers(text):
-            return self.template(text, before)
+        if not placeholders.hides_control(text):
+            return self.template_ids(text, previous_id)
         ids: list[int] = []
         start = 0
 
         for match in self._written_token.finditer(text):
-            ids += self.outside(marks.uncover(text[start : match.start()]), last_of(ids, before))
-            ids += self.template(match[0], last_of(ids, before))
+            ids += self.plain_ids(placeholders.restore_control(text[start : match.start()]), last_id(ids, previous_id))
+            ids += self.template_ids(match[0], last_id(ids, previous_id))
             start = match.end()
-        return (*ids, *self.outside(marks.uncover(text[start:]), last_of(ids, before)))
+        return (*ids, *self.plain_ids(placeholders.restore_control(text[start:]), last_id(ids, previous_id)))
 
-    def template(self, text: str, before: int | None = None) -> tuple[int, ...]:
+    def template_ids(self, text: str, previous_id: int | None = None) -> tuple[int, ...]:
         """Return the ids of a text of the template, in which control tokens become tokens."""
-        return self._encoded(text, self._context(before)) if text else ()
+        return self._cached_encode_template(text, self._position_of(previous_id)) if text else ()
 
-    def outside(self, text: str, before: int | None = None) -> tuple[int, ...]:
+    def plain_ids(self, text: str, previous_id: int | None = None) -> tuple[int, ...]:
         """Return the ids of a text from outside, in which control tokens become plain characters.
 
         Raises `DataFault` when the tokenizer cannot encode them as characters.
         """
-        return self._characters(text, self._context(before)) if text else ()
+        return self._cached_encode_plain(text, self._position_of(previous_id)) if text else ()
 
-    def text(self, ids: Sequence[int], before: int | None) -> str:
-        """Decode sampled ids that follow the token `before`, without special tokens. Unlike when
-        the ids are decoded alone, a space that they begin with is kept.
+    def decode(self, ids: Sequence[int], previous_id: int | None) -> str:
+        """Decode sampled ids that follow the token `previous_id`, without special tokens. Unlike
+        when the ids are decoded alone, a space that they begin with is kept.
         """
-        head = self._inside.head if self._goes_on(self._context(before)) else ()
+        head = self._middle_encoder.head_ids if self._is_in_middle(self._position_of(previous_id)) else ()
         start, full_text = (
             str(self._tokenizer.decode(list(part), skip_special_tokens=True, clean_up_tokenization_spaces=False))
             if part
@@ -182,37 +183,37 @@ class Encoder:
         )
         return full_text.removeprefix(start)
 
-    def _context(self, before: int | None) -> int | None:
+    def _position_of(self, before: int | None) -> int | None:
         """Return the position of a text, as far as its ids depend on it: None if it is encoded as
         at the beginning, the id of the added token that it follows, or -1 within other text.
         """
-        if before in self._added:
-            return before if self._inside.matters or self._added[before].rstrip else None
-        return -1 if self._inside.matters and before is not None else None
+        if before in self._added_tokens:
+            return before if self._middle_encoder.position_matters or self._added_tokens[before].rstrip else None
+        return -1 if self._middle_encoder.position_matters and before is not None else None
 
-    def _template(self, text: str, before: int | None) -> tuple[int, ...]:
+    def _encode_template(self, text: str, before: int | None) -> tuple[int, ...]:
         if before is None:
             return self._encode(text)
         if before < 0:
-            return self._inside.encode(text)
+            return self._middle_encoder.encode(text)
         # Some added tokens include the spaces after them; after others a tokenizer adds a space.
-        token = str(self._added[before])
+        token = str(self._added_tokens[before])
         ids = self._encode(token + text)
         # The token and the beginning of the text together may be another token.
         return ids[1:] if ids[:1] == (before,) else self._encode(text)
 
-    def _outside(self, text: str, before: int | None) -> tuple[int, ...]:
+    def _encode_plain(self, text: str, before: int | None) -> tuple[int, ...]:
         if not self._control_pattern.search(text):
-            return self._template(text, before)
+            return self._encode_template(text, before)
         ids = self._split(text, before)
-        if self._ids.isdisjoint(ids):
+        if self._control_ids.isdisjoint(ids):
             return ids
         # The tokenizer still finds control tokens that are not marked as special. It does not if
         # their texts are encoded in parts.
-        first, *rest = self._parted(text)
+        first, *rest = self._split_control(text)
         ids = (*self._split(first, before), *chain.from_iterable(self._split(part, -1) for part in rest))
-        if not self._ids.isdisjoint(ids):
-            control_id = next(token for token in ids if token in self._ids)
+        if not self._control_ids.isdisjoint(ids):
+            control_id = next(token for token in ids if token in self._control_ids)
             raise DataFault(
                 f"the tokenizer {self._tokenizer.name_or_path!r} reads a control token (id {control_id}) in the text "
                 f"{text[:80]!r} and has no other way to write it; use a tokenizer with a plain form of every text"
@@ -221,21 +222,21 @@ class Encoder:
 
     def _split(self, text: str, before: int | None) -> tuple[int, ...]:
         """Return the ids of a text in which special tokens become plain characters; `before` is as
-        from `_context`.
+        from `_position_of`.
         """
-        if self._goes_on(before):
-            return self._inside.encode(text, split=True)
+        if self._is_in_middle(before):
+            return self._middle_encoder.encode(text, split=True)
         return self._encode(text, split_special_tokens=True)
 
-    def _goes_on(self, before: int | None) -> bool:
-        """Return whether a text at the position `before`, as from `_context`, is tokenised
-        differently than at the beginning.
+    def _is_in_middle(self, before: int | None) -> bool:
+        """Return whether a text at the position `before`, as from `_position_of`, is
+        tokenised differently than at the beginning.
         """
-        if before is None or not self._inside.matters:
+        if before is None or not self._middle_encoder.position_matters:
             return False
-        return before < 0 or self.template(_PROBES[0], before) != self._encode(_PROBES[0])
+        return before < 0 or self.template_ids(_PROBE_TEXTS[0], before) != self._encode(_PROBE_TEXTS[0])
 
-    def _parted(self, text: str) -> list[str]:
+    def _split_control(self, text: str) -> list[str]:
         """Split a text into parts without control tokens, by cutting each control token after its
         first character.
         """
@@ -243,7 +244,7 @@ class Encoder:
         if match is None or len(match[0]) < 2:
             return [text] if text else []
         end = match.start() + 1
-        return [text[:end], *self._parted(text[end:])]
+        return [text[:end], *self._split_control(text[end:])]
 
     def _encode(self, text: str, **options: bool) -> tuple[int, ...]:
         # A fast tokenizer refuses to be used by two threads at once while its padding settings
@@ -252,29 +253,29 @@ class Encoder:
             return tuple(self._tokenizer(text, add_special_tokens=False, **options)["input_ids"])
 
 
-class _Inside:
+class _MiddleEncoder:
     """Encodes texts as they are encoded in the middle of other text. Thread-safe.
 
-    `matters` says whether the ids may differ from those at the beginning; `head` are the ids of the
-    text that is put before, `_LETTER`.
+    `position_matters` says whether the ids may differ from those at the beginning; `head_ids` are
+    the ids of the text that is put before, `_LETTER`.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._lock = Lock()
         self._tokenizer = tokenizer
         self._splitter: Any = None
-        self.matters = False
-        self.head: tuple[int, ...] = ()
+        self.position_matters = False
+        self.head_ids: tuple[int, ...] = ()
         # Whether the tokenizer may put a space before its input, judged by its parts. Most do not,
         # and need no copy. Nor is one made for a tokenizer without tokens for line breaks, which
         # puts a space before each line.
         if not getattr(tokenizer, "is_fast", False):
-            adds = hasattr(tokenizer, "sp_model")
+            adds_space = hasattr(tokenizer, "sp_model")
         else:
             backend = tokenizer.backend_tokenizer
             parts = f"{backend.normalizer} {backend.pre_tokenizer}"
-            adds = any(name in parts for name in ("Prepend", "Metaspace", "add_prefix_space=True"))
-        if not adds or not self._plain("\n"):
+            adds_space = any(name in parts for name in ("Prepend", "Metaspace", "add_prefix_space=True"))
+        if not adds_space or not self._plain("\n"):
             return
         if tokenizer.is_fast:
             # The copy makes `_LETTER` a token of its own, so that the tokens of the text after it
@@ -283,16 +284,16 @@ class _Inside:
             copy.no_padding()
             copy.no_truncation()
             as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(_LETTER)[0][0]
-            letter = pre_tokenizers.Split(Regex(f"{_LETTER}|{re.escape(as_bytes)}"), "isolated")
+            letter_splitter = pre_tokenizers.Split(Regex(f"{_LETTER}|{re.escape(as_bytes)}"), "isolated")
             before = [copy.pre_tokenizer] if copy.pre_tokenizer else []
-            copy.pre_tokenizer = pre_tokenizers.Sequence([*before, letter])
+            copy.pre_tokenizer = pre_tokenizers.Sequence([*before, letter_splitter])
             self._splitter = copy
-        self.head = self._encode_whole(_LETTER, split=False)
-        self.matters = any(self.encode(text) != self._plain(text) for text in _PROBES)
+        self.head_ids = self._encode_whole(_LETTER, split=False)
+        self.position_matters = any(self.encode(text) != self._plain(text) for text in _PROBE_TEXTS)
 
     def encode(self, text: str, *, split: bool = False) -> tuple[int, ...]:
         """Return the ids of a text. With `split`, special tokens in it become plain characters."""
-        return self._encode_whole(_LETTER + text, split=split)[len(self.head) :]
+        return self._encode_whole(_LETTER + text, split=split)[len(self.head_ids) :]
 
     def _encode_whole(self, text: str, *, split: bool) -> tuple[int, ...]:
         with self._lock:
@@ -306,9 +307,9 @@ class _Inside:
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def last_of(ids: Sequence[int], before: int | None = None) -> int | None:
-    """Return the last token id, or `before` if `ids` is empty."""
-    return ids[-1] if ids else before
+def last_id(ids: Sequence[int], previous_id: int | None = None) -> int | None:
+    """Return the last token id, or `previous_id` if `ids` is empty."""
+    return ids[-1] if ids else previous_id
 
 
 def _pattern(texts: Iterable[str]) -> re.Pattern[str]:
@@ -319,7 +320,7 @@ def _longest_first(texts: Iterable[T]) -> list[T]:
     return sorted(texts, key=lambda text: (-len(str(text)), str(text)))
 
 
-TEMPLATE, OWN_TURN = "template", "template's own turn"
+TEMPLATE, TEMPLATE_TURN = "template", "template's own turn"
 NO_TEXT = "\ufffd"
 """The text shown for a token that ends within a multi-byte character."""
 _TAG_TOKENS = 16
@@ -335,12 +336,12 @@ class RenderedSample(NamedTuple):
     labels: list[int]
 
 
-class ReadToken(NamedTuple):
+class RenderedToken(NamedTuple):
     """A token of a rendered conversation, what it adds to the text, and whether it carries loss.
 
     `writer` says where it comes from: the role of a turn ("user", or "user, example" for a turn of
-    an example), `TEMPLATE`, `OWN_TURN` (a turn that the template adds), "BOS" or "end of turn". It
-    is "read" where the turn is not known, since the tokenizer changes texts.
+    an example), `TEMPLATE`, `TEMPLATE_TURN` (a turn that the template adds), "BOS" or "end of
+    turn". It is "read" where the turn is not known, since the tokenizer changes texts.
     """
 
     token: int
@@ -405,18 +406,18 @@ class Renderer:
 
     def __init__(self, tokenizer: Any, *, at: datetime | None = None) -> None:
         self._tokenizer = tokenizer
-        self._chat = ChatTemplate(tokenizer, at)
+        self._chat_template = ChatTemplate(tokenizer, at)
         # What the template writes around a user turn and, if it takes one, a tool turn. There is no
         # reply: what a template writes in one, such as <think>, models also write themselves.
         user, tool = Message(role="user", text="?"), Message(role="tool", text="?")
-        template_text = self._template([user], Marks((), ()), prompt=False)
+        template_text = self._template([user], Placeholders((), ()), prompt=False)
         with suppress(DataFault):
-            template_text += self._template([user, tool], Marks((), ()), prompt=False)
+            template_text += self._template([user, tool], Placeholders((), ()), prompt=False)
         self._encoder = Encoder(tokenizer, template_text)
-        self.end_of_turn, self._end_text = self._find_end_of_turn()
+        self.end_of_turn, self._end_of_turn_text = self._find_end_of_turn()
 
     @property
-    def vocabulary(self) -> int:
+    def vocabulary_size(self) -> int:
         """The size of the tokenizer's vocabulary: its highest token id plus 1."""
         return int(max(self._tokenizer.get_vocab().values())) + 1
 
@@ -434,10 +435,10 @@ class Renderer:
                 "a prompt must end with a system or user turn, or with spans of an assistant turn after one; drop the "
                 "trailing assistant turn"
             )
-        marks = self._marks(before)
-        ids, _ = self._join(before, self._pieces(before, marks, prompt=True), marks)
+        placeholders = self._marks(before)
+        ids, _ = self._join(before, self._pieces(before, placeholders, prompt=True), placeholders)
         for span in spans:
-            ids += self.inner_ids(span, last_of(ids))
+            ids += self.inner_ids(span, last_id(ids))
         return ids
 
     def opens_thought(self, prompt: Sequence[int]) -> bool:
@@ -461,19 +462,19 @@ class Renderer:
                 raise DataFault(
                     f"turn {position} is a {message.role} turn with train=True; only assistant turns are trained"
                 )
-        marks = self._marks(messages)
-        pieces = self._pieces(messages, marks, prompt=False)
-        turns = [position for position, m in enumerate(messages) if m.role == "assistant"]
-        for number, position in enumerate(turns):
+        placeholders = self._marks(messages)
+        pieces = self._pieces(messages, placeholders, prompt=False)
+        reply_positions = [position for position, m in enumerate(messages) if m.role == "assistant"]
+        for number, position in enumerate(reply_positions):
             if position == 0:
                 raise DataFault("a conversation cannot begin with an assistant turn: there is no prompt for it")
-            if self._pieces(messages[:position], marks, prompt=True) != list(pieces[: number + 1]):
+            if self._pieces(messages[:position], placeholders, prompt=True) != list(pieces[: number + 1]):
                 raise DataFault(
                     f"with this chat template the prompt of turn {position} is not a prefix of the whole conversation, "
                     "so training would not see what was sampled; put a template that renders earlier turns unchanged "
                     "into its chat_template.jinja, such as one of data/chat_templates"
                 )
-        return RenderedSample(*self._join(messages, pieces, marks))
+        return RenderedSample(*self._join(messages, pieces, placeholders))
 
     def is_cut(self, reply: Message | Span) -> bool:
         """Return whether a reply was cut by its token limit.
@@ -483,36 +484,36 @@ class Renderer:
         """
         if reply.finish_reason is not None:
             return reply.finish_reason == "length"
-        ids = self.own_ids(reply)
-        return bool(ids) and not self._has_end(ids)
+        ids = self.sampled_ids(reply)
+        return bool(ids) and not self._ends_with_special(ids)
 
-    def own_ids(self, reply: Message | Span) -> tuple[int, ...]:
+    def sampled_ids(self, reply: Message | Span) -> tuple[int, ...]:
         """Return the sampled token ids of a reply if they are of this tokenizer; otherwise empty,
         and the text of the reply is tokenised again.
         """
-        is_own = reply.tokenizer is None or reply.tokenizer == self.fingerprint
-        return (reply.token_ids or ()) if is_own else ()
+        is_same_tokenizer = reply.tokenizer is None or reply.tokenizer == self.fingerprint
+        return (reply.token_ids or ()) if is_same_tokenizer else ()
 
-    def inner_ids(self, span: Span, before: int | None) -> tuple[int, ...]:
-        """Return the ids of a span that follows the token `before` and is not the last of its turn.
-        An end token that it was sampled with is left out.
+    def inner_ids(self, span: Span, previous_id: int | None) -> tuple[int, ...]:
+        """Return the ids of a span that follows the token `previous_id` and is not the last of its
+        turn. An end token that it was sampled with is left out.
         """
-        ids = self.own_ids(span)
+        ids = self.sampled_ids(span)
         if not ids:
-            return self._encoder.outside(span.text, before)
-        return ids[:-1] if self._has_end(ids) and not self.is_cut(span) else ids
+            return self._encoder.plain_ids(span.text, previous_id)
+        return ids[:-1] if self._ends_with_special(ids) and not self.is_cut(span) else ids
 
     def text(self, ids: Sequence[int], prompt: Sequence[int]) -> str:
         """Decode sampled ids that follow a prompt, without special tokens."""
-        return self._encoder.text(ids, last_of(prompt))
+        return self._encoder.decode(ids, last_id(prompt))
 
-    def explain(self, messages: Sequence[Message]) -> list[ReadToken]:
+    def rendered_tokens(self, messages: Sequence[Message]) -> list[RenderedToken]:
         """Return each token of a rendered conversation, in order, with where it comes from. Raises
         `DataFault` as `render_sample` does.
         """
         ids, labels = self.render_sample(messages)
-        marks = self._marks(messages)
-        segments = self._segments(messages, self._pieces(messages, marks, prompt=False), marks)
+        placeholders = self._marks(messages)
+        segments = self._segments(messages, self._pieces(messages, placeholders, prompt=False), placeholders)
         # What each token adds to the text of those before it. If a character has several tokens,
         # all but the last add nothing.
         if getattr(self._tokenizer, "is_fast", False):
@@ -522,12 +523,16 @@ class Renderer:
             token_texts = [str(self._tokenizer.decode([token], skip_special_tokens=False)) for token in ids]
         writers: list[str] = []
         for segment in segments:
-            writers += self._writers(segment, token_texts[len(writers) : len(writers) + len(segment.ids)], marks)
+            writers += self._writers_of_tokens(
+                segment, token_texts[len(writers) : len(writers) + len(segment.ids)], placeholders
+            )
         bos = self._tokenizer.bos_token_id
         if ids[:1] == [bos] and ids.count(bos) == 1:  # Else it is the token with which each turn begins.
             writers[0] = "BOS"
         return [
-            ReadToken(token, text or NO_TEXT, "end of turn" if token == self.end_of_turn else writer, label != IGNORED)
+            RenderedToken(
+                token, text or NO_TEXT, "end of turn" if token == self.end_of_turn else writer, label != IGNORE_INDEX
+            )
             for token, text, writer, label in zip(ids, token_texts, writers, labels, strict=True)
         ]
 
@@ -536,21 +541,21 @@ class Renderer:
         """A hash of the tokenizer's vocabulary, special tokens and chat template. Tokenizers whose
         ids mean different things have different ones.
         """
-        special = sorted(self._encoder.special.items())
+        special = sorted(self._encoder.special_text_by_id.items())
         vocabulary = sorted(self._tokenizer.get_vocab().items())
         return fingerprint("tokenizer", vocabulary, special, self._tokenizer.chat_template)
 
-    def _marks(self, messages: Sequence[Message]) -> Marks:
-        return Marks([message.text for message in messages], self._encoder.control)
+    def _marks(self, messages: Sequence[Message]) -> Placeholders:
+        return Placeholders([message.text for message in messages], self._encoder.control_texts)
 
-    def _pieces(self, messages: Sequence[Message], marks: Marks, *, prompt: bool) -> list[str]:
+    def _pieces(self, messages: Sequence[Message], placeholders: Placeholders, *, prompt: bool) -> list[str]:
         """Render a conversation, and return the pieces of text before, between and after its
         assistant turns: one more than there are such turns. Each but the first begins with the end
         of turn. Raises `DataFault` if the template drops, repeats or changes assistant turns.
         """
-        text = self._template(messages, marks, prompt=prompt)
+        text = self._template(messages, placeholders, prompt=prompt)
         pieces = []
-        for marker in (marks.turn(i) for i in range(sum(m.role == "assistant" for m in messages))):
+        for marker in (placeholders.for_turn(i) for i in range(sum(m.role == "assistant" for m in messages))):
             if text.count(marker) != 1:
                 raise DataFault(
                     f"the chat template does not render each assistant turn once and unchanged ({marker!r} occurs "
@@ -560,59 +565,71 @@ class Renderer:
             pieces.append(before)
         pieces.append(text)
         for piece in pieces[1:]:
-            if not piece.startswith(self._end_text):
-                raise DataFault(f"the chat template does not end every assistant turn with {self._end_text!r}")
+            if not piece.startswith(self._end_of_turn_text):
+                raise DataFault(f"the chat template does not end every assistant turn with {self._end_of_turn_text!r}")
         return pieces
 
-    def _join(self, messages: Sequence[Message], pieces: Sequence[str], marks: Marks) -> tuple[list[int], list[int]]:
-        segments = self._segments(messages, pieces, marks)
+    def _join(
+        self, messages: Sequence[Message], pieces: Sequence[str], placeholders: Placeholders
+    ) -> tuple[list[int], list[int]]:
+        segments = self._segments(messages, pieces, placeholders)
         ids = [token for segment in segments for token in segment.ids]
-        labels = [token if segment.train else IGNORED for segment in segments for token in segment.ids]
+        labels = [token if segment.train else IGNORE_INDEX for segment in segments for token in segment.ids]
         return ids, labels
 
-    def _segments(self, messages: Sequence[Message], pieces: Sequence[str], marks: Marks) -> list[_Segment]:
+    def _segments(
+        self, messages: Sequence[Message], pieces: Sequence[str], placeholders: Placeholders
+    ) -> list[_Segment]:
         segments: list[_Segment] = []
         before: int | None = None
 
         def add(ids: Sequence[int], turns: Sequence[Message], *, train: bool = False, piece: str | None = None) -> None:
             nonlocal before
-            before = last_of(ids, before)
+            before = last_id(ids, before)
             segments.append(_Segment(ids, train, turns, piece))
 
-        replies = [at for at, message in enumerate(messages) if message.role == "assistant"]
+        replies = [position for position, message in enumerate(messages) if message.role == "assistant"]
         ends = (*replies, len(messages))
-        add(self._encoder.piece(pieces[0], marks), messages[: ends[0]], piece=pieces[0])
-        for at, end, piece in zip(replies, ends[1:], pieces[1:], strict=True):
-            turn = messages[at]
+        add(self._encoder.piece_ids(pieces[0], placeholders), messages[: ends[0]], piece=pieces[0])
+        for position, end, piece in zip(replies, ends[1:], pieces[1:], strict=True):
+            turn = messages[position]
             *inner, last = turn.parts
             for span in inner:
                 add(self.inner_ids(span, before), [turn], train=span.train)
-            ids = self.own_ids(last) or self._encoder.outside(last.text, before)
+            ids = self.sampled_ids(last) or self._encoder.plain_ids(last.text, before)
             add(ids, [turn], train=last.train)
             if ids[-1:] != (self.end_of_turn,):
-                add((self.end_of_turn,), [], train=last.train and self._trains_closing(last, grown=bool(turn.spans)))
-            rest = piece[len(self._end_text) :]
-            add(self._encoder.piece(rest, marks, before), messages[at + 1 : end], piece=rest)
+                add(
+                    (self.end_of_turn,), [], train=last.train and self._trains_end_of_turn(last, grown=bool(turn.spans))
+                )
+            template_piece = piece[len(self._end_of_turn_text) :]
+            add(
+                self._encoder.piece_ids(template_piece, placeholders, before),
+                messages[position + 1 : end],
+                piece=template_piece,
+            )
         return segments
 
-    def _writers(self, segment: _Segment, token_texts: Sequence[str], marks: Marks) -> list[str]:
+    def _writers_of_tokens(
+        self, segment: _Segment, token_texts: Sequence[str], placeholders: Placeholders
+    ) -> list[str]:
         """Return the `ReadToken.writer` of each token of a segment; `token_texts` is what each
         token adds to the text.
         """
         if segment.piece is None:
             return [_turn_name(turn) for turn in segment.turns for _ in segment.ids] or [TEMPLATE] * len(segment.ids)
-        if "".join(token_texts) != marks.uncover(segment.piece):
+        if "".join(token_texts) != placeholders.restore_control(segment.piece):
             # The tokenizer changes texts, so the position of a token in them is not known.
-            return [TEMPLATE if token in self._encoder.special else "read" for token in segment.ids]
+            return [TEMPLATE if token in self._encoder.special_text_by_id else "read" for token in segment.ids]
         # The positions of the turns' texts in the piece, with control tokens in place of marks.
         # Texts that the template changed are left out.
         spans, end = [], 0
         for turn in segment.turns:
-            covered_text = marks.cover(turn.text).strip()
+            covered_text = placeholders.hide_control(turn.text).strip()
             start = segment.piece.find(covered_text, end)
             if start >= 0:
                 end = start + len(covered_text)
-                first, last = (len(marks.uncover(segment.piece[:position])) for position in (start, end))
+                first, last = (len(placeholders.restore_control(segment.piece[:position])) for position in (start, end))
                 spans.append((_turn_name(turn), first, last))
         writers = []
         at = 0
@@ -625,26 +642,26 @@ class Renderer:
             # of a turn of the conversation.
             start = 0
             for position, (token, writer) in enumerate(zip(segment.ids, writers, strict=True)):
-                if writer not in (TEMPLATE, OWN_TURN):
+                if writer not in (TEMPLATE, TEMPLATE_TURN):
                     start = -1
                 elif token == self.end_of_turn:
                     if start >= 0:
-                        writers[start : position + 1] = [OWN_TURN] * (position + 1 - start)
+                        writers[start : position + 1] = [TEMPLATE_TURN] * (position + 1 - start)
                     start = position + 1
         return writers
 
-    def _trains_closing(self, reply: Span, *, grown: bool) -> bool:
+    def _trains_end_of_turn(self, reply: Span, *, grown: bool) -> bool:
         """Return whether the end of turn after a reply carries loss though it is not among the
         reply's own tokens.
         """
         if grown:
             # A sampled reply without an end token ended with a stop string. One without text
             # consisted of its end token alone, of another tokenizer.
-            return reply.is_external or not (reply.text or self.own_ids(reply) or self.is_cut(reply))
+            return reply.is_external or not (reply.text or self.sampled_ids(reply) or self.is_cut(reply))
         # A reply that ended with another end token has an end already, and one that ended with a
         # stop string has none. Some servers do not report the end token.
-        ids = self.own_ids(reply)
-        if self.is_cut(reply) or self._has_end(ids) or (ids and reply.tokenizer is not None):
+        ids = self.sampled_ids(reply)
+        if self.is_cut(reply) or self._ends_with_special(ids) or (ids and reply.tokenizer is not None):
             # A sampler that names its tokenizer reports every end token, so a stop string ended
             # this reply. The text cannot show it: a stop string may be white space.
             return False
@@ -652,19 +669,24 @@ class Renderer:
         sampled_text, text = self._tokenizer.decode(ids).strip() if ids else "", reply.text.strip()
         return not (len(sampled_text) > len(text) and sampled_text.startswith(text))
 
-    def _has_end(self, ids: Sequence[int]) -> bool:
-        return bool(ids and ids[-1] in self._encoder.special)
+    def _ends_with_special(self, ids: Sequence[int]) -> bool:
+        return bool(ids and ids[-1] in self._encoder.special_text_by_id)
 
-    def _template(self, messages: Sequence[Message], marks: Marks, *, prompt: bool) -> str:
+    def _template(self, messages: Sequence[Message], placeholders: Placeholders, *, prompt: bool) -> str:
         numbers = count()
         turns = [
-            {"role": m.role, "content": marks.turn(next(numbers)) if m.role == "assistant" else marks.cover(m.text)}
+            {
+                "role": m.role,
+                "content": placeholders.for_turn(next(numbers))
+                if m.role == "assistant"
+                else placeholders.hide_control(m.text),
+            }
             for m in messages
         ]
         if not turns or turns[0]["role"] != "tools":
-            return self._chat.text(turns, prompt=prompt)
+            return self._chat_template.render(turns, prompt=prompt)
         tools = json.loads(turns[0]["content"])
-        text = self._chat.text(turns[1:], prompt=prompt, tools=tools)
+        text = self._chat_template.render(turns[1:], prompt=prompt, tools=tools)
         if missing := [tool["function"]["name"] for tool in tools if f'"{tool["function"]["name"]}"' not in text]:
             raise DataFault(
                 f"the chat template does not tell the model of its tools ({missing[0]}); put one that takes tools into "
@@ -675,9 +697,11 @@ class Renderer:
 
     def _find_end_of_turn(self) -> tuple[int, str]:
         turns = [Message(role="user", text="?"), Message(role="assistant", text="")]
-        marks = self._marks(turns)
-        _, _, tail = self._template(turns, marks, prompt=False).partition(marks.turn(0))
-        for number, text in sorted(self._encoder.special.items(), key=lambda item: len(item[1]), reverse=True):
+        placeholders = self._marks(turns)
+        _, _, tail = self._template(turns, placeholders, prompt=False).partition(placeholders.for_turn(0))
+        for number, text in sorted(
+            self._encoder.special_text_by_id.items(), key=lambda item: len(item[1]), reverse=True
+        ):
             if tail.startswith(text):
                 return number, text
         raise ModelDirectoryError(
@@ -690,22 +714,24 @@ def _turn_name(turn: Message) -> str:
     return f"{turn.role}, example" if turn.example else turn.role
 
 
-def trained_tokens(labels: Sequence[int]) -> int:
+def count_trained(labels: Sequence[int]) -> int:
     """Return how many tokens carry loss."""
-    return sum(label != IGNORED for label in labels)
+    return sum(label != IGNORE_INDEX for label in labels)
 
 
-def check_sample(sample: RenderedSample) -> None:
+def check_labels(sample: RenderedSample) -> None:
     """Raise `DataFault` when a sample cannot be trained on: no trained token, or labels that are
     not its ids.
     """
     ids, labels = sample
     if len(ids) != len(labels):
         raise DataFault(f"a sample has {len(ids)} token ids and {len(labels)} labels; they must be equally many")
-    if not trained_tokens(labels):
+    if not count_trained(labels):
         raise DataFault("the loss mask of a sample is empty; mark at least one assistant turn with train=True")
-    wrong = [i for i, (token, label) in enumerate(zip(ids, labels, strict=True)) if label not in (IGNORED, token)]
-    if wrong:
+    wrong_positions = [
+        i for i, (token, label) in enumerate(zip(ids, labels, strict=True)) if label not in (IGNORE_INDEX, token)
+    ]
+    if wrong_positions:
         raise DataFault(
-            f"the label at token {wrong[0]} is neither -100 nor the token's own id; render the sample again"
+            f"the label at token {wrong_positions[0]} is neither -100 nor the token's own id; render the sample again"
         )

@@ -15,10 +15,10 @@ from typing import Any
 
 from agentr_core.errors import DataFileError
 
-SESSION = "session_of"
+AGENT_FIELD = "session_of"
 """The field of a session's record that names its coding agent."""
 _LINES = "lines"
-NOTE = "agentr"
+NOTE_FIELD = "agentr"
 """The field in which `agentr export` stores what the formats have no field for: in the first line
 of a session, and in a tool definition of a Claude Code session.
 """
@@ -26,7 +26,7 @@ Line = Mapping[str, Any]
 Turn = dict[str, Any]
 
 
-def writer_of(text: str) -> str:
+def agent_of(text: str) -> str:
     """Return the name of the coding agent that wrote a session file, judged by the first line of
     its text; empty for any other file.
     """
@@ -45,27 +45,27 @@ def writer_of(text: str) -> str:
     return ""
 
 
-def session(agent: str, lines: Sequence[Line], name: str) -> dict[str, Any]:
+def session_record(agent: str, lines: Sequence[Line], name: str) -> dict[str, Any]:
     """Return the lines of a session as one record; its `id` is `name`, that of the file."""
     note_fields = {"instance_id": key} if isinstance(key := _note(lines).get("instance_id"), str) else {}
-    return {SESSION: agent, "id": name, **note_fields, _LINES: list(lines)}
+    return {AGENT_FIELD: agent, "id": name, **note_fields, _LINES: list(lines)}
 
 
 def _note(lines: Sequence[Line]) -> Line:
-    note = lines[0].get(NOTE) if lines else None
+    note = lines[0].get(NOTE_FIELD) if lines else None
     return note if isinstance(note, dict) else {}
 
 
-def plain(record: dict[str, Any], where: str) -> dict[str, Any]:
+def session_as_conversation(record: dict[str, Any], where: str) -> dict[str, Any]:
     """Convert the record of a session to one with `messages` and, if it defines any, `tools`; any
     other record is returned as it is.
 
     Raises `DataFileError` for a session that was compacted or rolled back, since what the agent
     read is then not one conversation, and for content that is not text.
     """
-    if SESSION not in record:
+    if AGENT_FIELD not in record:
         return record
-    system, turns, tools = _READERS[record[SESSION]](record[_LINES], where)
+    system, turns, tools = _READERS[record[AGENT_FIELD]](record[_LINES], where)
     note = _note(record[_LINES])
     system, tools = system or note.get("system", ""), tools or note.get("tools", [])
     messages: list[Turn] = []
@@ -79,14 +79,14 @@ def plain(record: dict[str, Any], where: str) -> dict[str, Any]:
     return {"id": record["id"], "messages": messages, **({"tools": tools} if tools else {})}
 
 
-def fields_unread(record: Mapping[str, Any]) -> frozenset[str]:
+def unread_fields(record: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of the fields of a session's lines that have a value and are not read, and
     of the kinds of lines that are not read.
     """
-    return frozenset(_unread(record[SESSION], record[_LINES]))
+    return frozenset(_unread(record[AGENT_FIELD], record[_LINES]))
 
 
-def _texts(content: Any, where: str, kinds: Sequence[str] = ("text", "input_text", "output_text")) -> str:
+def _text_of_blocks(content: Any, where: str, kinds: Sequence[str] = ("text", "input_text", "output_text")) -> str:
     if isinstance(content, str):
         return content
     blocks = content if isinstance(content, list) else [content]
@@ -97,14 +97,14 @@ def _texts(content: Any, where: str, kinds: Sequence[str] = ("text", "input_text
     return "".join(block["text"] for block in blocks)
 
 
-def _compacted(where: str) -> DataFileError:
+def _compacted_error(where: str) -> DataFileError:
     return DataFileError(
         f"{where}: the session was compacted or rolled back there, so what its agent read is not one conversation; "
         "leave it out"
     )
 
 
-def _ancestors(lines: Sequence[Line], key: str, parent: str, last: Line) -> set[str]:
+def _path_ids(lines: Sequence[Line], key: str, parent: str, last: Line) -> set[str]:
     """Return the ids of the line `last` and of its ancestors.
 
     Args:
@@ -112,10 +112,10 @@ def _ancestors(lines: Sequence[Line], key: str, parent: str, last: Line) -> set[
     """
     parents = {line[key]: line.get(parent) for line in lines if key in line}
     path: set[str] = set()
-    at = last.get(key)
-    while at is not None and at not in path:
-        path.add(at)
-        at = parents.get(at)
+    location = last.get(key)
+    while location is not None and location not in path:
+        path.add(location)
+        location = parents.get(location)
     return path
 
 
@@ -132,11 +132,11 @@ def read_claude_code(lines: Sequence[Line], where: str) -> tuple[str, list[Turn]
     replies: dict[str, Turn] = {}
     for line in _claude_path(lines, where):
         message = line["message"]
-        at = f"{where}, line {line.get('uuid')}"
+        location = f"{where}, line {line.get('uuid')}"
         blocks = message.get("content")
         blocks = [{"type": "text", "text": blocks}] if isinstance(blocks, str) else blocks
         if not isinstance(blocks, list):
-            raise DataFileError(f"{at}: content must be a text or a list of blocks")
+            raise DataFileError(f"{location}: content must be a text or a list of blocks")
         if line["type"] == "assistant":
             name = str(message.get("id", line.get("uuid")))
             if name not in replies:
@@ -148,20 +148,20 @@ def read_claude_code(lines: Sequence[Line], where: str) -> tuple[str, list[Turn]
                     call = {"id": block.get("id"), "name": block.get("name"), "arguments": block.get("input")}
                     replies[name]["tool_calls"].append(call)
                 elif kind not in ("thinking", "redacted_thinking"):
-                    replies[name]["content"] += _texts([block], at)
+                    replies[name]["content"] += _text_of_blocks([block], location)
             continue
         results = [block for block in blocks if isinstance(block, dict) and block.get("type") == "tool_result"]
         turns += [
             {
                 "role": "tool",
                 "tool_call_id": block.get("tool_use_id"),
-                "content": _texts(block.get("content") or "", at),
+                "content": _text_of_blocks(block.get("content") or "", location),
             }
             for block in results
         ]
         if len(results) < len(blocks):
             other_blocks = [block for block in blocks if block not in results]
-            turns.append({"role": "user", "content": _texts(other_blocks, at)})
+            turns.append({"role": "user", "content": _text_of_blocks(other_blocks, location)})
     system, tools = "", []
     for line in lines:
         attachment = line.get("attachment")
@@ -180,7 +180,7 @@ def _claude_path(lines: Sequence[Line], where: str) -> list[Line]:
     Raises `DataFileError` if the session was compacted.
     """
     if any(line.get("isCompactSummary") or line.get("subtype") == "compact_boundary" for line in lines):
-        raise _compacted(where)
+        raise _compacted_error(where)
     # Claude Code writes API errors as replies of the model.
     rows = [
         line
@@ -192,7 +192,7 @@ def _claude_path(lines: Sequence[Line], where: str) -> list[Line]:
     main = [line for line in rows if not line.get("isSidechain")] or rows
     if not main:
         return []
-    path = _ancestors(lines, "uuid", "parentUuid", main[-1])
+    path = _path_ids(lines, "uuid", "parentUuid", main[-1])
     replies = {line["message"].get("id") for line in main if line.get("uuid") in path and line["type"] == "assistant"}
     calls = {
         block.get("id")
@@ -206,11 +206,11 @@ def _claude_path(lines: Sequence[Line], where: str) -> list[Line]:
         for line in main
         if line.get("uuid") in path
         or (line["type"] == "assistant" and line["message"].get("id") in replies)
-        or any(key in calls for key in _answered(line))
+        or any(key in calls for key in _answered_call_ids(line))
     ]
 
 
-def _answered(line: Line) -> list[Any]:
+def _answered_call_ids(line: Line) -> list[Any]:
     content = line["message"].get("content")
     blocks = content if isinstance(content, list) else []
     return [block.get("tool_use_id") for block in blocks if isinstance(block, dict)]
@@ -218,8 +218,8 @@ def _answered(line: Line) -> list[Any]:
 
 def tool_definition(tool: Any) -> dict[str, Any]:
     """Return the definition of a tool in a Claude Code session in the form of OpenAI's protocol."""
-    if isinstance(tool, dict) and isinstance(tool.get(NOTE), dict):
-        return dict(tool[NOTE])
+    if isinstance(tool, dict) and isinstance(tool.get(NOTE_FIELD), dict):
+        return dict(tool[NOTE_FIELD])
     schema = tool.get("schema", tool) if isinstance(tool, dict) else {}
     description_field = {"description": schema["description"]} if isinstance(schema.get("description"), str) else {}
     parameters = schema.get("input_schema") or {"type": "object"}
@@ -238,12 +238,12 @@ def read_codex(lines: Sequence[Line], where: str) -> tuple[str, list[Turn], list
     turns: list[Turn] = []
     for number, line in enumerate(lines, start=1):
         item = line.get("payload")
-        at = f"{where}, line {number}"
+        location = f"{where}, line {number}"
         kind = item.get("type") if isinstance(item, dict) else None
         if line.get("type") == "compacted" or kind in ("compaction", "context_compacted", "thread_rolled_back"):
-            raise _compacted(at)
+            raise _compacted_error(location)
         if line.get("type") == "response_item" and isinstance(item, dict):
-            turns += codex_turns(item, kind, turns, at)
+            turns += codex_turns(item, kind, turns, location)
     return system if isinstance(system, str) else "", turns, []
 
 
@@ -255,11 +255,11 @@ def codex_turns(item: Line, kind: Any, turns: Sequence[Turn], where: str) -> Ite
     """
     role = {"developer": "system"}.get(str(item.get("role")), item.get("role"))
     if kind == "message" and role != "assistant":
-        yield {"role": role, "content": _texts(item.get("content"), where)}
+        yield {"role": role, "content": _text_of_blocks(item.get("content"), where)}
     elif kind in ("function_call_output", "custom_tool_call_output"):
         output = item.get("output")
         text = output.get("content") if isinstance(output, dict) else output
-        yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": _texts(text, where)}
+        yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": _text_of_blocks(text, where)}
     elif kind in ("message", "function_call", "custom_tool_call"):
         reply: Turn = {"role": "assistant", "content": "", "tool_calls": []}
         if turns and turns[-1]["role"] == "assistant":
@@ -267,7 +267,7 @@ def codex_turns(item: Line, kind: Any, turns: Sequence[Turn], where: str) -> Ite
         else:
             yield reply
         if kind == "message":
-            reply["content"] += _texts(item.get("content"), where)
+            reply["content"] += _text_of_blocks(item.get("content"), where)
         else:
             # A custom call has a text instead of an object of arguments.
             arguments = item.get("arguments") if kind == "function_call" else {"input": item.get("input")}
@@ -286,22 +286,22 @@ def read_pi(lines: Sequence[Line], where: str) -> tuple[str, list[Turn], list[An
     path = _pi_path(lines)
     turns: list[Turn] = []
     for number, entry in enumerate(lines, start=1):
-        at = f"{where}, line {number}"
+        location = f"{where}, line {number}"
         if id(entry) not in path:
             continue
         if entry.get("type") in ("compaction", "branch_summary"):
-            raise _compacted(at)
+            raise _compacted_error(location)
         if entry.get("type") == "custom_message":
-            turns.append({"role": "user", "content": _texts(entry.get("content"), at)})
+            turns.append({"role": "user", "content": _text_of_blocks(entry.get("content"), location)})
         elif entry.get("type") == "message" and isinstance(entry.get("message"), dict):
-            turns += pi_turns(entry["message"], at)
+            turns += pi_turns(entry["message"], location)
     return "", turns, []
 
 
 def _pi_path(lines: Sequence[Line]) -> set[int]:
     """Return the Python ids (`id()`) of the lines that are the last entry and its ancestors."""
     # Version 1 has no tree.
-    path = _ancestors(lines, "id", "parentId", lines[-1]) if "id" in lines[-1] else None
+    path = _path_ids(lines, "id", "parentId", lines[-1]) if "id" in lines[-1] else None
     return {id(line) for line in lines[1:] if path is None or line.get("id") in path}
 
 
@@ -317,13 +317,13 @@ def pi_turns(message: Line, where: str) -> Iterator[Turn]:
         calls = [block for block in blocks if block.get("type") == "toolCall"]
         yield {
             "role": "assistant",
-            "content": _texts([block for block in blocks if block not in calls], where),
+            "content": _text_of_blocks([block for block in blocks if block not in calls], where),
             "tool_calls": [{name: call.get(name) for name in ("id", "name", "arguments")} for call in calls],
         }
     elif role == "toolResult":
-        yield {"role": "tool", "tool_call_id": message.get("toolCallId"), "content": _texts(content, where)}
+        yield {"role": "tool", "tool_call_id": message.get("toolCallId"), "content": _text_of_blocks(content, where)}
     elif role in ("user", "custom"):
-        yield {"role": "user", "content": _texts(content, where)}
+        yield {"role": "user", "content": _text_of_blocks(content, where)}
     elif not message.get("excludeFromContext"):
         raise DataFileError(f"{where} is a message of {role}, which is no turn; leave the session out")
 
@@ -335,7 +335,7 @@ _READERS: Mapping[str, Reader] = MappingProxyType({"Claude Code": read_claude_co
 
 # The fields of a session's lines that are read, by agent and type of line; others are reported.
 
-_READ: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
+_READ_FIELDS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "Claude Code": {
             "user": ("type", "uuid", "parentUuid", "message.role", "message.content"),
@@ -362,19 +362,19 @@ _READ: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
 def _unread(agent: str, lines: Sequence[Line]) -> Iterator[str]:
     claude = [id(line) for line in _claude_path(lines, "")] if agent == "Claude Code" else None
     kept_ids = claude if claude is not None else _pi_path(lines) if agent == "pi" else None
-    yield from (f"{NOTE}.{name}" for name in fields_beside(_note(lines), ("instance_id", "system", "tools")))
+    yield from (f"{NOTE_FIELD}.{name}" for name in unused_fields(_note(lines), ("instance_id", "system", "tools")))
     for line in lines:
         kind = str(line.get("type"))
         item = line.get("payload")
         part = item.get("type") if kind == "response_item" and isinstance(item, dict) else None
-        if kept_ids is not None and kind in _READ[agent] and id(line) not in kept_ids:
+        if kept_ids is not None and kind in _READ_FIELDS[agent] and id(line) not in kept_ids:
             yield "lines of subagents, branches and errors"
-        elif kind not in _READ[agent]:
+        elif kind not in _READ_FIELDS[agent]:
             yield "attachment" if kind == "attachment" else kind
         elif part in ("reasoning", "web_search_call"):
             yield f"{kind}.{part}"
         else:
-            yield from (f"{kind}.{name}" for name in fields_beside(line, (*_READ[agent][kind], NOTE)))
+            yield from (f"{kind}.{name}" for name in unused_fields(line, (*_READ_FIELDS[agent][kind], NOTE_FIELD)))
         message = line.get("message")
         content = message.get("content") if isinstance(message, dict) else None
         for block in content if isinstance(content, list) else ():
@@ -382,17 +382,17 @@ def _unread(agent: str, lines: Sequence[Line]) -> Iterator[str]:
                 yield f"{kind}.thinking"
 
 
-def fields_beside(line: Line, used_fields: Sequence[str]) -> Iterator[str]:
+def unused_fields(line: Line, used_fields: Sequence[str]) -> Iterator[str]:
     """Yield the names of the fields of a line that have a value and are not in `used_fields`. If
     only a part of an object is used, as with "message.role", yield its other parts in that form.
     """
     for name, value in line.items():
         parts = {field.partition(".")[2] for field in used_fields if field.startswith(f"{name}.")}
         if parts and isinstance(value, dict):
-            yield from (f"{name}.{part}" for part, inner in value.items() if part not in parts and _holds(inner))
-        elif name not in used_fields and _holds(value):
+            yield from (f"{name}.{part}" for part, inner in value.items() if part not in parts and _has_value(inner))
+        elif name not in used_fields and _has_value(value):
             yield name
 
 
-def _holds(value: Any) -> bool:
+def _has_value(value: Any) -> bool:
     return value is not None and value is not False and value not in ("", [], {})

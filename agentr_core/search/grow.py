@@ -14,29 +14,29 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from agentr_core.environment import Environment, Repeatability, repeats
-from agentr_core.episodes.grading import graded
+from agentr_core.environment import Environment, Repeatability, is_repetition
+from agentr_core.episodes.grading import grade_episode
 from agentr_core.episodes.rollout import (
-    Ask,
     EpisodeTimer,
     Helper,
     Outcome,
     Reply,
+    SampleReplies,
     act,
-    call,
-    diverged,
-    draw_within,
-    episode,
+    act_with_helper,
+    call_env,
+    divergence_error,
     no_helper,
-    read_through,
-    restore,
-    step_with,
+    restore_state,
+    roll_out_episode,
+    sample_within_context,
+    with_num_dropped,
 )
-from agentr_core.episodes.transcript import Fits, ask_next
+from agentr_core.episodes.transcript import FitsContext, next_request
 from agentr_core.episodes.units import phase
 from agentr_core.errors import DataFault, PromptTooLong
 from agentr_core.fingerprint import derive_seed
-from agentr_core.models.batching import all_or_none
+from agentr_core.models.batching import gather_or_cancel
 from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.recipes.fields import sampling_of
 from agentr_core.search.tree import ROOT, Arena, Draw, Expansion, Growth, descend, path_to, steps_to
@@ -50,22 +50,22 @@ class NodeStates:
     """One environment, and snapshots of the nodes that are still to be expanded.
 
     A node's state is reached without any work if the environment is already in it, else by
-    restoring a snapshot, else by replaying the node's steps after a reset. `standing` is the node
-    whose state the environment is in, None if unknown.
+    restoring a snapshot, else by replaying the node's steps after a reset. `current_node` is the
+    node whose state the environment is in, None if unknown.
     """
 
     env: Environment
-    standing: int | None = None
+    current_node: int | None = None
     snapshots: dict[int, Any] = field(default_factory=dict)
 
-    async def follow(
+    async def step(
         self,
         arena: Arena,
         node: int,
         reply: Generation | str,
         *,
         child: int,
-        horizon: bool = False,
+        at_step_limit: bool = False,
         timer: EpisodeTimer,
         helper: Helper,
         seed: int,
@@ -74,17 +74,19 @@ class NodeStates:
         """Step the environment with one reply, sampled or not, at a node, and return the outcome.
         The step may ask models of other roles through `helper`.
 
-        The caller must add the outcome to the arena as node `child`. With `horizon`, an outcome
-        that does not end the episode stops at the step limit. Raises as `branch`.
+        The caller must add the outcome to the arena as node `child`. With `at_step_limit`, an
+        outcome that does not end the episode stops at the step limit. Raises as `step_with_all`.
         """
-        await call(self.env, timer, partial(self._go, arena, node))
-        self.standing = None
-        outcome = await step_with(self.env, timer, reply, helper, seed=seed, session=session)
-        return await call(self.env, timer, partial(self._keep, child, outcome, horizon=horizon))
+        await call_env(self.env, timer, partial(self._go_to_node, arena, node))
+        self.current_node = None
+        outcome = await act_with_helper(self.env, timer, reply, helper, seed=seed, session=session)
+        return await call_env(self.env, timer, partial(self._record_child, child, outcome, at_step_limit=at_step_limit))
 
-    def branch(self, arena: Arena, node: int, generations: Sequence[Generation], *, horizon: bool) -> list[Outcome]:
+    def step_with_all(
+        self, arena: Arena, node: int, generations: Sequence[Generation], *, at_step_limit: bool
+    ) -> list[Outcome]:
         """Step the environment with each reply at a node; return the outcomes in the same order.
-        With `horizon`, an outcome that does not end the episode stops at the step limit.
+        With `at_step_limit`, an outcome that does not end the episode stops at the step limit.
 
         The caller must add the outcomes to the arena next, in this order, since the snapshots are
         kept under the indices that the nodes will have. Raises `ReplayDiverged` if the node is
@@ -92,31 +94,32 @@ class NodeStates:
         """
         outcomes = []
         for child, generation in enumerate(generations, len(arena.nodes)):
-            self._go(arena, node)
-            self.standing = None
+            self._go_to_node(arena, node)
+            self.current_node = None
             outcome = act(self.env, generation.text, generation=generation)
-            outcomes.append(self._keep(child, outcome, horizon=horizon))
+            outcomes.append(self._record_child(child, outcome, at_step_limit=at_step_limit))
         self.snapshots.pop(node, None)
         return outcomes
 
-    def _keep(self, child: int, outcome: Outcome, *, horizon: bool) -> Outcome:
+    def _record_child(self, child: int, outcome: Outcome, *, at_step_limit: bool) -> Outcome:
         """Record that the environment is in the state of a new child; keep a snapshot of it, if
-        possible, unless the path ends there. Return the outcome, with the stop reason of `horizon`.
+        possible, unless the path ends there. Return the outcome, with the stop reason of
+        `at_step_limit`.
         """
-        if outcome.stop is None and horizon:
+        if outcome.stop is None and at_step_limit:
             outcome = replace(outcome, stop=StopReason.STEP_LIMIT)
         if outcome.stop is None and self.env.can_snapshot:
             self.snapshots[child] = self.env.snapshot()
-        self.standing = child
+        self.current_node = child
         return outcome
 
-    def _go(self, arena: Arena, node: int) -> None:
-        if node in self.snapshots and self.standing != node:
+    def _go_to_node(self, arena: Arena, node: int) -> None:
+        if node in self.snapshots and self.current_node != node:
             self.env.restore(self.snapshots[node])
             return
-        if self.standing != node:
+        if self.current_node != node:
             with phase("restore"):
-                restore(
+                restore_state(
                     self.env,
                     arena.instance,
                     steps_to(arena.nodes, node),
@@ -137,10 +140,10 @@ async def expand(
     arena: Arena,
     node: int,
     states: NodeStates,
-    sample: Ask,
+    sample: SampleReplies,
     config: SearchConfig,
     timer: EpisodeTimer,
-    fits: Fits | None = None,
+    fits: FitsContext | None = None,
     helper: Helper = no_helper,
 ) -> Growth:
     """Expand a node: sample `config.width` replies, add the children, and return what changed.
@@ -153,52 +156,50 @@ async def expand(
     """
     env = states.env
     steps = steps_to(arena.nodes, node)
-    request = ask_next(
-        env,
-        arena.first_observation,
-        steps,
-        sampling_of(config),
-        seed=derive_seed(arena.seed, "expand", node),
-        n=config.width,
-        session=arena.session,
+    seed = derive_seed(arena.seed, "expand", node)
+    request = next_request(
+        env, arena.first_observation, steps, sampling_of(config), seed=seed, n=config.width, session=arena.session
     )
     try:
-        generations, num_dropped = await draw_within(
-            sample, request, timer, fits, least=steps[-1].dropped if steps else 0
+        generations, num_dropped = await sample_within_context(
+            sample, request, timer, fits, min_dropped=steps[-1].dropped if steps else 0
         )
     except PromptTooLong:
         return end_at_context_limit(arena, node)
     # For each reply, the position of the first reply that is equal to it.
-    key = same_reply(env, config)
-    first_positions: dict[str, int] = {}
-    firsts = [
-        first_positions.setdefault(key(generation.text), position) for position, generation in enumerate(generations)
+    reply_key = reply_key_function(env, config)
+    position_by_key: dict[str, int] = {}
+    first_positions = [
+        position_by_key.setdefault(reply_key(generation.text), position)
+        for position, generation in enumerate(generations)
     ]
-    chosen = [generations[i] for i in sorted(set(firsts))]
-    horizon = arena.nodes[node].depth + 1 > config.depth
+    distinct_replies = [generations[i] for i in sorted(set(first_positions))]
+    at_step_limit = arena.nodes[node].depth + 1 > config.depth
     if env.has(Environment.answer):
         # A step of such a world asks models of other roles.
         outcomes = [
-            await states.follow(
+            await states.step(
                 arena,
                 node,
                 generation,
                 child=len(arena.nodes) + number,
-                horizon=horizon,
+                at_step_limit=at_step_limit,
                 timer=timer,
                 helper=helper,
-                seed=derive_seed(request.seed, "ask", number),
+                seed=derive_seed(seed, "ask", number),
                 session=request.session,
             )
-            for number, generation in enumerate(chosen)
+            for number, generation in enumerate(distinct_replies)
         ]
         states.snapshots.pop(node, None)
     else:
         with phase("step"):
-            outcomes = await call(env, timer, lambda: states.branch(arena, node, chosen, horizon=horizon))
-    outcomes = [read_through(outcome, num_dropped) for outcome in outcomes]
-    outcomes, gradings = await grade_ends(env, arena, steps, outcomes, helper, request)
-    growth = _add_children(arena, node, request.seed, generations, firsts, outcomes)
+            outcomes = await call_env(
+                env, timer, lambda: states.step_with_all(arena, node, distinct_replies, at_step_limit=at_step_limit)
+            )
+    outcomes = [with_num_dropped(outcome, num_dropped) for outcome in outcomes]
+    outcomes, gradings = await grade_ended_paths(env, arena, steps, outcomes, helper, request)
+    growth = _add_children(arena, node, seed, generations, first_positions, outcomes)
     graded_nodes = ((growth.first_created + number, grading) for number, grading in gradings.items())
     return replace(growth, gradings=tuple(graded_nodes))
 
@@ -208,7 +209,7 @@ def _add_children(
     node: int,
     seed: int,
     generations: Sequence[Generation],
-    firsts: Sequence[int],
+    first_positions: Sequence[int],
     outcomes: Sequence[Outcome],
 ) -> Growth:
     """Add the outcomes of the distinct replies at a node to the arena, back up those that ended,
@@ -216,30 +217,30 @@ def _add_children(
 
     Args:
         generations: all replies, as sampled with `seed`.
-        firsts: for each reply, the position of the first reply equal to it.
+        first_positions: for each reply, the position of the first reply equal to it.
         outcomes: the outcomes of the replies that equal no earlier reply, in order.
     """
     first_created = len(arena.nodes)
-    child_of = {
-        position: arena.add(node, outcome.step, outcome.stop, duplicates=firsts.count(position))
-        for position, outcome in zip(sorted(set(firsts)), outcomes, strict=True)
+    child_by_position = {
+        position: arena.add(node, outcome.step, outcome.stop, duplicates=first_positions.count(position))
+        for position, outcome in zip(sorted(set(first_positions)), outcomes, strict=True)
     }
     changed_nodes: set[int] = set()
-    for child in child_of.values():
+    for child in child_by_position.values():
         if arena.nodes[child].terminal:
             changed_nodes |= arena.back_up(child)
     changed_nodes |= arena.close(node)
     return Growth(
         first_created=first_created,
-        touched=frozenset(changed_nodes),
+        changed=frozenset(changed_nodes),
         draws=tuple(
-            Draw(parent=node, node=child_of[first], seed=seed, number=number, generation=generation)
-            for number, (first, generation) in enumerate(zip(firsts, generations, strict=True))
+            Draw(parent=node, node=child_by_position[first], seed=seed, number=number, generation=generation)
+            for number, (first, generation) in enumerate(zip(first_positions, generations, strict=True))
         ),
     )
 
 
-async def grade_ends(
+async def grade_ended_paths(
     env: Environment,
     arena: Arena,
     steps: Sequence[Step],
@@ -260,10 +261,10 @@ async def grade_ends(
         if outcome.stop is not None
     }
     pending = [
-        graded(env, path, helper, seed=derive_seed(request.seed, "grade", number), session=request.session)
-        for number, path in trajectories.items()
+        grade_episode(env, trajectory, helper, seed=derive_seed(request.seed, "grade", number), session=request.session)
+        for number, trajectory in trajectories.items()
     ]
-    graded_by_number = dict(zip(trajectories, await all_or_none(pending), strict=True))
+    graded_by_number = dict(zip(trajectories, await gather_or_cancel(pending), strict=True))
     return (
         [
             Outcome(step=graded_by_number[number][0].steps[-1], stop=graded_by_number[number][0].stop)
@@ -279,12 +280,12 @@ def end_at_context_limit(arena: Arena, node: int) -> Growth:
     """End the path at an unexpanded node with `StopReason.CONTEXT_LIMIT`, back up the reward it
     has, and return what changed.
     """
-    arena.put(replace(arena.nodes[node], terminal=True, stop=StopReason.CONTEXT_LIMIT))
+    arena.replace_node(replace(arena.nodes[node], terminal=True, stop=StopReason.CONTEXT_LIMIT))
     changed_nodes = arena.back_up(node) | arena.close(arena.nodes[node].parent)
-    return Growth(first_created=len(arena.nodes), touched=frozenset(changed_nodes))
+    return Growth(first_created=len(arena.nodes), changed=frozenset(changed_nodes))
 
 
-def same_reply(env: Environment, config: SearchConfig) -> Callable[[str], str]:
+def reply_key_function(env: Environment, config: SearchConfig) -> Callable[[str], str]:
     """Return the key function of replies: two replies with the same key share one child."""
     return env.parse if config.merge == "action" else str
 
@@ -295,13 +296,13 @@ def same_reply(env: Environment, config: SearchConfig) -> Callable[[str], str]:
 # This is not in the Agent-R paper, where such trees have no good path and give no training data.
 
 
-def steps_shown(steps: int, *, dives_done: int, give_up: int) -> int:
-    """Return after how many of the expert's `steps` the next dive begins.
+def num_expert_steps(num_steps: int, *, dives_done: int, dives_per_halving: int) -> int:
+    """Return after how many of the expert's `num_steps` the next dive begins.
 
-    The number of steps left to the policy is halved with each `give_up` dives done, down to 1. For
-    8 steps: after 4 at first, then 6, then 7.
+    The number of steps left to the policy is halved with each `dives_per_halving` dives done, down
+    to 1. For 8 steps: after 4 at first, then 6, then 7.
     """
-    return steps - max(1, steps >> max(1, dives_done // give_up))
+    return num_steps - max(1, num_steps >> max(1, dives_done // dives_per_halving))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -327,18 +328,20 @@ class ExpertStart:
         arena, node, reopened_nodes = self.arena, ROOT, frozenset[int]()
         if self._replies is None:
             env, instance = self.states.env, self.arena.instance
-            self._replies = await call(env, self.timer, lambda: tuple(env.expert(instance) or ()))
+            self._replies = await call_env(env, self.timer, lambda: tuple(env.expert(instance) or ()))
             # The expert may have stepped the environment to find its replies.
-            self.states.standing = None
+            self.states.current_node = None
         replies = self._replies
-        num_steps = steps_shown(len(replies), dives_done=arena.dives_done, give_up=self.config.give_up)
-        key = same_reply(self.states.env, self.config)
+        num_steps = num_expert_steps(len(replies), dives_done=arena.dives_done, dives_per_halving=self.config.give_up)
+        reply_key = reply_key_function(self.states.env, self.config)
         for reply in replies[: min(num_steps, self.config.depth)] if replies else ():
             # The child of the node that stands for the reply, if there is one.
             steps = [(index, arena.nodes[index].step) for index in arena.children[node]]
-            child = next((i for i, step in steps if step is not None and key(step.reply) == key(reply)), None)
+            child = next(
+                (i for i, step in steps if step is not None and reply_key(step.reply) == reply_key(reply)), None
+            )
             if child is None:
-                child = await self._add(node, reply)
+                child = await self._add_step(node, reply)
                 if child is None:
                     break
                 # The nodes on the way now have a child that can be expanded: they are not terminal.
@@ -346,16 +349,16 @@ class ExpertStart:
                     index for index in (ROOT, *path_to(self.arena.nodes, node)) if self.arena.nodes[index].terminal
                 ]
                 for index in to_reopen:
-                    self.arena.put(replace(self.arena.nodes[index], terminal=False))
+                    self.arena.replace_node(replace(self.arena.nodes[index], terminal=False))
                 reopened_nodes |= frozenset(to_reopen)
             node = child
         return node, reopened_nodes
 
-    async def _add(self, node: int, reply: str) -> int | None:
+    async def _add_step(self, node: int, reply: str) -> int | None:
         arena = self.arena
         if arena.nodes[node].stop is not None:
             return None
-        outcome = await self.states.follow(
+        outcome = await self.states.step(
             arena,
             node,
             reply,
@@ -366,7 +369,7 @@ class ExpertStart:
             session=arena.session,
         )
         if outcome.stop is not None:
-            self.states.standing = None
+            self.states.current_node = None
             return None
         return arena.add(node, outcome.step, None, duplicates=0, dive=arena.dives_done - 1)
 
@@ -378,10 +381,10 @@ class ExpertStart:
 async def grow_chains(
     arena: Arena,
     env: Environment,
-    sample: Ask,
+    sample: SampleReplies,
     config: SearchConfig,
     timer: EpisodeTimer,
-    fits: Fits | None,
+    fits: FitsContext | None,
     helper: Helper,
 ) -> AsyncGenerator[Expansion, None]:
     """Play episodes until there are `config.dives * config.width`, and yield an expansion for each;
@@ -397,7 +400,7 @@ async def grow_chains(
     while (number := len(arena.children[ROOT])) < total and not arena.nodes[ROOT].terminal:
         replies: list[Reply] = []
         seed = derive_seed(arena.seed, "episode", number)
-        trajectory = await episode(
+        trajectory = await roll_out_episode(
             arena.instance,
             env,
             sample,
@@ -409,11 +412,11 @@ async def grow_chains(
             timer=timer,
             helper=helper,
         )
-        if not repeats(trajectory.first_observation, arena.first_observation, Repeatability(env.repeatability)):
-            raise diverged(
+        if not is_repetition(trajectory.first_observation, arena.first_observation, Repeatability(env.repeatability)):
+            raise divergence_error(
                 env, f"{arena.instance.key}: episode {number} began with another observation than the first one"
             )
-        trajectory, grading = await graded(env, trajectory, helper, seed=seed)
+        trajectory, grading = await grade_episode(env, trajectory, helper, seed=seed)
         if not replies:
             growth = end_at_context_limit(arena, ROOT)
         else:
@@ -427,14 +430,14 @@ async def grow_chains(
                 parent = node
             growth = Growth(
                 first_created=first_created,
-                touched=frozenset(arena.back_up(node)),
+                changed=frozenset(arena.back_up(node)),
                 draws=tuple(draws),
                 gradings=() if grading is None else ((node, grading),),
             )
         arena.dives_done = len(arena.children[ROOT]) // config.width
         if number + 1 == total:
-            arena.put(replace(arena.nodes[ROOT], terminal=True))
-        yield arena.report(growth)
+            arena.replace_node(replace(arena.nodes[ROOT], terminal=True))
+        yield arena.make_expansion(growth)
 
 
 OnExpansion = Callable[[Expansion], None]
@@ -443,12 +446,12 @@ OnExpansion = Callable[[Expansion], None]
 async def grow(
     instance: Instance,
     env: Environment,
-    sample: Ask,
+    sample: SampleReplies,
     config: SearchConfig,
     *,
     seed: int,
     tree: Tree | None = None,
-    fits: Fits | None = None,
+    fits: FitsContext | None = None,
     on_expansion: OnExpansion | None = None,
     timer: EpisodeTimer | None = None,
     helper: Helper = no_helper,
@@ -475,16 +478,16 @@ async def grow(
     timer = timer or EpisodeTimer()
     if tree is None:
         with phase("reset"):
-            first_observation = await call(env, timer, lambda: env.reset(instance))
+            first_observation = await call_env(env, timer, lambda: env.reset(instance))
         arena = Arena(instance=instance, first_observation=first_observation, seed=seed)
     elif tree.instance != instance or tree.seed != seed:
         raise DataFault(
             f"the tree of {tree.instance.key} with seed {tree.seed} cannot grow on as {instance.key} with seed {seed}"
         )
     else:
-        arena = Arena.of(tree)
-    steps = grow_chains if config.method == "rollouts" else _search
-    async with aclosing(steps(arena, env, sample, config, timer, fits, helper)) as expansions:
+        arena = Arena.from_tree(tree)
+    expansions_of = grow_chains if config.method == "rollouts" else _search
+    async with aclosing(expansions_of(arena, env, sample, config, timer, fits, helper)) as expansions:
         async for expansion in expansions:
             if on_expansion is not None:
                 on_expansion(expansion)
@@ -494,38 +497,43 @@ async def grow(
 async def _search(
     arena: Arena,
     env: Environment,
-    sample: Ask,
+    sample: SampleReplies,
     config: SearchConfig,
     timer: EpisodeTimer,
-    fits: Fits | None,
+    fits: FitsContext | None,
     helper: Helper,
 ) -> AsyncGenerator[Expansion, None]:
     """Yield the expansions of the remaining dives."""
     # For a fresh arena, the environment has just been reset. For a resumed one, its state is not
     # known.
-    states = NodeStates(env, standing=ROOT if len(arena.nodes) == 1 else None)
-    diving = _Diving(arena, config, ExpertStart(arena=arena, states=states, config=config, timer=timer, helper=helper))
+    states = NodeStates(env, current_node=ROOT if len(arena.nodes) == 1 else None)
+    schedule = _DiveSchedule(
+        arena, config, ExpertStart(arena=arena, states=states, config=config, timer=timer, helper=helper)
+    )
     num_reported = len(arena.nodes)
-    position = await diving.resume()
-    while position is not None:
-        growth = await expand(arena, position, states, sample, config, timer, fits, helper)
-        position = await diving.advance(position)
+    node = await schedule.resume()
+    while node is not None:
+        growth = await expand(arena, node, states, sample, config, timer, fits, helper)
+        node = await schedule.advance(node)
         # `advance` may have added the expert's steps for the next dive. They belong to this
         # expansion, whose dive has just ended.
-        yield arena.report(replace(growth, first_created=num_reported, touched=growth.touched | diving.opened))
-        num_reported, diving.opened = len(arena.nodes), frozenset()
+        yield arena.make_expansion(
+            replace(growth, first_created=num_reported, changed=growth.changed | schedule.reopened_nodes)
+        )
+        num_reported, schedule.reopened_nodes = len(arena.nodes), frozenset()
 
 
 @dataclass(slots=True)
-class _Diving:
-    """Decides which node a search expands next, dive by dive. `opened` are nodes that are no longer
-    terminal because the expert's steps were added below them, and that are not reported yet.
+class _DiveSchedule:
+    """Decides which node a search expands next, dive by dive. `reopened_nodes` are nodes that are
+    no longer terminal because the expert's steps were added below them, and that are not reported
+    yet.
     """
 
     arena: Arena
     config: SearchConfig
-    lead: ExpertStart
-    opened: frozenset[int] = frozenset()
+    expert_start: ExpertStart
+    reopened_nodes: frozenset[int] = frozenset()
 
     async def resume(self) -> int | None:
         """Return the node to expand next, possibly in the middle of a dive; None if the search is
@@ -536,46 +544,46 @@ class _Diving:
         """
         last = self.arena.nodes[-1]
         if last.index == ROOT or last.dive < self.arena.dives_done:
-            return await self._dive()
+            return await self._begin_dive()
         return await self.advance(last.parent)
 
     async def advance(self, node: int) -> int | None:
         """Return the node to expand after `node`, None if the search is over. If the branch ends at
         `node` or at all its children, count the dive as done and begin the next one.
         """
-        position = self._descend(node)
-        if position is not None:
-            return position
+        node_to_expand = self._descend(node)
+        if node_to_expand is not None:
+            return node_to_expand
         self.arena.dives_done += 1
-        return await self._dive()
+        return await self._begin_dive()
 
-    async def _dive(self) -> int | None:
+    async def _begin_dive(self) -> int | None:
         """Return the node that the next dive expands first, None if the search is over. A dive that
         finds no node to expand counts as done.
         """
         while self.arena.dives_done < self.config.dives:
-            start = await self._start()
+            start = await self._dive_start()
             if start is None:
                 return None
-            position = self._descend(start)
-            if position is not None:
-                return position
+            node_to_expand = self._descend(start)
+            if node_to_expand is not None:
+                return node_to_expand
             self.arena.dives_done += 1
         return None
 
-    async def _start(self) -> int | None:
+    async def _dive_start(self) -> int | None:
         """Return the node at which the next dive begins, None if the search is over. It is the root
         or, if the tree is given up and `search.expert_start` is set, one after the expert's steps.
         """
         arena, config = self.arena, self.config
-        root_closed = arena.nodes[ROOT].terminal
-        without_reward = not arena.nodes[ROOT].value_sum and (root_closed or 0 < config.give_up <= arena.dives_done)
-        if not (root_closed or without_reward):
+        is_root_closed = arena.nodes[ROOT].terminal
+        has_no_reward = not arena.nodes[ROOT].value_sum and (is_root_closed or 0 < config.give_up <= arena.dives_done)
+        if not (is_root_closed or has_no_reward):
             return ROOT
-        if not (without_reward and config.expert_start):
+        if not (has_no_reward and config.expert_start):
             return None
-        start, reopened_nodes = await self.lead.start()
-        self.opened |= reopened_nodes
+        start, reopened_nodes = await self.expert_start.start()
+        self.reopened_nodes |= reopened_nodes
         return start or None
 
     def _descend(self, start: int) -> int | None:

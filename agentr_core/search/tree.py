@@ -20,7 +20,7 @@ from agentr_core.types import Generation, Grading, Instance, Node, Path, Step, S
 # ends below it.
 
 
-def visited(node: Node, reward: float) -> Node:
+def with_visit(node: Node, reward: float) -> Node:
     """Return the node after one more visit with a reward in [0, 1]."""
     return replace(node, visits=node.visits + 1, value_sum=node.value_sum + reward)
 
@@ -34,12 +34,12 @@ def back_up(nodes: Sequence[Node], leaf: int) -> dict[int, Node]:
     changed_nodes = {}
     index = leaf
     while index >= 0:
-        changed_nodes[index] = visited(nodes[index], reward)
+        changed_nodes[index] = with_visit(nodes[index], reward)
         index = nodes[index].parent
     return changed_nodes
 
 
-def close(nodes: Sequence[Node], children: Sequence[Sequence[int]], start: int) -> dict[int, Node]:
+def terminal_ancestors(nodes: Sequence[Node], children: Sequence[Sequence[int]], start: int) -> dict[int, Node]:
     """Return the nodes, by index, from `start` towards the root that become terminal because all
     their children are. It stops at the first node of which this is not true.
     """
@@ -86,8 +86,8 @@ def best_children(parent: Node, children: Sequence[Node], exploration: float) ->
         for child in children
         if not child.terminal
     ]
-    highest = max((score for score, _ in scored_children), default=-math.inf)
-    return tuple(child for score, child in scored_children if score == highest)
+    highest_score = max((score for score, _ in scored_children), default=-math.inf)
+    return tuple(child for score, child in scored_children if score == highest_score)
 
 
 def select_child(parent: Node, children: Sequence[Node], *, exploration: float, seed: int, dive: int) -> Node | None:
@@ -166,11 +166,11 @@ class Expansion:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
     """What one expansion changed in an arena: the nodes with indices from `first_created` on are
-    new, those in `touched` have changed. `Arena.report` makes an `Expansion` from it.
+    new, those in `changed` have changed. `Arena.make_expansion` makes an `Expansion` from it.
     """
 
     first_created: int
-    touched: frozenset[int]
+    changed: frozenset[int]
     draws: tuple[Draw, ...] = ()
     gradings: tuple[tuple[int, Grading], ...] = ()
 
@@ -189,7 +189,7 @@ class Arena:
     dives_done: int = 0
 
     @classmethod
-    def of(cls, tree: Tree) -> Arena:
+    def from_tree(cls, tree: Tree) -> Arena:
         """Return an arena that continues a stored tree. Raises `DataFault` if nodes are missing or
         out of order.
         """
@@ -261,32 +261,32 @@ class Arena:
         """Add one visit with the leaf's reward to the leaf and all its ancestors; return the nodes'
         indices.
         """
-        return self._put(back_up(self.nodes, leaf))
+        return self._replace_nodes(back_up(self.nodes, leaf))
 
     def close(self, start: int) -> set[int]:
         """Mark the nodes from `start` towards the root as terminal as long as all their children
         are; return the indices of the marked nodes.
         """
-        return self._put(close(self.nodes, self.children, start))
+        return self._replace_nodes(terminal_ancestors(self.nodes, self.children, start))
 
-    def put(self, node: Node) -> None:
+    def replace_node(self, node: Node) -> None:
         """Replace the node with the same index."""
         self.nodes[node.index] = node
 
-    def report(self, growth: Growth) -> Expansion:
+    def make_expansion(self, growth: Growth) -> Expansion:
         """Return what a growth created and changed, with the nodes as they are now."""
-        first = growth.first_created
+        first_created = growth.first_created
         return Expansion(
-            created=tuple(self.nodes[first:]),
-            changed=tuple(self.nodes[index] for index in sorted(growth.touched) if index < first),
+            created=tuple(self.nodes[first_created:]),
+            changed=tuple(self.nodes[index] for index in sorted(growth.changed) if index < first_created),
             draws=growth.draws,
             dives_done=self.dives_done,
             gradings=growth.gradings,
         )
 
-    def _put(self, changed_nodes: Mapping[int, Node]) -> set[int]:
+    def _replace_nodes(self, changed_nodes: Mapping[int, Node]) -> set[int]:
         for node in changed_nodes.values():
-            self.put(node)
+            self.replace_node(node)
         return set(changed_nodes)
 
 

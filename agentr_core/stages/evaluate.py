@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from agentr_core.episodes.transcript import acts_in, of_another_run
+from agentr_core.episodes.transcript import without_foreign_tokens, without_summaries
 from agentr_core.errors import DataFault
 from agentr_core.evaluation import metrics
 from agentr_core.evaluation.episodes import EpisodePlan, episode_plans, revision_plans, revision_seed
@@ -20,15 +20,15 @@ from agentr_core.evaluation.metrics import Estimate
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.recipes.environments import REVISION, TEST
 from agentr_core.recipes.recipe import Recipe
+from agentr_core.runtime.context import RunContext
 from agentr_core.runtime.episode_shard import EpisodeShard, EpisodeShards, episode_id, with_ungraded
 from agentr_core.runtime.equipment import Checkpoint
-from agentr_core.runtime.instances import held_out
-from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.instances import held_out_by_set
 from agentr_core.store.codec.ledger import evaluation_rows, metric_rows, rejection_rows
 from agentr_core.store.codec.trajectories import (
     Episode,
     copy_trajectories,
-    evaluations_alike,
+    evaluations_with_same_input,
     load_episodes,
     load_trajectories,
 )
@@ -41,7 +41,7 @@ from agentr_core.store.queries.datasets import (
     is_finished,
     rejected_subjects,
 )
-from agentr_core.store.queries.runs import checkpoint_promoted, run_seed
+from agentr_core.store.queries.runs import promoted_checkpoint, run_seed
 from agentr_core.store.tables import Row, Rows, merge
 from agentr_core.types import EpisodeLimits, Instance, Rejection, Sampling, StopReason, Trajectory
 
@@ -70,7 +70,7 @@ from agentr_core.types import EpisodeLimits, Instance, Rejection, Sampling, Stop
 # several times.
 
 Measures = dict[str, Estimate]
-OF_REVISION = ("success", "reward", "gain_over_base", "gain_over_previous", "reflecting")
+REVISION_MEASURES = ("success", "reward", "gain_over_base", "gain_over_previous", "reflecting")
 """The metrics of the revision test, whose episodes begin with steps of another model, different
 ones for each episode of an instance.
 """
@@ -82,7 +82,7 @@ def measure(
     base: Sequence[Episode] = (),
     previous: Sequence[Episode] = (),
     disaster_counts: float = 0.0,
-    voiced: Callable[[str], bool] | None = None,
+    has_reflection: Callable[[str], bool] | None = None,
 ) -> Measures:
     """Return the measures of the episodes of one model on one set; empty if there are no episodes.
 
@@ -90,20 +90,23 @@ def measure(
         base: the episodes of the model that the run began with, if this is another model.
         previous: the episodes of the previous iteration's model, if that is not the base.
         disaster_counts: the reward that an episode ending in a disaster counts as in a mean.
-        voiced: whether a reply says one of the method's reflections; None: that is not measured.
+        has_reflection: whether a reply says one of the method's reflections; None: that is not
+            measured.
     """
     if not episodes:
         return {}
     trajectories, origins = [e.trajectory for e in episodes], [e.origin for e in episodes]
     # Episodes that failed for good have no steps that could repeat.
     played_episodes = [e for e in episodes if e.trajectory_id]
-    loops = metrics.loops([[step.action for step in acts_in(e.trajectory.steps)] for e in played_episodes])
+    loops = metrics.measure_loops(
+        [[step.action for step in without_summaries(e.trajectory.steps)] for e in played_episodes]
+    )
     steps = [trajectory.steps for trajectory in trajectories]
     longest = max(map(len, steps))
-    measures = _shares(episodes, base) | {
-        "reward": _reward([metrics.counted_reward(t, disaster_counts) for t in trajectories], origins),
-        "instances": _plain(len({e.instance.key for e in episodes}), len(episodes)),
-        "steps_to_success": _plain(
+    measures = _success_measures(episodes, base) | {
+        "reward": _mean_reward([metrics.reward_with_disasters(t, disaster_counts) for t in trajectories], origins),
+        "instances": _without_interval(len({e.instance.key for e in episodes}), len(episodes)),
+        "steps_to_success": _without_interval(
             metrics.mean_steps_to_success(trajectories), sum(trajectory.success for trajectory in trajectories)
         ),
         **{
@@ -112,30 +115,33 @@ def measure(
             )
             for k in (metrics.powers_of_two(longest) if longest else ())
         },
-        **{f"loops@{length}": _plain(mean, len(played_episodes)) for length, mean in loops.per_episode.items()},
-        "looping": _plain(loops.stuck_share, len(played_episodes)),
+        **{
+            f"loops@{length}": _without_interval(mean, len(played_episodes))
+            for length, mean in loops.per_episode.items()
+        },
+        "looping": _without_interval(loops.stuck_share, len(played_episodes)),
         "gain_over_previous": gain(episodes, previous),
-        **_repeated(episodes, disaster_counts),
+        **_repeated_measures(episodes, disaster_counts),
     }
-    if voiced is not None:
+    if has_reflection is not None:
         # The share of episodes in which the model says a reflection; replayed steps do not count.
-        flags = [any(voiced(step.reply) for step in e.trajectory.steps[e.cut :]) for e in played_episodes]
+        flags = [any(has_reflection(step.reply) for step in e.trajectory.steps[e.cut :]) for e in played_episodes]
         measures["reflecting"] = metrics.clustered_share(
             [float(flag) for flag in flags], [e.origin for e in played_episodes]
         )
     for depth, group in by_depth(episodes):
-        estimates = _shares(group, base) | _pass_at(group) | _contrast(group)
+        estimates = _success_measures(group, base) | _pass_at(group) | _outcome_shares(group)
         measures |= {f"depth-{depth}/{name}": estimate for name, estimate in estimates.items()}
     return {name: estimate for name, estimate in measures.items() if not math.isnan(estimate.mean)}
 
 
-def of_world(measures: Measures, world: str) -> Measures:
+def world_measures(measures: Measures, world: str) -> Measures:
     """Return the measures of one of several worlds; empty if it was not played."""
     prefix = f"world-{world}/"
     return {name.removeprefix(prefix): estimate for name, estimate in measures.items() if name.startswith(prefix)}
 
 
-def of_depths(measures: Measures) -> list[tuple[int, Measures]]:
+def measures_by_depth(measures: Measures) -> list[tuple[int, Measures]]:
     """Return the measures of each difficulty class, in ascending order."""
     classes: dict[int, Measures] = {}
     for name, estimate in measures.items():
@@ -144,7 +150,7 @@ def of_depths(measures: Measures) -> list[tuple[int, Measures]]:
     return sorted(classes.items())
 
 
-def ks_of_pass(measures: Measures) -> list[int]:
+def pass_at_ks(measures: Measures) -> list[int]:
     """Return every k for which pass@k was measured, in ascending order."""
     return sorted(int(name.removeprefix("pass@")) for name in measures if name.startswith("pass@"))
 
@@ -152,7 +158,9 @@ def ks_of_pass(measures: Measures) -> list[int]:
 def measure_rows(evaluation_id: str, measures: Measures) -> Rows:
     """Return the rows of the measures of an evaluation."""
     return merge(
-        metric_rows("evaluation", evaluation_id, name, e.mean, low=_number(e.low), high=_number(e.high), n=e.n)
+        metric_rows(
+            "evaluation", evaluation_id, name, e.mean, low=_finite_or_none(e.low), high=_finite_or_none(e.high), n=e.n
+        )
         for name, e in measures.items()
     )
 
@@ -162,7 +170,9 @@ def load_measures(store: Store, evaluation_id: str) -> Measures:
     earlier version stored only some of them. Raises as `Store.reading`.
     """
     measures = {
-        metric.name: Estimate(mean=metric.value, low=_or_nan(metric.low), high=_or_nan(metric.high), n=metric.n)
+        metric.name: Estimate(
+            mean=metric.value, low=_none_as_nan(metric.low), high=_none_as_nan(metric.high), n=metric.n
+        )
         for metric in evaluation_metrics(store, evaluation_id)
     }
     # Every complete set of measures has this one.
@@ -182,16 +192,16 @@ def gains(now: Sequence[Episode], before: Sequence[Episode]) -> list[tuple[float
     out.
     """
     earlier = {(e.instance.key, e.repeat, e.cut): e for e in before}
-    same = []
+    pairs = []
     for e in now:
-        was = earlier.get((e.instance.key, e.repeat, e.cut))
+        old = earlier.get((e.instance.key, e.repeat, e.cut))
         # An episode that failed for good has no steps to compare; within a run it is the same one.
-        if was is not None and (not (e.trajectory_id and was.trajectory_id) or given_steps(e) == given_steps(was)):
-            same.append((e, was))
-    return [(float(e.trajectory.success) - float(was.trajectory.success), e.origin) for e, was in same]
+        if old is not None and (not (e.trajectory_id and old.trajectory_id) or given_replies(e) == given_replies(old)):
+            pairs.append((e, old))
+    return [(float(e.trajectory.success) - float(old.trajectory.success), e.origin) for e, old in pairs]
 
 
-def given_steps(episode: Episode) -> tuple[str, ...]:
+def given_replies(episode: Episode) -> tuple[str, ...]:
     """Return the replies that an episode was given at its beginning; none where it failed for good.
 
     The revision tests of different runs may give the same instance different ones.
@@ -209,9 +219,9 @@ def mean_gain(clustered_gains: Sequence[tuple[float, str]]) -> Estimate:
     origins = [origin for _, origin in clustered_gains]
     estimate = metrics.clustered_mean([gain for gain, _ in clustered_gains], origins)
     if math.isclose(estimate.low, estimate.high, abs_tol=1e-9):
-        unseen = metrics.success_rate([False] * len(set(origins))).high
-        estimate = replace(estimate, low=estimate.mean - unseen, high=estimate.mean + unseen)
-    return metrics.within(estimate, -1.0, 1.0)
+        margin = metrics.success_rate([False] * len(set(origins))).high
+        estimate = replace(estimate, low=estimate.mean - margin, high=estimate.mean + margin)
+    return metrics.clip_interval(estimate, -1.0, 1.0)
 
 
 def by_depth(episodes: Iterable[Episode]) -> list[tuple[int, list[Episode]]]:
@@ -225,12 +235,12 @@ def by_depth(episodes: Iterable[Episode]) -> list[tuple[int, list[Episode]]]:
     return sorted(groups.items())
 
 
-def _shares(episodes: Sequence[Episode], base: Sequence[Episode]) -> Measures:
-    share = _rate([e.trajectory.success for e in episodes], [e.origin for e in episodes])
+def _success_measures(episodes: Sequence[Episode], base: Sequence[Episode]) -> Measures:
+    share = _success_rate([e.trajectory.success for e in episodes], [e.origin for e in episodes])
     return {"success": share, "success_clustered": share, "gain_over_base": gain(episodes, base)}
 
 
-def _rate(hits: Sequence[bool], clusters: Sequence[str]) -> Estimate:
+def _success_rate(hits: Sequence[bool], clusters: Sequence[str]) -> Estimate:
     """Return the share of hits with a 95% interval: clustered (Student's t) if several hits share a
     cluster and that interval is finite, otherwise Wilson's.
     """
@@ -240,44 +250,46 @@ def _rate(hits: Sequence[bool], clusters: Sequence[str]) -> Estimate:
     return share if math.isfinite(share.low) else metrics.success_rate(hits)
 
 
-def _reward(rewards: Sequence[float], clusters: Sequence[str]) -> Estimate:
+def _mean_reward(rewards: Sequence[float], clusters: Sequence[str]) -> Estimate:
     """Return the mean reward with a 95% interval: clustered (Student's t) if several rewards share
     a cluster and that interval is finite, otherwise a percentile bootstrap. An interval without
     width, as when all rewards are equal, is replaced by Wilson's.
     """
     independent = len(set(clusters))
     if independent < len(clusters):
-        mean = metrics.within(metrics.clustered_mean(rewards, clusters), min(0.0, *rewards), 1.0)
+        mean = metrics.clip_interval(metrics.clustered_mean(rewards, clusters), min(0.0, *rewards), 1.0)
         if math.isfinite(mean.low):
-            return metrics.with_width(mean, independent)
-    return metrics.with_width(metrics.mean_reward(rewards), len(rewards))
+            return metrics.widen_empty_interval(mean, independent)
+    return metrics.widen_empty_interval(metrics.mean_reward(rewards), len(rewards))
 
 
-def _repeated(episodes: Sequence[Episode], disaster_counts: float) -> Measures:
+def _repeated_measures(episodes: Sequence[Episode], disaster_counts: float) -> Measures:
     """Return the measures of instances that have several episodes; empty if each has only one."""
     groups = by_instance(episodes)
-    most = max(map(len, groups))
-    if most < 2:
+    max_episodes = max(map(len, groups))
+    if max_episodes < 2:
         return {}
-    rewards = [[metrics.counted_reward(e.trajectory, disaster_counts) for e in group] for group in groups]
+    rewards = [[metrics.reward_with_disasters(e.trajectory, disaster_counts) for e in group] for group in groups]
     origins = [group[0].origin for group in groups]
     means = [fmean(e.trajectory.success for e in group) for group in groups]
     return {
-        f"best_of_{most}_success": _rate([any(e.trajectory.success for e in group) for group in groups], origins),
-        f"best_of_{most}_reward": _reward([max(values) for values in rewards], origins),
-        f"mean@{most}": metrics.clustered_share(means, origins),
-        f"mean_reward@{most}": _reward([fmean(values) for values in rewards], origins),
+        f"best_of_{max_episodes}_success": _success_rate(
+            [any(e.trajectory.success for e in group) for group in groups], origins
+        ),
+        f"best_of_{max_episodes}_reward": _mean_reward([max(values) for values in rewards], origins),
+        f"mean@{max_episodes}": metrics.clustered_share(means, origins),
+        f"mean_reward@{max_episodes}": _mean_reward([fmean(values) for values in rewards], origins),
         **_pass_at(episodes),
-        **_contrast(episodes),
+        **_outcome_shares(episodes),
     }
 
 
 def _pass_at(episodes: Sequence[Episode]) -> Measures:
     """Return pass@k for k = 1, 2, 4, ...; instances of fewer than k episodes are left out."""
     groups = by_instance(episodes)
-    most = max(map(len, groups))
+    max_episodes = max(map(len, groups))
     measures = {}
-    for k in metrics.powers_of_two(most) if most > 1 else ():
+    for k in metrics.powers_of_two(max_episodes) if max_episodes > 1 else ():
         large_groups = [group for group in groups if len(group) >= k]
         measures[f"pass@{k}"] = metrics.clustered_share(
             [metrics.pass_at(k, len(group), sum(e.trajectory.success for e in group)) for group in large_groups],
@@ -286,23 +298,23 @@ def _pass_at(episodes: Sequence[Episode]) -> Measures:
     return measures
 
 
-def _contrast(episodes: Sequence[Episode]) -> Measures:
+def _outcome_shares(episodes: Sequence[Episode]) -> Measures:
     """Return the shares of instances whose episodes were always, sometimes and never successes,
     among those with the most episodes; empty if each was played once.
     """
     groups = by_instance(episodes)
-    most = max(map(len, groups))
-    if most < 2:
+    max_episodes = max(map(len, groups))
+    if max_episodes < 2:
         return {}
-    full_groups = [group for group in groups if len(group) == most]
+    full_groups = [group for group in groups if len(group) == max_episodes]
     shares = [fmean(e.trajectory.success for e in group) for group in full_groups]
     origins = [group[0].origin for group in full_groups]
-    kinds = {
+    flags_by_outcome = {
         "always": [s == 1 for s in shares],
         "mixed": [0 < s < 1 for s in shares],
         "never": [s == 0 for s in shares],
     }
-    return {f"{kind}@{most}": _rate(flags, origins) for kind, flags in kinds.items()}
+    return {f"{outcome}@{max_episodes}": _success_rate(flags, origins) for outcome, flags in flags_by_outcome.items()}
 
 
 def by_instance(episodes: Iterable[Episode]) -> list[list[Episode]]:
@@ -313,16 +325,16 @@ def by_instance(episodes: Iterable[Episode]) -> list[list[Episode]]:
     return list(groups.values())
 
 
-def _plain(value: float, n: int) -> Estimate:
+def _without_interval(value: float, n: int) -> Estimate:
     """Return an estimate without an interval: its bounds are NaN."""
     return Estimate(mean=value, low=math.nan, high=math.nan, n=n)
 
 
-def _number(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _or_nan(value: float | None) -> float:
+def _none_as_nan(value: float | None) -> float:
     return math.nan if value is None else value
 
 
@@ -330,7 +342,7 @@ def _or_nan(value: float | None) -> float:
 # is tested.
 
 
-def revision_states(place: Workplace, base_evaluation: str) -> tuple[EpisodePlan, ...]:
+def revision_states(ctx: RunContext, base_evaluation: str) -> tuple[EpisodePlan, ...]:
     """Return the episodes of the revision test: those of the run that the recipe names, else those
     of this run.
 
@@ -341,35 +353,39 @@ def revision_states(place: Workplace, base_evaluation: str) -> tuple[EpisodePlan
         DataFault: the other run has no states, or they are of another environment; or the first
             model of this run was not evaluated before.
     """
-    with snapshot(place.store) as state:
-        place = replace(place, store=state)
-        other_run = place.recipe.evaluation.revision_test.states
+    with snapshot(ctx.store) as state:
+        ctx = replace(ctx, store=state)
+        other_run = ctx.recipe.evaluation.revision_test.states
         if other_run:
-            plans = _load(place, other_run)
+            plans = _load_states(ctx, other_run)
             if not plans:
                 raise DataFault(
                     f"run {other_run} has no states of a revision test; name a run whose first model was evaluated, in "
                     "evaluation.revision_test.states"
                 )
-            environments = {instance.environment for instances in held_out(place).values() for instance in instances}
-            strange = next(
+            environments = {
+                instance.environment for instances in held_out_by_set(ctx).values() for instance in instances
+            }
+            unknown_environment = next(
                 (plan.instance.environment for plan in plans if plan.instance.environment not in environments), None
             )
-            if strange is not None:
-                raise DataFault(f"the states of run {other_run} are of {strange}, not of this environment")
-            return tuple(replace(plan, prefix=of_another_run(plan.prefix)) for plan in plans)
-        owner = place.recipe.compare.pool or place.run_id
-        plans = _load(place, owner)
+            if unknown_environment is not None:
+                raise DataFault(f"the states of run {other_run} are of {unknown_environment}, not of this environment")
+            return tuple(replace(plan, prefix=without_foreign_tokens(plan.prefix)) for plan in plans)
+        owner = ctx.recipe.compare.pool or ctx.run_id
+        plans = _load_states(ctx, owner)
         if plans:
             return plans
-        config = place.recipe.evaluation.revision_test
-        base = load_episodes(place.store, base_evaluation)
-        if not base:
-            raise DataFault(f"run {place.run_id} has no episodes of its first model yet; evaluate iteration 0 first")
-        cuts, rejections = revision_plans([(e.repeat, e.trajectory) for e in base], cuts=config.cuts, seed=_seed(place))
+        config = ctx.recipe.evaluation.revision_test
+        base_episodes = load_episodes(ctx.store, base_evaluation)
+        if not base_episodes:
+            raise DataFault(f"run {ctx.run_id} has no episodes of its first model yet; evaluate iteration 0 first")
+        cuts, rejections = revision_plans(
+            [(e.repeat, e.trajectory) for e in base_episodes], cuts=config.cuts, seed=_cut_seed(ctx)
+        )
         limit = min(config.limit or len(cuts), len(cuts))
         plans = tuple(cuts[position * len(cuts) // limit] for position in range(limit))
-        trajectory_ids = {(episode.instance.key, episode.repeat): episode.trajectory_id for episode in base}
+        trajectory_ids = {(episode.instance.key, episode.repeat): episode.trajectory_id for episode in base_episodes}
         rows: list[Row] = [
             {
                 "run_id": owner,
@@ -380,14 +396,14 @@ def revision_states(place: Workplace, base_evaluation: str) -> tuple[EpisodePlan
             }
             for position, plan in enumerate(plans)
         ]
-        place.store.write({"revision_state": rows, **rejection_rows(rejections, iteration_id=place.iteration_id(0))})
+        ctx.store.write({"revision_state": rows, **rejection_rows(rejections, iteration_id=ctx.iteration_id(0))})
         return plans
 
 
-def _load(place: Workplace, run_id: str) -> tuple[EpisodePlan, ...]:
-    states = queries.revision_states(place.store, run_id)
-    trajectories = load_trajectories(place.store, list({state.trajectory_id for state in states}))
-    seed = _seed(place)
+def _load_states(ctx: RunContext, run_id: str) -> tuple[EpisodePlan, ...]:
+    states = queries.revision_states(ctx.store, run_id)
+    trajectories = load_trajectories(ctx.store, list({state.trajectory_id for state in states}))
+    seed = _cut_seed(ctx)
     return tuple(
         EpisodePlan(
             instance=trajectories[state.trajectory_id].instance,
@@ -399,44 +415,44 @@ def _load(place: Workplace, run_id: str) -> tuple[EpisodePlan, ...]:
     )
 
 
-def _seed(place: Workplace) -> int:
+def _cut_seed(ctx: RunContext) -> int:
     """Return the seed of the cuts: all arms of a comparison use the same cuts."""
-    pool = run_seed(place.store, place.recipe.compare.pool)
-    return place.recipe.seed if pool is None else pool
+    pool = run_seed(ctx.store, ctx.recipe.compare.pool)
+    return ctx.recipe.seed if pool is None else pool
 
 
 # Episodes of an evaluation that failed for good: kept as rejections, counted as the recipe says,
 # and never used as data.
 
 STAGE = "evaluate"
-REASON = "no-reward"
+NO_REWARD = "no-reward"
 
 
-def counted_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:
+def counted_episodes(ctx: RunContext, evaluation_id: str) -> list[Episode]:
     """Return the episodes over which the means of an evaluation are taken.
 
     With `errors.count_as: zero` those that failed for good are among them, as failures without a
     step.
     """
-    episodes = load_episodes(place.store, evaluation_id)
-    return episodes if place.recipe.errors.count_as == "out" else [*episodes, *lost_episodes(place, evaluation_id)]
+    episodes = load_episodes(ctx.store, evaluation_id)
+    return episodes if ctx.recipe.errors.count_as == "out" else [*episodes, *lost_episodes(ctx, evaluation_id)]
 
 
-def ended_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:
+def ended_episodes(ctx: RunContext, evaluation_id: str) -> list[Episode]:
     """Return `counted_episodes` of an evaluation once it is finished; before that none, since
     successful episodes tend to end first.
     """
-    return counted_episodes(place, evaluation_id) if is_finished(place.store, evaluation_id) else []
+    return counted_episodes(ctx, evaluation_id) if is_finished(ctx.store, evaluation_id) else []
 
 
-def lost_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:
+def lost_episodes(ctx: RunContext, evaluation_id: str) -> list[Episode]:
     """Return the episodes of an evaluation that failed for good and were not played since, as
     failures without a step.
     """
-    subjects = rejected_subjects(place.store, stage=STAGE, reason=REASON, prefix=f"{evaluation_id}:")
+    subjects = rejected_subjects(ctx.store, stage=STAGE, reason=NO_REWARD, prefix=f"{evaluation_id}:")
     if not subjects:
         return []
-    played_keys = {_key(episode) for episode in load_episodes(place.store, evaluation_id)}
+    played_keys = {_plan_key(episode) for episode in load_episodes(ctx.store, evaluation_id)}
     episodes: list[Episode] = []
     for subject in subjects:
         key = subject.removeprefix(f"{evaluation_id}:")
@@ -452,11 +468,11 @@ def lost_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:
         episodes.append(
             Episode(trajectory_id="", instance=instance, repeat=int(repeat), cut=int(cut or 0), trajectory=failure)
         )
-    traits = instance_traits(place.store, [episode.instance.key for episode in episodes])
+    traits = instance_traits(ctx.store, [episode.instance.key for episode in episodes])
     return [replace(episode, **asdict(traits[episode.instance.key])) for episode in episodes]
 
 
-def _key(episode: Episode) -> str:
+def _plan_key(episode: Episode) -> str:
     return episode.instance.episode(episode.repeat, episode.cut)
 
 
@@ -479,21 +495,21 @@ class Series:
     """What the row of the evaluation stores about it: a record."""
 
 
-def evaluation_id(place: Workplace, iteration: int, name: str) -> str:
+def evaluation_id(ctx: RunContext, iteration: int, name: str) -> str:
     """Return the id of an evaluation of the checkpoint that an iteration made (0: the base
     model).
     """
-    recipe = place.recipe
-    iteration_id = place.iteration_id(iteration) if iteration else place.source_id(0)
+    recipe = ctx.recipe
+    iteration_id = ctx.iteration_id(iteration) if iteration else ctx.source_id(0)
     # Neither further sets nor the choice of the development set may change the ids of other
     # evaluations.
-    alone = dataclasses.replace(recipe.evaluation, sets={}, development="")
-    further = [recipe.evaluation.sets[name]] if name in recipe.evaluation.sets else []
+    shared_config = dataclasses.replace(recipe.evaluation, sets={}, development="")
+    set_config = [recipe.evaluation.sets[name]] if name in recipe.evaluation.sets else []
     worlds = recipe.environments or recipe.instances
-    return fingerprint("evaluation", VERSION, iteration_id, name, alone, worlds, *further)
+    return fingerprint("evaluation", VERSION, iteration_id, name, shared_config, worlds, *set_config)
 
 
-async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
+async def evaluate(ctx: RunContext, iteration: int) -> dict[str, Any]:
     """Play the missing episodes of the evaluations of an iteration's checkpoint, and promote the
     checkpoint that the next iteration goes on from; return the success estimate of each evaluation,
     by its name.
@@ -505,59 +521,67 @@ async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
         DataFault: the checkpoint is missing, iteration 0 was not evaluated before, or no checkpoint
             has episodes by which it could be promoted.
     """
-    recipe, config = place.recipe, place.recipe.evaluation
-    further = {name: chosen for name, chosen in config.sets.items() if chosen.models == "all" or iteration == 0}
-    instances = held_out(place)
+    recipe, config = ctx.recipe, ctx.recipe.evaluation
+    chosen_sets = {
+        name: evaluation_set
+        for name, evaluation_set in config.sets.items()
+        if evaluation_set.models == "all" or iteration == 0
+    }
+    instances = held_out_by_set(ctx)
     seed = derive_seed(recipe.seed, "evaluate", iteration)
-    test = episode_plans(instances[TEST], episodes=config.episodes, seed=seed)
-    series = [_series(place, iteration, TEST, _test_split(recipe), test)]
-    for name, chosen in further.items():
-        plans = episode_plans(instances[name], episodes=chosen.episodes, seed=derive_seed(seed, name))
-        series.append(_series(place, iteration, name, chosen.split, plans))
+    test_plans = episode_plans(instances[TEST], episodes=config.episodes, seed=seed)
+    series = [_evaluation_series(ctx, iteration, TEST, _test_split(recipe), test_plans)]
+    for name, evaluation_set in chosen_sets.items():
+        plans = episode_plans(instances[name], episodes=evaluation_set.episodes, seed=derive_seed(seed, name))
+        series.append(_evaluation_series(ctx, iteration, name, evaluation_set.split, plans))
     if not config.revision_test.enabled:
-        scores = await _play(place, iteration, series)
+        scores = await _play_and_measure(ctx, iteration, series)
     elif iteration == 0:
         # The states of the revision test are among the episodes that are played first.
-        scores = await _play(place, iteration, series)
-        scores |= await _play(place, iteration, [_revision(place, iteration)])
+        scores = await _play_and_measure(ctx, iteration, series)
+        scores |= await _play_and_measure(ctx, iteration, [_revision_series(ctx, iteration)])
     else:
-        scores = await _play(place, iteration, [*series, _revision(place, iteration)])
-    iteration_id = place.iteration_id(iteration)
+        scores = await _play_and_measure(ctx, iteration, [*series, _revision_series(ctx, iteration)])
+    iteration_id = ctx.iteration_id(iteration)
     # A stored choice is not changed: later iterations were made with it.
-    if recipe.promote != "best" or checkpoint_promoted(place.store, iteration_id) is not None:
+    if recipe.promote != "best" or promoted_checkpoint(ctx.store, iteration_id) is not None:
         return scores
     # Of the checkpoints so far, the one that succeeds most often on the development set; of equals
     # the earliest, since a later one has nothing to show for its training.
     name = config.development
-    history = (load_measures(place.store, evaluation_id(place, number, name)) for number in range(iteration + 1))
-    successes = {number: measures["success"].mean for number, measures in enumerate(history) if measures}
+    measures_by_iteration = (
+        load_measures(ctx.store, evaluation_id(ctx, number, name)) for number in range(iteration + 1)
+    )
+    successes = {number: measures["success"].mean for number, measures in enumerate(measures_by_iteration) if measures}
     if not successes:
         raise DataFault(
             f"no episode of set {name} came to its end, so no checkpoint can be promoted; `select * from event` says "
             "what failed"
         )
     best = max(successes, key=lambda number: (successes[number], -number))
-    place.store.update("iteration", {"iteration_id": iteration_id, "promoted": place.trained(best).id})
+    ctx.store.update("iteration", {"iteration_id": iteration_id, "promoted": ctx.trained_checkpoint(best).id})
     return scores
 
 
-def _revision(place: Workplace, iteration: int) -> Series:
+def _revision_series(ctx: RunContext, iteration: int) -> Series:
     """Return the revision test: episodes that continue the first steps of episodes that the base
     model failed.
     """
-    states = revision_states(place, evaluation_id(place, 0, TEST))
-    split = _test_split(place.recipe)
-    return _series(place, iteration, REVISION, split, states)
+    states = revision_states(ctx, evaluation_id(ctx, 0, TEST))
+    split = _test_split(ctx.recipe)
+    return _evaluation_series(ctx, iteration, REVISION, split, states)
 
 
-def _series(place: Workplace, iteration: int, name: str, split: str, plans: tuple[EpisodePlan, ...]) -> Series:
-    config = place.recipe.evaluation
+def _evaluation_series(
+    ctx: RunContext, iteration: int, name: str, split: str, plans: tuple[EpisodePlan, ...]
+) -> Series:
+    config = ctx.recipe.evaluation
     set_config = config.sets.get(name, config)
     return Series(
-        evaluation_id=evaluation_id(place, iteration, name),
+        evaluation_id=evaluation_id(ctx, iteration, name),
         name=name,
         split=split,
-        plans=limited(place.recipe, name, plans),
+        plans=with_step_limits(ctx.recipe, name, plans),
         sampling=set_config.sampling(temperature=set_config.temperature, max_new_tokens=config.max_new_tokens),
         max_steps=config.revision_test.max_steps if name == REVISION else config.max_steps,
         repeats=config.repeats,
@@ -566,7 +590,7 @@ def _series(place: Workplace, iteration: int, name: str, split: str, plans: tupl
     )
 
 
-def limited(recipe: Recipe, name: str, plans: Iterable[EpisodePlan]) -> tuple[EpisodePlan, ...]:
+def with_step_limits(recipe: Recipe, name: str, plans: Iterable[EpisodePlan]) -> tuple[EpisodePlan, ...]:
     """Return plans with the limits on steps and repeated steps of their worlds; the revision test
     has one step limit for all worlds.
     """
@@ -584,48 +608,52 @@ def _test_split(recipe: Recipe) -> str:
     return "+".join(dict.fromkeys(world.instances.test for world in recipe.worlds().values()))
 
 
-async def _play(place: Workplace, iteration: int, series: Sequence[Series]) -> dict[str, Any]:
+async def _play_and_measure(ctx: RunContext, iteration: int, series: Sequence[Series]) -> dict[str, Any]:
     """Play the missing episodes of several evaluations together, and store their measures; return
     the success estimate of each by name.
     """
-    has_new_episodes = await play_evaluations(place, iteration, series)
-    with snapshot(place.store) as state:
-        now = dataclasses.replace(place, store=state)
-        results = [(evaluation, measure_evaluation(now, iteration, evaluation.name)) for evaluation in series]
-    keep_measures(place, iteration, results)
+    has_new_episodes = await play_evaluations(ctx, iteration, series)
+    with snapshot(ctx.store) as state:
+        snapshot_ctx = dataclasses.replace(ctx, store=state)
+        results = [(evaluation, measure_evaluation(snapshot_ctx, iteration, evaluation.name)) for evaluation in series]
+    store_measures(ctx, iteration, results)
     scores = {
         evaluation.name: asdict(measures["success"]) if measures else {"n": 0} for evaluation, measures in results
     }
     if has_new_episodes:
         # The gains of later iterations are relative to this one.
-        with snapshot(place.store) as state:
-            now = dataclasses.replace(place, store=state)
-            later = [
+        with snapshot(ctx.store) as state:
+            snapshot_ctx = dataclasses.replace(ctx, store=state)
+            later_evaluations = [
                 evaluation
-                for evaluation in finished_evaluations(state, place.run_id, after=iteration)
+                for evaluation in finished_evaluations(state, ctx.run_id, after=iteration)
                 if evaluation.name in scores
             ]
             rows = [
-                measure_rows(evaluation.evaluation_id, measure_evaluation(now, evaluation.iteration, evaluation.name))
-                for evaluation in later
+                measure_rows(
+                    evaluation.evaluation_id, measure_evaluation(snapshot_ctx, evaluation.iteration, evaluation.name)
+                )
+                for evaluation in later_evaluations
             ]
         if rows:
-            place.store.write(merge(rows))
+            ctx.store.write(merge(rows))
     return scores
 
 
-async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Series]) -> bool:
+async def play_evaluations(ctx: RunContext, iteration: int, series: Sequence[Series]) -> bool:
     """Play the episodes of several evaluations that are not stored yet, all at once; return whether
     any were missing.
 
     Episodes that failed for good are stored as rejections. Raises as `evaluate`.
     """
-    checkpoint = place.trained(iteration)
-    place.store.write(merge(_head(place, iteration, evaluation, checkpoint, finished=False) for evaluation in series))
-    _take_over(place, iteration, series, checkpoint)
-    iteration_id = place.iteration_id(iteration)
+    checkpoint = ctx.trained_checkpoint(iteration)
+    ctx.store.write(
+        merge(_evaluation_rows(ctx, iteration, evaluation, checkpoint, finished=False) for evaluation in series)
+    )
+    _copy_episodes(ctx, iteration, series, checkpoint)
+    iteration_id = ctx.iteration_id(iteration)
     shards: list[EpisodeShard] = []
-    with snapshot(place.store) as state:
+    with snapshot(ctx.store) as state:
         for evaluation in series:
             stored_keys = {(e.instance.key, e.repeat, e.cut) for e in load_episodes(state, evaluation.evaluation_id)}
             plans = tuple(p for p in evaluation.plans if (p.instance.key, p.number, len(p.prefix)) not in stored_keys)
@@ -649,71 +677,73 @@ async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Se
     if not shards:
         return False
     names = ", ".join(shard.name for shard in shards)
-    await place.work_through(EpisodeShards(parts=tuple(shards)), f"{STAGE} {names}", iteration, f"episodes of {names}")
+    await ctx.work_through(EpisodeShards(shards=tuple(shards)), f"{STAGE} {names}", iteration, f"episodes of {names}")
     rejections: list[Rejection] = []
     detail = "the episode has no reward; table event has the error that ended it"
-    with snapshot(place.store) as state:
+    with snapshot(ctx.store) as state:
         for evaluation in series:
-            played_keys = {_key(episode) for episode in load_episodes(state, evaluation.evaluation_id)}
+            played_keys = {_plan_key(episode) for episode in load_episodes(state, evaluation.evaluation_id)}
             subjects = [
                 f"{evaluation.evaluation_id}:{plan.key}" for plan in evaluation.plans if plan.key not in played_keys
             ]
             rejections += [
-                Rejection(stage=STAGE, subject=subject, reason=REASON, detail=detail) for subject in subjects
+                Rejection(stage=STAGE, subject=subject, reason=NO_REWARD, detail=detail) for subject in subjects
             ]
     if rejections:
-        place.store.write(rejection_rows(rejections, iteration_id=iteration_id))
+        ctx.store.write(rejection_rows(rejections, iteration_id=iteration_id))
     return True
 
 
-def _take_over(place: Workplace, iteration: int, series: Sequence[Series], checkpoint: Checkpoint) -> None:
+def _copy_episodes(ctx: RunContext, iteration: int, series: Sequence[Series], checkpoint: Checkpoint) -> None:
     """Copy missing episodes from evaluations of other runs that played the same episodes with the
     same weights.
     """
     copies: list[tuple[str, dict[str, str]]] = []
-    with snapshot(place.store) as state:
+    with snapshot(ctx.store) as state:
         for evaluation in series:
             stage = STAGE if evaluation.name in (TEST, REVISION) else f"{STAGE}/{evaluation.name}"
-            sources = evaluations_alike(
+            sources = evaluations_with_same_input(
                 state,
-                place.run_id,
+                ctx.run_id,
                 stage,
                 iteration=iteration,
                 name=evaluation.name,
                 weights_sha256=checkpoint.weights_sha256,
             )
             played_keys = (
-                {_key(episode) for episode in load_episodes(state, evaluation.evaluation_id)} if sources else set()
+                {_plan_key(episode) for episode in load_episodes(state, evaluation.evaluation_id)} if sources else set()
             )
             missing = {plan.key: plan for plan in evaluation.plans if plan.key not in played_keys}
             originals: dict[str, str] = {}
             for source in sources:
                 for episode in load_episodes(state, source) if missing else []:
-                    plan = missing.get(key := _key(episode))
+                    plan = missing.get(key := _plan_key(episode))
                     # The revision test of another run may go on from other steps.
-                    if plan and given_steps(episode) == tuple(step.reply for step in plan.prefix):
+                    if plan and given_replies(episode) == tuple(step.reply for step in plan.prefix):
                         originals[episode_id(evaluation.evaluation_id, key)] = episode.trajectory_id
                         del missing[key]
             if originals:
                 copies.append((evaluation.evaluation_id, originals))
     for target, originals in copies:
-        copy_trajectories(place.store, originals, evaluation_id=target, iteration_id=place.iteration_id(iteration))
+        copy_trajectories(ctx.store, originals, evaluation_id=target, iteration_id=ctx.iteration_id(iteration))
 
 
 # Measures are stored as rows, so that SQL, reports and the viewer show the same numbers.
-def keep_measures(place: Workplace, iteration: int, results: Sequence[tuple[Series, Measures]]) -> None:
+def store_measures(ctx: RunContext, iteration: int, results: Sequence[tuple[Series, Measures]]) -> None:
     """Store the measures of evaluations, and mark the evaluations as finished."""
-    checkpoint = place.trained(iteration)
-    heads = (_head(place, iteration, evaluation, checkpoint, finished=True) for evaluation, _ in results)
-    place.store.write(
+    checkpoint = ctx.trained_checkpoint(iteration)
+    heads = (_evaluation_rows(ctx, iteration, evaluation, checkpoint, finished=True) for evaluation, _ in results)
+    ctx.store.write(
         merge([*heads, *(measure_rows(evaluation.evaluation_id, measures) for evaluation, measures in results)])
     )
 
 
-def _head(place: Workplace, iteration: int, evaluation: Series, checkpoint: Checkpoint, *, finished: bool) -> Rows:
+def _evaluation_rows(
+    ctx: RunContext, iteration: int, evaluation: Series, checkpoint: Checkpoint, *, finished: bool
+) -> Rows:
     return evaluation_rows(
         evaluation.evaluation_id,
-        iteration_id=place.iteration_id(iteration),
+        iteration_id=ctx.iteration_id(iteration),
         checkpoint_id=checkpoint.id,
         name=evaluation.name,
         split=evaluation.split,
@@ -722,31 +752,31 @@ def _head(place: Workplace, iteration: int, evaluation: Series, checkpoint: Chec
     )
 
 
-def measure_evaluation(place: Workplace, iteration: int, name: str) -> Measures:
+def measure_evaluation(ctx: RunContext, iteration: int, name: str) -> Measures:
     """Return the measures of the stored episodes of an evaluation; empty if there are none. Gains
     are relative to models whose evaluations are finished.
     """
-    current = counted_episodes(place, evaluation_id(place, iteration, name))
-    base = ended_episodes(place, evaluation_id(place, 0, name)) if iteration else []
-    previous = ended_episodes(place, evaluation_id(place, iteration - 1, name)) if iteration > 1 else []
+    current = counted_episodes(ctx, evaluation_id(ctx, iteration, name))
+    base = ended_episodes(ctx, evaluation_id(ctx, 0, name)) if iteration else []
+    previous = ended_episodes(ctx, evaluation_id(ctx, iteration - 1, name)) if iteration > 1 else []
 
-    def measured(episodes: Sequence[Episode]) -> Measures:
+    def measures_of(episodes: Sequence[Episode]) -> Measures:
         result = measure(
             episodes,
             base=base,
             previous=previous,
-            disaster_counts=place.recipe.evaluation.disaster_counts,
-            voiced=place.method.voiced,
+            disaster_counts=ctx.recipe.evaluation.disaster_counts,
+            has_reflection=ctx.method.has_reflection,
         )
-        result |= place.method.measures(place, iteration, name, episodes)
-        return result if name != REVISION else {key: result[key] for key in OF_REVISION if key in result}
+        result |= ctx.method.measures(ctx, iteration, name, episodes)
+        return result if name != REVISION else {key: result[key] for key in REVISION_MEASURES if key in result}
 
     # A further set belongs to one world.
-    if not place.recipe.environments or name in place.recipe.evaluation.sets:
-        return measured(current)
+    if not ctx.recipe.environments or name in ctx.recipe.evaluation.sets:
+        return measures_of(current)
     # Difficulty classes of different worlds are not the same, so they are measured only by world.
-    measures = {name: estimate for name, estimate in measured(current).items() if not name.startswith("depth-")}
+    measures = {name: estimate for name, estimate in measures_of(current).items() if not name.startswith("depth-")}
     for world in dict.fromkeys(episode.instance.environment for episode in current):
-        of_one = measured([episode for episode in current if episode.instance.environment == world])
-        measures |= {f"world-{world}/{name}": estimate for name, estimate in of_one.items()}
+        measures_of_world = measures_of([episode for episode in current if episode.instance.environment == world])
+        measures |= {f"world-{world}/{name}": estimate for name, estimate in measures_of_world.items()}
     return measures

@@ -8,20 +8,20 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
-from agentr_core.evaluation.metrics import over_seeds
-from agentr_core.recipes.models import masked
+from agentr_core.evaluation.metrics import mean_over_seeds
+from agentr_core.recipes.models import mask_secrets
 from agentr_core.recipes.recipe import Recipe, resolved
 from agentr_core.reports.comparison import GroupMean, SeedMean
 from agentr_core.store.database import Store
 from agentr_core.store.queries.evaluations import evaluation_scores
 
-NO_RESULT: Final = ("name", "description", "workspace", "alarms", "scale")
+SECTIONS_WITHOUT_EFFECT: Final = ("name", "description", "workspace", "alarms", "scale")
 """The sections of a recipe that change no result."""
-_BESIDE: Final = (*NO_RESULT, "seed", "iterations")
+_MAY_DIFFER: Final = (*SECTIONS_WITHOUT_EFFECT, "seed", "iterations")
 """Those, and the sections in which the runs of a group may differ; how many iterations each did
 shows in its rows.
 """
-_MOST_SETTINGS: Final = 4
+_MAX_SETTINGS: Final = 4
 """How many settings name a group; runs of different recipes may differ in dozens."""
 
 
@@ -45,19 +45,19 @@ def seed_groups(recipes: Mapping[str, Recipe]) -> list[SeedGroup]:
     groups: dict[str, dict[int, str]] = {}
     settings: dict[str, dict[str, str]] = {}
     for run_id, recipe in recipes.items():
-        config = {name: value for name, value in resolved(recipe).items() if name not in _BESIDE}
+        config = {name: value for name, value in resolved(recipe).items() if name not in _MAY_DIFFER}
         key = json.dumps(config, sort_keys=True)
         groups.setdefault(key, {})[recipe.seed] = run_id
-        settings.setdefault(key, dict(_fields(masked(config))))
+        settings.setdefault(key, dict(_leaves(mask_secrets(config))))
     names = dict.fromkeys(name for fields in settings.values() for name in fields)
-    deciding = [name for name in names if len({fields.get(name, "") for fields in settings.values()}) > 1]
+    differing = [name for name in names if len({fields.get(name, "") for fields in settings.values()}) > 1]
     named_groups = []
     for key, runs in groups.items():
         first = next(iter(runs.values()))
-        parts = [f"{name}={settings[key][name]}" for name in deciding if name in settings[key]]
-        if len(parts) > _MOST_SETTINGS:
+        parts = [f"{name}={settings[key][name]}" for name in differing if name in settings[key]]
+        if len(parts) > _MAX_SETTINGS:
             # The settings that are left out may be those that tell it from another group.
-            parts = [*parts[:_MOST_SETTINGS], f"and {len(parts) - _MOST_SETTINGS} more, as run {first[:8]}"]
+            parts = [*parts[:_MAX_SETTINGS], f"and {len(parts) - _MAX_SETTINGS} more, as run {first[:8]}"]
         named_groups.append(SeedGroup(", ".join(parts) or recipes[first].name, runs))
     return named_groups
 
@@ -74,46 +74,48 @@ def means_over_seeds(store: Store, recipes: Mapping[str, Recipe]) -> list[GroupM
     means = []
     scores = evaluation_scores(store, list(recipes))
     for (name, iteration), members in groupby(scores, key=lambda score: (score.name, score.iteration)):
-        by_run = {score.run_id: score for score in members}
-        first: dict[int, float] = {}
+        scores_by_run = {score.run_id: score for score in members}
+        first_by_seed: dict[int, float] = {}
         for number, group in enumerate(groups):
-            runs = {seed: run for seed, run in sorted(group.runs.items()) if run in by_run}
-            success = {seed: by_run[run].success for seed, run in runs.items()}
+            runs = {seed: run for seed, run in sorted(group.runs.items()) if run in scores_by_run}
+            success = {seed: scores_by_run[run].success for seed, run in runs.items()}
             if number == 0:
-                first = success
+                first_by_seed = success
             if not runs:
                 continue
-            differences = [share - first[seed] for seed, share in success.items() if seed in first]
+            differences = [share - first_by_seed[seed] for seed, share in success.items() if seed in first_by_seed]
             means.append(
                 GroupMean(
                     group=group.name,
                     name=name,
                     iteration=iteration,
                     success=seed_mean(success.values(), 0, 1),
-                    reward=seed_mean((by_run[run].reward for run in runs.values()), -math.inf, 1),
-                    against=seed_mean(differences, -1, 1) if number else None,
+                    reward=seed_mean((scores_by_run[run].reward for run in runs.values()), -math.inf, 1),
+                    versus_first=seed_mean(differences, -1, 1) if number else None,
                     runs=runs,
                 )
             )
     return means
 
 
-def seed_mean(values: Iterable[float], least: float, most: float) -> SeedMean | None:
-    """Return the mean over seeds with Student's 95% t interval, clipped to [`least`, `most`];
-    without an interval for a single value, and None without values.
+def seed_mean(values: Iterable[float], lower_bound: float, upper_bound: float) -> SeedMean | None:
+    """Return the mean over seeds with Student's 95% t interval, clipped to [`lower_bound`,
+    `upper_bound`]; without an interval for a single value, and None without values.
     """
-    estimate = over_seeds(list(values))
+    estimate = mean_over_seeds(list(values))
     if not estimate.n:
         return None
     if estimate.n == 1:
         return SeedMean(value=estimate.mean, low=None, high=None, n=1)
-    return SeedMean(value=estimate.mean, low=max(least, estimate.low), high=min(most, estimate.high), n=estimate.n)
+    return SeedMean(
+        value=estimate.mean, low=max(lower_bound, estimate.low), high=min(upper_bound, estimate.high), n=estimate.n
+    )
 
 
-def _fields(value: Any, name: str = "") -> Iterable[tuple[str, str]]:
+def _leaves(value: Any, name: str = "") -> Iterable[tuple[str, str]]:
     """Yield the leaves of plain data: their dotted names, with their values as text."""
     if isinstance(value, dict) and value:
         for key, part in value.items():
-            yield from _fields(part, f"{name}.{key}".removeprefix("."))
+            yield from _leaves(part, f"{name}.{key}".removeprefix("."))
     else:
         yield name, value if value and isinstance(value, str) else json.dumps(value)

@@ -30,10 +30,10 @@ from agentr_core.models.checkpoint_dir import (
     weights_sha256,
 )
 from agentr_core.reports.document import Column, Row, Section, Table
+from agentr_core.runtime.context import RunContext
 from agentr_core.runtime.equipment import Checkpoint
-from agentr_core.runtime.instances import held_out
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import rows_of
+from agentr_core.runtime.instances import held_out_by_set
+from agentr_core.runtime.start import step_rows_hash
 from agentr_core.samples.rendering import Renderer, load_tokenizer
 from agentr_core.store.codec.ledger import (
     VALIDATION,
@@ -45,29 +45,36 @@ from agentr_core.store.codec.ledger import (
     validation_rows,
 )
 from agentr_core.store.codec.trajectories import trajectory_rows
-from agentr_core.store.database import burst
-from agentr_core.store.queries.listings import instances_stored
-from agentr_core.store.queries.runs import checkpoint_made, count_finished_iterations, trained_outside
+from agentr_core.store.database import single_transaction
+from agentr_core.store.queries.listings import stored_instances
+from agentr_core.store.queries.runs import checkpoint_of_iteration, count_finished_iterations, outside_trainings
 from agentr_core.store.queries.trees import step_hashes
 from agentr_core.store.tables import Rows, merge
-from agentr_core.texts import counted, placed, quoted
-from agentr_core.training.checkpoints import HISTORY, Manifest, from_here, is_complete, publish, read_manifest
-from agentr_core.training.group.advantages import advantages, has_contrast
-from agentr_core.training.job import write_whole
+from agentr_core.texts import count_text, path_for_message, quoted
+from agentr_core.training.checkpoints import HISTORY, Manifest, is_complete, publish, read_manifest, relative_to_cwd
+from agentr_core.training.group.advantages import group_advantages, has_contrast
+from agentr_core.training.job import write_atomically
 from agentr_core.types import Instance, Trajectory
 
 PROGRAM = "verl"
-_MERGE = "python -m verl.model_merger merge --backend {backend} --local_dir {folder} --target_dir MERGED"
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
-_OTHERS = ("manifest.json", "job.json", "README.md", ADAPTER_CONFIG, HISTORY, "model.safetensors.index.json")
-_VOLATILE = ("_name_or_path", "architectures", "attn_implementation", "dtype", "torch_dtype", "transformers_version")
-_SAME_WEIGHTS = ("lm_head.weight",)
+_MERGE_COMMAND = "python -m verl.model_merger merge --backend {backend} --local_dir {folder} --target_dir MERGED"
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
+_OTHER_FILES = ("manifest.json", "job.json", "README.md", ADAPTER_CONFIG, HISTORY, "model.safetensors.index.json")
+_IGNORED_CONFIG_KEYS = (
+    "_name_or_path",
+    "architectures",
+    "attn_implementation",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+)
+_TIED_WEIGHTS = ("lm_head.weight",)
 """Weights tied to the input embedding: files of the same model may or may not have a copy of them.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class OutsideTraining:
     """A training by another program, read from its folder. `weights` is the hash of its weights,
     `files` that of weights and rollouts; `left_out` says which files were not read, and why.
     """
@@ -80,14 +87,16 @@ class Training:
     left_out: tuple[str, ...] = ()
 
 
-def read_training(folder: Path) -> Training:
+def read_training(folder: Path) -> OutsideTraining:
     """Return the checkpoint and the rollouts in a folder, or in folders below it.
 
     Raises `ConfigError` or `ModelDirectoryError` unless there is exactly one whole checkpoint in
     the format of Hugging Face, and `DataFileError` if a file of rollouts is malformed.
     """
     if not folder.is_dir():
-        raise ConfigError(f"{placed(folder)} is no folder; name that of a training, with its checkpoint and rollouts")
+        raise ConfigError(
+            f"{path_for_message(folder)} is no folder; name that of a training, with its checkpoint and rollouts"
+        )
     checkpoint = _checkpoint_in(folder)
     weights = weights_sha256(checkpoint)
     candidates = verl.rollout_files(folder)
@@ -95,7 +104,7 @@ def read_training(folder: Path) -> Training:
     files = [file for file in candidates if file not in prompts]
     rollouts = tuple(rollout for file in files for rollout in verl.read_rollouts(file))
     hashes = [(str(file.relative_to(folder)), file_sha256(file)) for file in files]
-    return Training(
+    return OutsideTraining(
         folder=folder,
         checkpoint=checkpoint,
         weights=weights,
@@ -114,12 +123,12 @@ def _checkpoint_in(folder: Path) -> Path:
         )
     if folders:
         return folders[0]
-    for pattern, backend, up in (("model_world_size_*_rank_*.pt", "fsdp", 1), ("*.distcp", "megatron", 2)):
+    for pattern, backend, num_levels in (("model_world_size_*_rank_*.pt", "fsdp", 1), ("*.distcp", "megatron", 2)):
         if shard := next(iter(sorted(folder.rglob(pattern))), None):
-            command = _MERGE.format(backend=backend, folder=shard.parents[up - 1])
+            command = _MERGE_COMMAND.format(backend=backend, folder=shard.parents[num_levels - 1])
             raise ConfigError(
-                f"{shard.parents[up - 1]} has the shards of a checkpoint, which verl itself merges; run `{command}`, "
-                f"with MERGED a folder below {folder}, and import again"
+                f"{shard.parents[num_levels - 1]} has the shards of a checkpoint, which verl itself merges; run "
+                f"`{command}`, with MERGED a folder below {folder}, and import again"
             )
     raise ModelDirectoryError(
         f"{folder} has no checkpoint: no folder with config.json and weights in *.safetensors; save the model with "
@@ -127,31 +136,31 @@ def _checkpoint_in(folder: Path) -> Path:
     )
 
 
-def known_import(place: Workplace, training: Training) -> tuple[int, bool] | None:
+def find_import(ctx: RunContext, training: OutsideTraining) -> tuple[int, bool] | None:
     """Return the iteration of the run as which a training was imported, and whether that import is
     finished; None if it was not imported.
     """
-    matches = [record for record in trained_outside(place.store, place.run_id) if record.files == training.files]
+    matches = [record for record in outside_trainings(ctx.store, ctx.run_id) if record.files == training.files]
     return (matches[-1].iteration, matches[-1].finished) if matches else None
 
 
-def next_iteration(place: Workplace) -> int:
+def next_iteration(ctx: RunContext) -> int:
     """Return the number of the first iteration that is not finished: an imported training becomes
     this one.
 
     Raises `ConfigError` if it has begun to train here.
     """
-    number = count_finished_iterations(place.store, place.run_id) + 1
-    key = place.iteration_id(number)
-    if checkpoint_made(place.store, key) is not None or step_hashes(place.store, key):
+    number = count_finished_iterations(ctx.store, ctx.run_id) + 1
+    key = ctx.iteration_id(number)
+    if checkpoint_of_iteration(ctx.store, key) is not None or step_hashes(ctx.store, key):
         raise ConfigError(
-            f"iteration {number} of run {place.run_id} has a training of its own, and is not finished; end it with "
+            f"iteration {number} of run {ctx.run_id} has a training of its own, and is not finished; end it with "
             "`agentr run`, and import what was trained outside as the next one"
         )
     return number
 
 
-def take_back(place: Workplace, iteration: int, training: Training) -> str:
+def import_training(ctx: RunContext, iteration: int, training: OutsideTraining) -> str:
     """Check that a training outside fits the run, store it as an iteration, and return a sentence
     that says what was stored.
 
@@ -161,43 +170,50 @@ def take_back(place: Workplace, iteration: int, training: Training) -> str:
         DataFileError: a rollout is of a question that the store does not know, or a training
             rollout of one that is held out.
     """
-    check_plan(place, iteration)
-    policy = place.policy(iteration)
+    check_plan(ctx, iteration)
+    policy = ctx.policy(iteration)
     _check_model(training.checkpoint, policy.path)
-    iteration_id = place.iteration_id(iteration)
-    key = fingerprint("checkpoint", "outside", iteration_id, training.files)
+    iteration_id = ctx.iteration_id(iteration)
+    checkpoint_id = fingerprint("checkpoint", "outside", iteration_id, training.files)
     tokenizer = load_tokenizer(policy.path)
-    rollouts = _stored_rollouts(place, iteration, training, Renderer(tokenizer, at=place.started_at()), tokenizer)
-    steps = _steps(place, iteration, key, [episode for episode in rollouts if not episode.rollout.validates], tokenizer)
+    rollouts = _recall_rollouts(ctx, iteration, training, Renderer(tokenizer, at=ctx.started_at()), tokenizer)
+    steps = _rows_by_step(
+        ctx,
+        iteration,
+        checkpoint_id,
+        [episode for episode in rollouts if not episode.rollout.is_validation],
+        tokenizer,
+    )
     rows = [*steps.values()]
     validations: dict[int, list[str]] = {}
     for episode in rollouts:
-        if episode.rollout.validates:
+        if episode.rollout.is_validation:
             validations.setdefault(episode.rollout.step, []).append(episode.key)
     rows += [validation_rows(iteration_id, step, keys) for step, keys in validations.items()]
     for episode in rollouts:
-        source = VALIDATION if episode.rollout.validates else "rollout"
+        source = VALIDATION if episode.rollout.is_validation else "rollout"
         rows.append(trajectory_rows(episode.key, episode.trajectory, source=source, iteration_id=iteration_id))
-    _store(place, iteration, training, policy, key, merge(rows), sorted(steps))
+    _store_training(ctx, iteration, training, policy, checkpoint_id, merge(rows), sorted(steps))
     counts = (
-        f"{counted(len(training.rollouts), 'rollout')} of {counted(len({p.instance for p in rollouts}), 'question')}"
+        f"{count_text(len(training.rollouts), 'rollout')} of "
+        f"{count_text(len({p.instance for p in rollouts}), 'question')}"
     )
     note = "" if _has_tokenizer(training.checkpoint) else "; it has no tokenizer, so the run's goes on"
     return "; ".join(
-        [f"iteration {iteration} of run {place.run_id}: checkpoint {key}, {counts}{note}", *training.left_out]
+        [f"iteration {iteration} of run {ctx.run_id}: checkpoint {checkpoint_id}, {counts}{note}", *training.left_out]
     )
 
 
-def check_plan(place: Workplace, iteration: int) -> None:
+def check_plan(ctx: RunContext, iteration: int) -> None:
     """Raise `ConfigError` if the run has no such iteration, if that trains nothing, or if the run
     belongs to a comparison.
     """
-    why = next(iter(place.method.faults(replace(place.recipe, iterations=iteration))), "")
-    if place.method.flow != "flywheel" or place.recipe.compare.pool:
-        why = "it belongs to a comparison"
-    if why or not any(stage.makes == "checkpoint" for stage in place.plan(iteration).stages):
+    reason = next(iter(ctx.method.faults(replace(ctx.recipe, iterations=iteration))), "")
+    if ctx.method.flow != "flywheel" or ctx.recipe.compare.pool:
+        reason = "it belongs to a comparison"
+    if reason or not any(stage.makes == "checkpoint" for stage in ctx.plan(iteration).stages):
         raise ConfigError(
-            f"run {place.run_id} has no iteration {iteration} that trains: {why or 'its recipe plans none'}"
+            f"run {ctx.run_id} has no iteration {iteration} that trains: {reason or 'its recipe plans none'}"
         )
 
 
@@ -216,16 +232,19 @@ def _check_model(checkpoint: Path, policy: Path) -> None:
         )
     our_config = AutoConfig.from_pretrained(adapter_base(policy) or policy, local_files_only=True).to_dict()
     for name in sorted(our_config.keys() | their_config.keys()):
-        if name in _VOLATILE or name.endswith("token_id") or name == "use_cache":
+        if name in _IGNORED_CONFIG_KEYS or name.endswith("token_id") or name == "use_cache":
             continue
         if our_config.get(name) != their_config.get(name):
             raise ModelDirectoryError(
                 f"{checkpoint} is another model than {policy}, with which the iteration begins: its {name} is "
                 f"{quoted(repr(their_config.get(name)), 60)} and not {quoted(repr(our_config.get(name)), 60)}"
             )
-    shapes, their_shapes = dict(_shapes(adapter_base(policy) or policy)), dict(_shapes(checkpoint, finite=True))
+    shapes, their_shapes = (
+        dict(_weight_shapes(adapter_base(policy) or policy)),
+        dict(_weight_shapes(checkpoint, finite=True)),
+    )
     for name in sorted(shapes.keys() | their_shapes.keys()):
-        if our_config.get("tie_word_embeddings") and name in _SAME_WEIGHTS:
+        if our_config.get("tie_word_embeddings") and name in _TIED_WEIGHTS:
             continue
         if shapes.get(name) != their_shapes.get(name):
             in_checkpoint, in_policy = (
@@ -255,7 +274,7 @@ def _check_model(checkpoint: Path, policy: Path) -> None:
         )
 
 
-def _shapes(folder: Path, *, finite: bool = False) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _weight_shapes(folder: Path, *, finite: bool = False) -> Iterator[tuple[str, tuple[int, ...]]]:
     from safetensors import safe_open
 
     for file in weight_files(folder):
@@ -280,19 +299,19 @@ class _StoredRollout:
     trajectory: Trajectory
 
 
-def _stored_rollouts(
-    place: Workplace, iteration: int, training: Training, renderer: Renderer, tokenizer: Any
+def _recall_rollouts(
+    ctx: RunContext, iteration: int, training: OutsideTraining, renderer: Renderer, tokenizer: Any
 ) -> list[_StoredRollout]:
     if not training.rollouts:
         return []
     episodes: list[_StoredRollout] = []
-    with place.worlds() as worlds:
+    with ctx.worlds() as worlds:
         for _, env in worlds:
             _check_world(env, training)
-        questions = _Questions(place, renderer, tokenizer)
+        questions = _InstancesByPrompt(ctx, renderer, tokenizer)
         for number, rollout in enumerate(training.rollouts):
-            instance = questions.of(rollout)
-            env = worlds.of(instance)
+            instance = questions.instance_of(rollout)
+            env = worlds.env_of(instance)
             assert env.has(Environment.recall)
             # A score outside [0, 1] is no reward but has a penalty or a bonus: where the dump tells
             # nothing else, the world's rule decides.
@@ -300,7 +319,7 @@ def _stored_rollouts(
             reward = next((score for score in scores if score is not None and 0 <= score <= 1), None)
             episodes.append(
                 _StoredRollout(
-                    key=fingerprint("outside", place.iteration_id(iteration), training.files, number),
+                    key=fingerprint("outside", ctx.iteration_id(iteration), training.files, number),
                     rollout=rollout,
                     instance=instance,
                     trajectory=env.recall(instance, rollout.reply, reward),
@@ -309,7 +328,7 @@ def _stored_rollouts(
     return episodes
 
 
-def _check_world(env: Environment, training: Training) -> None:
+def _check_world(env: Environment, training: OutsideTraining) -> None:
     if not env.has(Environment.recall) or not isinstance(transcript_of(env), Continuation):
         raise DataFileError(
             f"{training.rollouts[0].where}: episodes of {env.name} are turns, which a dump has as one text that cannot "
@@ -317,20 +336,20 @@ def _check_world(env: Environment, training: Training) -> None:
         )
 
 
-class _Questions:
+class _InstancesByPrompt:
     """The instances that a store knows, by the texts of their prompts."""
 
-    def __init__(self, place: Workplace, renderer: Renderer, tokenizer: Any) -> None:
-        self._store = place.store
-        self._held_out = {instance.key for instances in held_out(place).values() for instance in instances}
+    def __init__(self, ctx: RunContext, renderer: Renderer, tokenizer: Any) -> None:
+        self._store = ctx.store
+        self._held_out = {instance.key for instances in held_out_by_set(ctx).values() for instance in instances}
         self._by_id: dict[str, Instance] = {}
         self._by_text: dict[str, Instance] = {}
         self._instructions: set[str] = set()
-        with place.worlds() as worlds:
+        with ctx.worlds() as worlds:
             names = {env.name for _, env in worlds}
-            for instance in instances_stored(place.store):
+            for instance in stored_instances(ctx.store):
                 if instance.environment in names:
-                    self._add(instance, worlds.of(instance), renderer, tokenizer)
+                    self._add(instance, worlds.env_of(instance), renderer, tokenizer)
 
     def _add(self, instance: Instance, env: Environment, renderer: Renderer, tokenizer: Any) -> None:
         try:
@@ -338,36 +357,36 @@ class _Questions:
         except EnvironmentFault:
             # The environment of this recipe does not have it: it is of another run.
             return
-        prompt = _plain(tokenizer.decode(renderer.render_prompt(messages), skip_special_tokens=True))
-        instruction = _plain(messages[0].text)
+        prompt = _single_spaced(tokenizer.decode(renderer.render_prompt(messages), skip_special_tokens=True))
+        instruction = _single_spaced(messages[0].text)
         self._instructions.add(instruction)
         self._by_id[instance.key] = instance
-        turns = verl.canonical_turns(verl.turns(messages))
-        for text in (prompt, prompt[max(0, prompt.find(instruction)) :], turns, _plain(messages[-1].text)):
+        turns = verl.canonical_turns(verl.prompt_turns(messages))
+        for text in (prompt, prompt[max(0, prompt.find(instruction)) :], turns, _single_spaced(messages[-1].text)):
             self._by_text.setdefault(text, instance)
 
-    def of(self, rollout: Rollout) -> Instance:
+    def instance_of(self, rollout: Rollout) -> Instance:
         """Return the instance of a rollout's question. Raises `DataFileError` if the store does not
         know it, or training must not see it.
         """
-        instance = self._by_id.get(rollout.instance_id) or self._found(rollout)
+        instance = self._by_id.get(rollout.instance_id) or self._find_by_text(rollout)
         if instance is None:
             raise DataFileError(
                 f"{rollout.where}: {self._store.path} knows no question with the prompt "
-                f"{quoted(rollout.prompt or rollout.turns, 120)}; import into the workspace of the run whose prompts "
-                "were exported"
+                f"{quoted(rollout.prompt or rollout.canonical_prompt, 120)}; import into the workspace of the run "
+                "whose prompts were exported"
             )
-        if instance.key in self._held_out and not rollout.validates:
+        if instance.key in self._held_out and not rollout.is_validation:
             raise DataFileError(
                 f"{rollout.where}: {instance.key} is held out for evaluation, and a training must not see it; train on "
                 "other questions, or put dumps of a validation into a folder `validation`"
             )
         return instance
 
-    def _found(self, rollout: Rollout) -> Instance | None:
-        if rollout.turns:
-            return self._by_text.get(rollout.turns)
-        prompt = _plain(rollout.prompt)
+    def _find_by_text(self, rollout: Rollout) -> Instance | None:
+        if rollout.canonical_prompt:
+            return self._by_text.get(rollout.canonical_prompt)
+        prompt = _single_spaced(rollout.prompt)
         if prompt in self._by_text:
             return self._by_text[prompt]
         # Some templates write something before the instruction, such as the date.
@@ -375,21 +394,21 @@ class _Questions:
         return next((self._by_text[prompt[at:]] for at in starts if prompt[at:] in self._by_text), None)
 
 
-def _plain(text: str) -> str:
+def _single_spaced(text: str) -> str:
     return " ".join(text.split())
 
 
-def _steps(
-    place: Workplace, iteration: int, checkpoint_id: str, rollouts: Sequence[_StoredRollout], tokenizer: Any
+def _rows_by_step(
+    ctx: RunContext, iteration: int, checkpoint_id: str, rollouts: Sequence[_StoredRollout], tokenizer: Any
 ) -> dict[int, Rows]:
     """Return the rows of each step, by its number: its groups, one for each instance, and its
     measures.
     """
-    by_step: dict[int, dict[str, list[_StoredRollout]]] = {}
+    rollouts_by_step: dict[int, dict[str, list[_StoredRollout]]] = {}
     for attempt in rollouts:
-        by_step.setdefault(attempt.rollout.step, {}).setdefault(attempt.instance.key, []).append(attempt)
-    rows_of_steps: dict[int, Rows] = {}
-    for step, members in sorted(by_step.items()):
+        rollouts_by_step.setdefault(attempt.rollout.step, {}).setdefault(attempt.instance.key, []).append(attempt)
+    rows_by_step: dict[int, Rows] = {}
+    for step, members in sorted(rollouts_by_step.items()):
         groups: list[Group] = []
         for number, attempts in enumerate(members.values()):
             scores = [attempt.rollout.score for attempt in attempts]
@@ -400,7 +419,7 @@ def _steps(
                     policy=f"{checkpoint_id}@{step - 1}",
                     instance=attempts[0].instance,
                     episodes={attempt.key: attempt.trajectory for attempt in attempts},
-                    shaped=None if None in scores else tuple(score for score in scores if score is not None),
+                    shaped_rewards=None if None in scores else tuple(score for score in scores if score is not None),
                 )
             )
         tokens = [
@@ -410,16 +429,16 @@ def _steps(
         rows = [
             group_rows(
                 group,
-                advantages(group.compared, scale=place.recipe.grpo.scale_rewards),
-                iteration_id=place.iteration_id(iteration),
+                group_advantages(group.compared_rewards, scale=ctx.recipe.grpo.scale_rewards),
+                iteration_id=ctx.iteration_id(iteration),
                 step=step,
-                contrast=has_contrast(group.compared),
+                has_contrast=has_contrast(group.compared_rewards),
             )
             for group in groups
         ]
         episodes = [episode for group in groups for episode in group.episodes.values()]
-        shaped_rewards = [worth for group in groups for worth in group.shaped or ()]
-        mixed_flags = [has_contrast(group.compared) for group in groups]
+        shaped_rewards = [reward for group in groups for reward in group.shaped_rewards or ()]
+        mixed_flags = [has_contrast(group.compared_rewards) for group in groups]
         counts = [count for lengths in tokens for count in lengths]
         # Rollouts say nothing of the updates, so these measures stay unknown.
         unknown = ("loss", "entropy", "kl", "sampler_kl", "clip_share", "grad_norm", "recovered", "cut_share")
@@ -427,29 +446,31 @@ def _steps(
             "reward": fmean(episode.reward for episode in episodes),
             "shaped": fmean(shaped_rewards) if shaped_rewards else None,
             "pass_at_1": fmean(episode.success for episode in episodes),
-            "pass_at_n": fmean(group.wins > 0 for group in groups),
+            "pass_at_n": fmean(group.num_wins > 0 for group in groups),
             "mixed_share": fmean(mixed_flags),
             "drawn_again": 0,
             "episode_tokens": fmean(counts),
             "episode_steps": fmean(len(episode.steps) for episode in episodes),
             "sampled_tokens": sum(counts),
-            "trained_tokens": sum(sum(lengths) for lengths, trains in zip(tokens, mixed_flags, strict=True) if trains),
+            "trained_tokens": sum(
+                sum(lengths) for lengths, is_mixed in zip(tokens, mixed_flags, strict=True) if is_mixed
+            ),
             **dict.fromkeys((*unknown, "learning_rate", "sampling_seconds", "training_seconds")),
         }
-        rows_of_steps[step] = merge([*rows, rl_step_rows(place.iteration_id(iteration), step, measures)])
-    return rows_of_steps
+        rows_by_step[step] = merge([*rows, rl_step_rows(ctx.iteration_id(iteration), step, measures)])
+    return rows_by_step
 
 
-def _store(
-    place: Workplace,
+def _store_training(
+    ctx: RunContext,
     iteration: int,
-    training: Training,
+    training: OutsideTraining,
     policy: Checkpoint,
-    key: str,
+    checkpoint_id: str,
     rows: Rows,
     steps: Sequence[int],
 ) -> None:
-    iteration_id, destination = place.iteration_id(iteration), checkpoint_folder(place.root, key)
+    iteration_id, destination = ctx.iteration_id(iteration), checkpoint_folder(ctx.root, checkpoint_id)
     record = {
         "program": PROGRAM,
         "source": str(training.folder.resolve()),
@@ -457,53 +478,53 @@ def _store(
         "rollouts": len(training.rollouts),
         "steps": len(steps),
     }
-    staging = None if is_complete(destination) else _staged(destination, training, policy, iteration_id)
-    began = iteration_rows(
-        iteration_id, run_id=place.run_id, iteration=iteration, checkpoint_in=policy.id, checkpoint_out=key
+    staging = None if is_complete(destination) else _stage_files(destination, training, policy, iteration_id)
+    iteration_row = iteration_rows(
+        iteration_id, run_id=ctx.run_id, iteration=iteration, checkpoint_in=policy.id, checkpoint_out=checkpoint_id
     )
-    with burst(place.store) as state:
-        state.write(merge([began, rows]))
-        made_of = rows_of(replace(place, store=state), iteration_id)
+    with single_transaction(ctx.store) as state:
+        state.write(merge([iteration_row, rows]))
+        rows_hash = step_rows_hash(replace(ctx, store=state), iteration_id)
         if staging is not None:
-            publish(staging, destination, _manifest(training, policy, iteration_id, made_of, len(steps)))
-        elif read_manifest(destination).rows != made_of:
+            publish(staging, destination, _manifest(training, policy, iteration_id, rows_hash, len(steps)))
+        elif read_manifest(destination).rows != rows_hash:
             raise StoreError(f"{destination} was made of other rollouts; move that folder away and import again")
         state.write(
             checkpoint_rows(
-                key,
-                path=str(from_here(destination)),
+                checkpoint_id,
+                path=str(relative_to_cwd(destination)),
                 weights_sha256=training.weights,
                 config={"outside": record},
                 parent_id=policy.id,
                 iteration_id=iteration_id,
             )
         )
-    shutil.rmtree(_work(destination), ignore_errors=True)
+    shutil.rmtree(_staging_parent(destination), ignore_errors=True)
 
 
-def _work(destination: Path) -> Path:
+def _staging_parent(destination: Path) -> Path:
     return destination.with_name(f".{destination.name}.import")
 
 
-def _staged(destination: Path, training: Training, policy: Checkpoint, iteration_id: str) -> Path:
+def _stage_files(destination: Path, training: OutsideTraining, policy: Checkpoint, iteration_id: str) -> Path:
     """Copy the weights into a staging folder beside `destination`, with all other files of the
     model that the iteration begins with, so that tokenizer and configuration stay the same. Return
     the folder.
     """
     if destination.exists():
         raise StoreError(f"{destination} exists and is not a complete checkpoint; remove it")
-    work = _work(destination)
-    staging = work / "staging"
-    shutil.rmtree(work, ignore_errors=True)
+    parent = _staging_parent(destination)
+    staging = parent / "staging"
+    shutil.rmtree(parent, ignore_errors=True)
     staging.mkdir(parents=True)
     # `agentr store prune` reads in it which iteration the folder belongs to.
-    write_whole(work / "job.json", canonical({"iteration": iteration_id}).encode())
+    write_atomically(parent / "job.json", canonical({"iteration": iteration_id}).encode())
     for file in weight_files(training.checkpoint):
         shutil.copyfile(file, staging / file.name)
     # An adapter has the configuration of its base model, but a tokenizer of its own.
     for folder in filter(None, (adapter_base(policy.path), policy.path)):
         for file in sorted(folder.iterdir()):
-            if file.is_file() and file.suffix not in _WEIGHTS and file.name not in _OTHERS:
+            if file.is_file() and file.suffix not in _WEIGHT_SUFFIXES and file.name not in _OTHER_FILES:
                 shutil.copyfile(file, staging / file.name)
     index = training.checkpoint / "model.safetensors.index.json"
     if index.is_file():
@@ -514,7 +535,7 @@ def _staged(destination: Path, training: Training, policy: Checkpoint, iteration
     return staging
 
 
-def _manifest(training: Training, policy: Checkpoint, iteration_id: str, made_of: str, steps: int) -> Manifest:
+def _manifest(training: OutsideTraining, policy: Checkpoint, iteration_id: str, rows_hash: str, steps: int) -> Manifest:
     """Return the manifest of a training of which neither settings, nor loss, nor time are known."""
     return Manifest(
         job=training.files,
@@ -529,22 +550,22 @@ def _manifest(training: Training, policy: Checkpoint, iteration_id: str, made_of
         seconds=0.0,
         versions={"python": platform.python_version()},
         ended_by=PROGRAM,
-        rows=made_of,
+        rows=rows_hash,
         parent_weights=policy.weights_sha256,
         iteration=iteration_id,
     )
 
 
-def outside_section(place: Workplace, iteration: int) -> tuple[Section, ...]:
+def outside_section(ctx: RunContext, iteration: int) -> tuple[Section, ...]:
     """Return the report's section on a training by another program; none for our own trainings."""
-    for training in trained_outside(place.store, place.run_id):
+    for training in outside_trainings(ctx.store, ctx.run_id):
         if training.iteration == iteration:
             facts: Mapping[str, str] = {
                 "Program": training.program,
                 "Folder": training.source,
                 "Hash of its files": training.files,
                 "Rollouts": str(training.rollouts),
-                "Steps with rollouts": str(len(step_hashes(place.store, place.iteration_id(iteration)))),
+                "Steps with rollouts": str(len(step_hashes(ctx.store, ctx.iteration_id(iteration)))),
             }
             table = Table((Column("Of the training", "text"), Column("", "text")), tuple(map(Row, facts.items())))
             note = (

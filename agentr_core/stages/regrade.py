@@ -17,25 +17,25 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from agentr_core.environment import Environment, Repeatability
-from agentr_core.episodes.grading import UnreadableGrade, grade, scored_again
-from agentr_core.episodes.rollout import SharedEnvironments
+from agentr_core.episodes.grading import UnreadableGrade, grade, regrade_episode
+from agentr_core.episodes.rollout import EnvironmentPool
 from agentr_core.episodes.units import UnitError, run_all
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.protocols import Grader
-from agentr_core.runtime.equipment import identity
-from agentr_core.runtime.place import Workplace, helpers
-from agentr_core.runtime.start import contents, played_from
+from agentr_core.runtime.context import RunContext, helpers
+from agentr_core.runtime.equipment import model_identity
+from agentr_core.runtime.start import content_hash, world_paths
 from agentr_core.search.tree import leaf_paths
 from agentr_core.store.codec.trajectories import load_trajectories, load_trees
 from agentr_core.store.database import Store, Writer
-from agentr_core.store.queries.scorings import load_leaf_regrades, load_regrades, scorable, scorable_leaves
+from agentr_core.store.queries.scorings import load_leaf_regrades, load_regrades, scorable_episodes, scorable_leaves
 from agentr_core.store.tables import Regrade, Rows, row_of
 from agentr_core.types import Path, Trajectory, Tree
 
 STAGE = "regrade"
-_AT_ONCE = 16
-_LOADED = 1000
+_CONCURRENCY = 16
+_BATCH_SIZE = 1000
 """The most episodes, or paths of trees, in memory at once."""
 
 
@@ -80,14 +80,14 @@ class _Scorable(NamedTuple):
     trajectory: Trajectory
 
 
-def by_world(place: Workplace) -> Scoring:
+def world_scoring(ctx: RunContext) -> Scoring:
     """Return the scoring by a recipe's worlds as they are installed now.
 
     Raises `ConfigError` for a world that has no grader and cannot replay its episodes, and
     `DataFileError` if one of its files cannot be read.
     """
     worlds: dict[str, Any] = {}
-    with place.worlds() as open_worlds:
+    with ctx.worlds() as open_worlds:
         for recipe, env in open_worlds:
             options = recipe.environment.options
             unrepeatable = Repeatability(env.repeatability) is Repeatability.NEVER or env.has(Environment.relay)
@@ -97,22 +97,22 @@ def by_world(place: Workplace) -> Scoring:
                 "name": recipe.environment.name,
                 "options": options,
                 "version": env.version_of(options),
-                "asks": asked_model(place, env.grader.asks) if env.grader and env.grader.asks else None,
+                "asks": model_settings(ctx, env.grader.asks) if env.grader and env.grader.asks else None,
             }
-    files = {name: contents(pathlib.Path(path), place.recipe) for name, path in played_from(place.recipe).items()}
+    files = {name: content_hash(pathlib.Path(path), ctx.recipe) for name, path in world_paths(ctx.recipe).items()}
     return Scoring(name="world", settings={"worlds": worlds, "files": files}, grader=None)
 
 
-def asked_model(place: Workplace, role: Any) -> dict[str, str]:
+def model_settings(ctx: RunContext, role: Any) -> dict[str, str]:
     """Return the model that a recipe has for a role (`role`, `model`, `identity`), for the settings
     of a scoring. Raises `ModelDirectoryError` for unsound weights.
     """
-    model = place.recipe.model_of(role)
-    return {"role": role, "model": model.label, "identity": identity(model)}
+    model = ctx.recipe.model_of(role)
+    return {"role": role, "model": model.label, "identity": model_identity(model)}
 
 
 async def regrade(
-    place: Workplace, scoring: Scoring, *, evaluations: bool | None = None, iteration: int | None = None
+    ctx: RunContext, scoring: Scoring, *, evaluations: bool | None = None, iteration: int | None = None
 ) -> ScoringResult:
     """Score the episodes of a run, and the paths of its search trees, that a scoring has not scored
     yet, and store their new rewards.
@@ -129,36 +129,36 @@ async def regrade(
         ConfigError: there is nothing to score.
         ErrorBudgetSpent: the grader fails more often than the recipe allows.
     """
-    episodes = scorable(place.store, place.run_id, evaluations=evaluations, iteration=iteration)
-    leaves = [] if evaluations else scorable_leaves(place.store, place.run_id, iteration)
+    episodes = scorable_episodes(ctx.store, ctx.run_id, evaluations=evaluations, iteration=iteration)
+    leaves = [] if evaluations else scorable_leaves(ctx.store, ctx.run_id, iteration)
     originals = list(dict.fromkeys(episodes.values()))
     total = len(originals) + len(leaves)
     if not total:
         raise ConfigError(
-            f"run {place.run_id} has no such episodes and no search trees; `select * from v_episodes` and v_trees list "
+            f"run {ctx.run_id} has no such episodes and no search trees; `select * from v_episodes` and v_trees list "
             "what it has"
         )
-    regrades = load_regrades(place.store, scoring.id, originals)
-    left_ids = [key for key in originals if key not in regrades]
-    stored_leaves = load_leaf_regrades(place.store, scoring.id, list(dict(leaves)))
-    left_leaves = [(tree_id, leaf) for tree_id, leaf in leaves if leaf not in stored_leaves[tree_id]]
-    count = num_stored = total - len(left_ids) - len(left_leaves)
+    regrades = load_regrades(ctx.store, scoring.id, originals)
+    unscored_ids = [key for key in originals if key not in regrades]
+    stored_leaves = load_leaf_regrades(ctx.store, scoring.id, list(dict(leaves)))
+    unscored_leaves = [(tree_id, leaf) for tree_id, leaf in leaves if leaf not in stored_leaves[tree_id]]
+    count = num_stored = total - len(unscored_ids) - len(unscored_leaves)
     settings = json.dumps(scoring.settings, sort_keys=True)
-    place.store.write({"scoring": [{"scoring_id": scoring.id, "grader": scoring.name, "settings": settings}]})
+    ctx.store.write({"scoring": [{"scoring_id": scoring.id, "grader": scoring.name, "settings": settings}]})
     faults: list[str] = []
-    with closing(SharedEnvironments(lambda name: place.make_environment(place.recipe.world_name(name)))) as pool:
-        async with Writer(place.store) as writer, helpers(place, place.trained(0).path, None, writer) as models:
-            store_event = place.on_error(writer, STAGE, 0)
+    with closing(EnvironmentPool(lambda name: ctx.make_environment(ctx.recipe.world_name(name)))) as pool:
+        async with Writer(ctx.store) as sink, helpers(ctx, ctx.trained_checkpoint(0).path, None, sink) as roles:
+            store_event = ctx.on_error(sink, STAGE, 0)
 
             async def score(entry: _Scorable) -> Rows:
-                await writer.room()
+                await sink.room()
                 trajectory = entry.trajectory
                 try:
                     if scoring.grader is not None:
-                        grading = await grade(scoring.grader, trajectory, models.ask, seed=place.recipe.seed)
+                        grading = await grade(scoring.grader, trajectory, roles.ask, seed=ctx.recipe.seed)
                     else:
                         async with pool.lend(trajectory.instance) as env:
-                            grading = await scored_again(env, trajectory, models.ask, seed=place.recipe.seed)
+                            grading = await regrade_episode(env, trajectory, roles.ask, seed=ctx.recipe.seed)
                     result = Regrade(reward=grading.grade.reward, success=grading.grade.success, answer=grading.answer)
                 except UnreadableGrade as unreadable:
                     result = Regrade(reward=None, success=None, answer=unreadable.answer)
@@ -166,39 +166,39 @@ async def regrade(
 
             def on_error(error: UnitError) -> None:
                 store_event(error)
-                if error.final:
+                if error.is_final:
                     faults.append(f"{error.kind}: {error.message}")
 
             def on_result(key: str, row: Rows) -> None:
                 nonlocal count
                 count += 1
-                writer.add(row)
-                place.progress(count, total, f"episodes scored by {scoring.name}")
+                sink.add(row)
+                ctx.progress(count, total, f"episodes scored by {scoring.name}")
 
-            for batch in _loaded(place.store, left_ids, left_leaves):
+            for batch in _load_batches(ctx.store, unscored_ids, unscored_leaves):
                 await run_all(
                     list(batch.items()),
                     lambda item: score(item[1]),
                     key=lambda item: item[0],
-                    errors=place.recipe.errors,
+                    errors=ctx.recipe.errors,
                     on_error=on_error,
                     on_result=on_result,
-                    concurrency=_AT_ONCE,
+                    concurrency=_CONCURRENCY,
                 )
     return ScoringResult(episodes=len(originals), paths=len(leaves), new=count - num_stored, faults=faults)
 
 
-def _loaded(
+def _load_batches(
     store: Store, trajectory_ids: Sequence[str], leaves: Sequence[tuple[str, int]]
 ) -> Iterator[dict[str, _Scorable]]:
-    """Yield batches of at most `_LOADED` trajectories, then of paths of trees, by the names under
-    which events refer to them.
+    """Yield batches of at most `_BATCH_SIZE` trajectories, then of paths of trees, by the names
+    under which events refer to them.
     """
-    for start in range(0, len(trajectory_ids), _LOADED):
-        trajectories = load_trajectories(store, trajectory_ids[start : start + _LOADED])
+    for start in range(0, len(trajectory_ids), _BATCH_SIZE):
+        trajectories = load_trajectories(store, trajectory_ids[start : start + _BATCH_SIZE])
         yield {key: _Scorable("regrade", {"trajectory_id": key}, episode) for key, episode in trajectories.items()}
-    for start in range(0, len(leaves), _LOADED):
-        chunk = set(leaves[start : start + _LOADED])
+    for start in range(0, len(leaves), _BATCH_SIZE):
+        chunk = set(leaves[start : start + _BATCH_SIZE])
         trees = load_trees(store, sorted({tree_id for tree_id, _ in chunk}))
         yield {
             f"{path.tree_id}:{path.leaf}": _Scorable(
@@ -217,32 +217,36 @@ def _loaded(
         }
 
 
-def check_scoring(place: Workplace) -> None:
+def check_scoring(ctx: RunContext) -> None:
     """Raise `ConfigError` if the recipe's `data.scoring` names a scoring that does not exist."""
-    scoring = place.recipe.data.scoring
-    if scoring and place.store.missing("scoring", [scoring]):
+    scoring = ctx.recipe.data.scoring
+    if scoring and ctx.store.missing("scoring", [scoring]):
         raise ConfigError(
             f"data.scoring: there is no scoring {scoring}; `select * from v_scorings` lists those there are"
         )
 
 
-def scored_by(place: Workplace, trajectories: Mapping[str, Trajectory]) -> dict[str, Trajectory]:
+def rescored_trajectories(ctx: RunContext, trajectories: Mapping[str, Trajectory]) -> dict[str, Trajectory]:
     """Return trajectories, by id, with the rewards that the recipe's `data.scoring` gives them;
     unchanged if it names none. Those whose grade is unreadable are left out.
 
     Raises `ConfigError` if the scoring does not exist, or has not scored one of the trajectories.
     """
-    scoring = place.recipe.data.scoring
+    scoring = ctx.recipe.data.scoring
     if not scoring:
         return dict(trajectories)
-    check_scoring(place)
-    regrades = load_regrades(place.store, scoring, list(trajectories))
+    check_scoring(ctx)
+    regrades = load_regrades(ctx.store, scoring, list(trajectories))
     if missing := len(trajectories) - len(regrades):
-        raise _unscored(scoring, place.run_id, f"{missing} of {len(trajectories)} episodes have")
-    return {key: again for key, trajectory in trajectories.items() if (again := _regraded(trajectory, regrades[key]))}
+        raise _missing_scores_error(scoring, ctx.run_id, f"{missing} of {len(trajectories)} episodes have")
+    return {
+        key: rescored
+        for key, trajectory in trajectories.items()
+        if (rescored := _with_new_reward(trajectory, regrades[key]))
+    }
 
 
-def scored_paths(place: Workplace, trees: Mapping[str, Tree], run_id: str = "") -> dict[str, tuple[Path, ...]]:
+def rescored_paths(ctx: RunContext, trees: Mapping[str, Tree], run_id: str = "") -> dict[str, tuple[Path, ...]]:
     """Return the paths of trees to their leaves, by tree id, with the rewards that the recipe's
     `data.scoring` gives them; unchanged if it names none. Those whose grade is unreadable are left
     out.
@@ -250,35 +254,35 @@ def scored_paths(place: Workplace, trees: Mapping[str, Tree], run_id: str = "") 
     Args:
         run_id: the run that has the trees; by default this one.
 
-    Raises as `scored_by`.
+    Raises as `rescored_trajectories`.
     """
     paths = {key: leaf_paths(tree, key) for key, tree in trees.items()}
-    scoring = place.recipe.data.scoring
+    scoring = ctx.recipe.data.scoring
     if not scoring:
         return paths
-    check_scoring(place)
-    regrades = load_leaf_regrades(place.store, scoring, list(trees))
-    if missing := sum(path.leaf not in regrades[key] for key, of_tree in paths.items() for path in of_tree):
+    check_scoring(ctx)
+    regrades = load_leaf_regrades(ctx.store, scoring, list(trees))
+    if missing := sum(path.leaf not in regrades[key] for key, tree_paths in paths.items() for path in tree_paths):
         total = sum(map(len, paths.values()))
-        raise _unscored(scoring, run_id or place.run_id, f"{missing} of {total} paths of trees have")
+        raise _missing_scores_error(scoring, run_id or ctx.run_id, f"{missing} of {total} paths of trees have")
     return {
         key: tuple(
-            dataclasses.replace(path, trajectory=again)
-            for path in of_tree
-            if (again := _regraded(path.trajectory, regrades[key][path.leaf]))
+            dataclasses.replace(path, trajectory=rescored)
+            for path in tree_paths
+            if (rescored := _with_new_reward(path.trajectory, regrades[key][path.leaf]))
         )
-        for key, of_tree in paths.items()
+        for key, tree_paths in paths.items()
     }
 
 
-def _unscored(scoring: str, run_id: str, what: str) -> ConfigError:
+def _missing_scores_error(scoring: str, run_id: str, subject: str) -> ConfigError:
     return ConfigError(
-        f"data.scoring: {what} no score of scoring {scoring}; `agentr regrade {run_id}` by the same grader gives them; "
-        "then run again"
+        f"data.scoring: {subject} no score of scoring {scoring}; `agentr regrade {run_id}` by the same grader gives "
+        "them; then run again"
     )
 
 
-def _regraded(trajectory: Trajectory, regrade: Regrade) -> Trajectory | None:
+def _with_new_reward(trajectory: Trajectory, regrade: Regrade) -> Trajectory | None:
     """Return a trajectory with its new reward and success; None if the new grade is unreadable."""
     if regrade.reward is None:
         return None

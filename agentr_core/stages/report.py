@@ -17,10 +17,9 @@ from agentr_core.evaluation import metrics
 from agentr_core.evaluation.failures import failure_steps
 from agentr_core.recipes.environments import REVISION, TEST
 from agentr_core.recipes.models import ModelRole
-from agentr_core.recipes.recipe import Recipe, for_display, identifying
+from agentr_core.recipes.recipe import Recipe, display_data, identifying_data
 from agentr_core.reports import wording
 from agentr_core.reports.document import (
-    Bill,
     Column,
     DepthScore,
     ErrorRecord,
@@ -29,6 +28,7 @@ from agentr_core.reports.document import (
     FunnelStage,
     IterationReport,
     IterationScore,
+    ModelUsage,
     Paragraph,
     PassAt,
     PromotedModel,
@@ -41,10 +41,10 @@ from agentr_core.reports.document import (
     Transcripts,
     UnfinishedEvaluation,
 )
-from agentr_core.reports.iteration import unfinished
-from agentr_core.reports.run_page import BesideScore, PairedScore, RunColumn, RunsReport
-from agentr_core.runtime.place import Position, Workplace
-from agentr_core.stages.curves import fine_tuning
+from agentr_core.reports.iteration import unfinished_sentences
+from agentr_core.reports.run_page import ModeScores, PairedScore, RunColumn, RunsReport
+from agentr_core.runtime.context import Position, RunContext
+from agentr_core.stages.curves import fine_tuning_figures
 from agentr_core.stages.evaluate import (
     Measures,
     by_depth,
@@ -52,40 +52,45 @@ from agentr_core.stages.evaluate import (
     ended_episodes,
     evaluation_id,
     gain,
-    given_steps,
-    ks_of_pass,
+    given_replies,
     load_measures,
     lost_episodes,
     measure_evaluation,
-    of_depths,
-    of_world,
+    measures_by_depth,
+    pass_at_ks,
+    world_measures,
 )
-from agentr_core.stages.means import NO_RESULT, means_over_seeds
+from agentr_core.stages.means import SECTIONS_WITHOUT_EFFECT, means_over_seeds
 from agentr_core.stages.outside import outside_section
 from agentr_core.stages.scorings import scoring_section
-from agentr_core.store.codec.ledger import alarms_of
+from agentr_core.store.codec.ledger import load_alarms
 from agentr_core.store.codec.trajectories import Episode
 from agentr_core.store.queries import datasets, runs
-from agentr_core.store.queries.datasets import dataset_of, finished_evaluations, is_finished, unfinished_evaluations
-from agentr_core.store.queries.listings import iteration_lines, made_by_world
+from agentr_core.store.queries.datasets import (
+    dataset_of_iteration,
+    finished_evaluations,
+    is_finished,
+    unfinished_evaluations,
+)
+from agentr_core.store.queries.listings import iteration_lines, product_counts_by_world
 from agentr_core.store.queries.runs import (
-    checkpoint_made,
+    checkpoint_of_iteration,
+    iteration_numbers,
     iteration_state,
-    iterations_of,
-    promotion_of,
+    promotion_after,
     request_use,
     run_versions,
-    trained_iterations,
+    trained_iteration_numbers,
 )
-from agentr_core.store.queries.trees import providers
-from agentr_core.texts import goal
+from agentr_core.store.queries.trees import providers_by_tool
+from agentr_core.texts import goal_in
 
 # What served models read and wrote in an iteration, and what that costs at the recipe's prices.
 
 _MILLION = 1_000_000
 
 
-def bills(place: Workplace, iteration: int) -> tuple[Bill, ...]:
+def bills(ctx: RunContext, iteration: int) -> tuple[ModelUsage, ...]:
     """Return a bill for each role whose served model replied in an iteration.
 
     A prompt counts once for each HTTP request, however many replies it brought. Only what was kept
@@ -93,23 +98,23 @@ def bills(place: Workplace, iteration: int) -> tuple[Bill, ...]:
     server's own bill as well. Copies of another run's replies are on that run's bill. Where a
     teacher answered for a role without a model of its own, that is on the teacher's bill.
     """
-    recipe = place.recipe
-    taught = iteration > 0 and place.collector(iteration).role == "teacher"
+    recipe = ctx.recipe
+    taught = iteration > 0 and ctx.collector(iteration).role == "teacher"
     teacher_plays = taught or (recipe.splice.goes_on and recipe.splice.continuation.by == "teacher")
     lent_roles = [role for role in get_args(ModelRole) if role not in recipe.own_models()] if teacher_plays else []
-    asking = [stage.roles for stage in place.plan(iteration).stages if "teacher" in stage.roles]
-    edit_roles = [role for role in lent_roles if any(role in roles for roles in asking)]
+    asking = [stage.roles for stage in ctx.plan(iteration).stages if "teacher" in stage.roles]
+    edit_roles = [role for role in lent_roles if any(role in stage_roles for stage_roles in asking)]
     entries = []
     for role in get_args(ModelRole):
         model = recipe.model_of(role)
         if model.backend != "openai":
             continue
         usage = request_use(
-            place.store,
-            place.iteration_id(iteration),
+            ctx.store,
+            ctx.iteration_id(iteration),
             role=role,
-            per_request=model.server.n_per_request,
-            taught=taught,
+            max_replies_per_request=model.server.n_per_request,
+            teacher_collects=taught,
             teacher_plays=teacher_plays,
             lent_roles=lent_roles,
             edit_roles=edit_roles,
@@ -117,7 +122,7 @@ def bills(place: Workplace, iteration: int) -> tuple[Bill, ...]:
         if usage.requests:
             cost = (usage.prompt * model.prices.prompt + usage.completion * model.prices.completion) / _MILLION
             entries.append(
-                Bill(
+                ModelUsage(
                     role=role,
                     model=model.label,
                     requests=usage.requests,
@@ -136,8 +141,8 @@ def bills(place: Workplace, iteration: int) -> tuple[Bill, ...]:
 class Scoreboard:
     """The scores of a run's models, each read once from the store, however many reports show it."""
 
-    def __init__(self, place: Workplace) -> None:
-        self._place = place
+    def __init__(self, ctx: RunContext) -> None:
+        self._ctx = ctx
         self._measures: dict[tuple[int, str], Measures] = {}
         self._scores: dict[int, IterationScore | None] = {}
         self._episodes: dict[int, list[Episode]] = {}
@@ -164,7 +169,7 @@ class Scoreboard:
         None when one of the two was not evaluated.
         """
         measures = self.measured(iteration, TEST)
-        return finite(measures.get("gain_over_base" if other == 0 else "gain_over_previous"))
+        return finite_estimate(measures.get("gain_over_base" if other == 0 else "gain_over_previous"))
 
     def measured(self, iteration: int, name: str) -> Measures:
         """Return the measures of an iteration's model on a set; empty until its evaluation is
@@ -174,10 +179,10 @@ class Scoreboard:
         """
         key = iteration, name
         if key not in self._measures:
-            store, evaluation = self._place.store, evaluation_id(self._place, iteration, name)
+            store, evaluation = self._ctx.store, evaluation_id(self._ctx, iteration, name)
             measures = load_measures(store, evaluation)
             if not measures and is_finished(store, evaluation):
-                measures = measure_evaluation(self._place, iteration, name)
+                measures = measure_evaluation(self._ctx, iteration, name)
             self._measures[key] = measures
         return self._measures[key]
 
@@ -188,7 +193,7 @@ class Scoreboard:
         if iteration not in self._episodes:
             # Two iterations are compared at a time; with their texts, all would fill the memory.
             cache = {number: earlier for number, earlier in self._episodes.items() if number == iteration - 1}
-            episodes = ended_episodes(self._place, evaluation_id(self._place, iteration, TEST))
+            episodes = ended_episodes(self._ctx, evaluation_id(self._ctx, iteration, TEST))
             self._episodes = cache | {iteration: episodes}
         return self._episodes[iteration]
 
@@ -197,33 +202,35 @@ class Scoreboard:
         and is not finished.
         """
         evaluations = {
-            evaluation_id(self._place, number, name): (number, name)
+            evaluation_id(self._ctx, number, name): (number, name)
             for number in range(iteration + 1)
             for name in self._names
         }
-        counts = unfinished_evaluations(self._place.store, list(evaluations))
-        open_sets: list[UnfinishedEvaluation] = []
+        counts = unfinished_evaluations(self._ctx.store, list(evaluations))
+        evaluations_under_way: list[UnfinishedEvaluation] = []
         for key, (number, name) in evaluations.items():
             if key not in counts:
                 continue
             # How many episodes the set has, as the first model played them.
             size = None
             if first := self.measured(0, name):
-                losses = lost_episodes(self._place, evaluation_id(self._place, 0, name))
-                size = first["success"].n + (len(losses) if self._place.recipe.errors.count_as == "out" else 0)
-            open_sets.append(UnfinishedEvaluation(iteration=number, name=name, episodes=counts[key], planned=size))
-        return tuple(open_sets)
+                losses = lost_episodes(self._ctx, evaluation_id(self._ctx, 0, name))
+                size = first["success"].n + (len(losses) if self._ctx.recipe.errors.count_as == "out" else 0)
+            evaluations_under_way.append(
+                UnfinishedEvaluation(iteration=number, name=name, num_episodes=counts[key], num_planned=size)
+            )
+        return tuple(evaluations_under_way)
 
     @property
     def _names(self) -> tuple[str, ...]:
-        return (TEST, *self._place.recipe.evaluation.sets, REVISION)
+        return (TEST, *self._ctx.recipe.evaluation.sets, REVISION)
 
     def _read(self, iteration: int) -> IterationScore | None:
         measures = self.measured(iteration, TEST)
         if not measures:
             return None
-        recipe = self._place.recipe
-        evaluations = [evaluation_id(self._place, iteration, name) for name in self._names]
+        recipe = self._ctx.recipe
+        evaluations = [evaluation_id(self._ctx, iteration, name) for name in self._names]
         revision = self.measured(iteration, REVISION)
         sets: list[SetScore] = []
         if recipe.evaluation.sets:
@@ -231,82 +238,83 @@ class Scoreboard:
             splits = {} if recipe.environments else {TEST: recipe.instances.test}
             splits |= {name: chosen.split for name, chosen in recipe.evaluation.sets.items()}
             for name, split in splits.items():
-                if on_set := self.measured(iteration, name):
-                    sets.append(_set_score(name, split, on_set))
+                if set_measures := self.measured(iteration, name):
+                    sets.append(_set_score(name, split, set_measures))
         loops = [measures[name].mean for length in metrics.LOOP_LENGTHS if (name := f"loops@{length}") in measures]
-        trained = iteration or trained_iterations(self._place.store, self._place.run_id)
+        trained = iteration or trained_iteration_numbers(self._ctx.store, self._ctx.run_id)
         return IterationScore(
             iteration=iteration,
             name="" if trained else Path(recipe.model.label).name,
-            success=estimate(measures["success"]),
-            reward=estimate(measures["reward"]),
-            versus_base=finite(measures.get("gain_over_base")),
+            success=report_estimate(measures["success"]),
+            reward=report_estimate(measures["reward"]),
+            versus_base=finite_estimate(measures.get("gain_over_base")),
             steps_to_success=measures["steps_to_success"].mean if "steps_to_success" in measures else None,
             by_depth=tuple(
-                DepthScore(depth=depth, success=estimate(part["success"])) for depth, part in of_depths(measures)
+                DepthScore(depth=depth, success=report_estimate(part["success"]))
+                for depth, part in measures_by_depth(measures)
             ),
-            revision=estimate(revision["success"]) if revision else None,
-            revision_reward=estimate(revision["reward"]) if revision else None,
+            revision=report_estimate(revision["success"]) if revision else None,
+            revision_reward=report_estimate(revision["reward"]) if revision else None,
             loops=tuple(loops),
             looping=measures["looping"].mean if "looping" in measures else None,
             sets=tuple(sets),
             worlds=tuple(self._worlds(iteration)),
-            lost=sum(len(lost_episodes(self._place, evaluation)) for evaluation in evaluations),
-            lost_as=recipe.errors.count_as,
+            num_lost=sum(len(lost_episodes(self._ctx, evaluation)) for evaluation in evaluations),
+            lost_treatment=recipe.errors.count_as,
         )
 
     def _worlds(self, iteration: int) -> Iterator[SetScore]:
         """Yield the score of an iteration's model on the test set of each of several worlds."""
-        for name, world in self._place.recipe.environments.items():
-            if measures := of_world(self.measured(iteration, TEST), name):
-                revision = of_world(self.measured(iteration, REVISION), name)
+        for name, world in self._ctx.recipe.environments.items():
+            if measures := world_measures(self.measured(iteration, TEST), name):
+                revision = world_measures(self.measured(iteration, REVISION), name)
                 yield replace(
                     _set_score(name, world.instances.test, measures),
-                    reward=estimate(measures["reward"]),
-                    revision=estimate(revision["success"]) if revision else None,
-                    revision_reward=estimate(revision["reward"]) if revision else None,
+                    reward=report_estimate(measures["reward"]),
+                    revision=report_estimate(revision["success"]) if revision else None,
+                    revision_reward=report_estimate(revision["reward"]) if revision else None,
                 )
 
 
 def _set_score(name: str, split: str, measures: Measures) -> SetScore:
     pass_at = []
-    for k in ks_of_pass(measures):
-        overall = finite(measures[f"pass@{k}"])
+    for k in pass_at_ks(measures):
+        overall = finite_estimate(measures[f"pass@{k}"])
         if overall is not None:
-            parts = ((depth, finite(part.get(f"pass@{k}"))) for depth, part in of_depths(measures))
+            parts = ((depth, finite_estimate(part.get(f"pass@{k}"))) for depth, part in measures_by_depth(measures))
             by_depth = tuple(DepthScore(depth=depth, success=part) for depth, part in parts if part is not None)
             pass_at.append(PassAt(k=k, success=overall, by_depth=by_depth))
     return SetScore(
         name=name,
         split=split,
         instances=int(measures["instances"].mean),
-        success=estimate(measures["success_clustered"]),
-        versus_base=finite(measures.get("gain_over_base")),
+        success=report_estimate(measures["success_clustered"]),
+        versus_base=finite_estimate(measures.get("gain_over_base")),
         by_depth=tuple(
             DepthScore(
                 depth=depth,
-                success=estimate(part["success_clustered"]),
-                versus_base=finite(part.get("gain_over_base")),
+                success=report_estimate(part["success_clustered"]),
+                versus_base=finite_estimate(part.get("gain_over_base")),
             )
-            for depth, part in of_depths(measures)
+            for depth, part in measures_by_depth(measures)
         ),
         pass_at=tuple(pass_at),
     )
 
 
-def estimate(metric: metrics.Estimate) -> Estimate:
+def report_estimate(metric: metrics.Estimate) -> Estimate:
     """Return a measured estimate in the type of the reports."""
     return Estimate(value=metric.mean, low=metric.low, high=metric.high, n=metric.n)
 
 
-def finite(metric: metrics.Estimate | None) -> Estimate | None:
+def finite_estimate(metric: metrics.Estimate | None) -> Estimate | None:
     """Return an estimate in the type of the reports; None for None, and if it has no finite
     interval.
     """
-    return estimate(metric) if metric is not None and math.isfinite(metric.low) else None
+    return report_estimate(metric) if metric is not None and math.isfinite(metric.low) else None
 
 
-_LISTS = ("trees", "trajectories", "pairs", "preferences", "groups", "samples", "rejections")
+_VIEWER_LISTS = ("trees", "trajectories", "pairs", "preferences", "groups", "samples", "rejections")
 """Lists of the viewer that are filtered by run and iteration."""
 INTERVALS = (
     "success by Wilson's score, reward by bootstrap; differences are paired by instance; all are clustered where "
@@ -315,7 +323,7 @@ INTERVALS = (
 
 
 def build_report(
-    place: Workplace, iteration: int, board: Scoreboard | None = None, *, viewer: str = ""
+    ctx: RunContext, iteration: int, board: Scoreboard | None = None, *, viewer: str = ""
 ) -> IterationReport:
     """Return the report of an iteration; parts that were not measured are left out.
 
@@ -323,27 +331,27 @@ def build_report(
         board: the scores of the run, for a caller that writes several reports.
         viewer: where `agentr view` shows the workspace; empty for a page without links there.
     """
-    board = board or Scoreboard(place)
-    iteration_id = place.iteration_id(iteration)
-    evaluations = [evaluation_id(place, iteration, name) for name in (TEST, REVISION, *place.recipe.evaluation.sets)]
-    in_collection = datasets.collected_stops(place.store, iteration_id)
-    in_evaluation = datasets.evaluated_stops(place.store, evaluations)
-    refusals = datasets.refusals(place.store, iteration_id, limit=8)
+    board = board or Scoreboard(ctx)
+    iteration_id = ctx.iteration_id(iteration)
+    evaluations = [evaluation_id(ctx, iteration, name) for name in (TEST, REVISION, *ctx.recipe.evaluation.sets)]
+    collected = datasets.collected_stop_counts(ctx.store, iteration_id)
+    evaluated = datasets.evaluated_stop_counts(ctx.store, evaluations)
+    refusals = datasets.refusal_counts(ctx.store, iteration_id, limit=8)
     errors = ErrorRecord(
-        refused={opening or "(nothing)": count for opening, count in refusals.items()},
+        refusals_by_message={opening or "(nothing)": count for opening, count in refusals.items()},
         stops=tuple(
-            StopCount(reason=reason, collected=in_collection.get(reason, 0), evaluated=in_evaluation.get(reason, 0))
-            for reason in sorted(in_collection.keys() | in_evaluation.keys())
+            StopCount(reason=reason, num_collected=collected.get(reason, 0), num_evaluated=evaluated.get(reason, 0))
+            for reason in sorted(collected.keys() | evaluated.keys())
         ),
         faults=tuple(
-            FaultCount(error=fault.error, phase=fault.phase, count=fault.count, lost=fault.lost)
-            for fault in datasets.error_counts(place.store, iteration_id)
+            FaultCount(error=fault.error, phase=fault.phase, count=fault.count, num_lost=fault.lost)
+            for fault in datasets.error_counts(ctx.store, iteration_id)
         ),
     )
     by_world: dict[str, dict[str, int]] = {}
-    if place.recipe.environments:
-        by_world = made_by_world(place.store, place.source_id(iteration), iteration_id)
-    checkpoint = checkpoint_made(place.store, iteration_id)
+    if ctx.recipe.environments:
+        by_world = product_counts_by_world(ctx.store, ctx.source_id(iteration), iteration_id)
+    checkpoint = checkpoint_of_iteration(ctx.store, iteration_id)
     hashes: dict[str, str | None] = {}
     if checkpoint is not None and checkpoint.parent_id is not None:
         hashes = {
@@ -357,101 +365,103 @@ def build_report(
         replace(
             section,
             blocks=tuple(
-                Transcripts(tuple(replace(example, viewer=viewer) for example in block.examples))
+                Transcripts(tuple(replace(example, viewer_url=viewer) for example in block.examples))
                 if isinstance(block, Transcripts)
                 else block
                 for block in section.blocks
             ),
         )
-        for section in _said_by_method(place, iteration, "samples")
+        for section in _method_sections(ctx, iteration, "samples")
     ]
     return replace(
-        build_outline(place, iteration, board, viewer=viewer),
+        build_outline(ctx, iteration, board, viewer=viewer),
         # What each of several worlds contributed to the training data.
-        worlds={name: by_world.get(name, {}) for name in place.recipe.environments},
-        data=(
-            *outside_section(place, iteration),
-            *_said_by_method(place, iteration, "data"),
-            *training_curves(place, iteration),
+        item_counts_by_world={name: by_world.get(name, {}) for name in ctx.recipe.environments},
+        data_sections=(
+            *outside_section(ctx, iteration),
+            *_method_sections(ctx, iteration, "data"),
+            *training_curves(ctx, iteration),
         ),
         errors=errors,
-        samples=tuple(samples),
+        sample_sections=tuple(samples),
         hashes={name: text for name, text in hashes.items() if text},
-        failures=(*failures(iteration, board), *scoring_section(place, iteration)),
+        failure_sections=(*failure_section(iteration, board), *scoring_section(ctx, iteration)),
     )
 
 
-def training_curves(place: Workplace, iteration: int) -> tuple[Section, ...]:
+def training_curves(ctx: RunContext, iteration: int) -> tuple[Section, ...]:
     """Return the section on an iteration's training on a dataset; none if it had none. The curves
     of group RL are in the sections of its method.
     """
-    training = place.plan(iteration).training if iteration else None
-    steps = datasets.training_curve(place.store, place.iteration_id(iteration)) if training else []
-    figures = () if training is None or training.objective.rows == "episodes" else tuple(fine_tuning(steps))
+    training = ctx.plan(iteration).training if iteration else None
+    steps = datasets.training_curve(ctx.store, ctx.iteration_id(iteration)) if training else []
+    figures = () if training is None or training.objective.row_type == "episodes" else tuple(fine_tuning_figures(steps))
     note = (
         f"{steps[-1].step:,} optimizer steps. The scores above are those of the model that came out." if steps else ""
     )
     return (Section("training", "Training by step", figures, note),) if figures else ()
 
 
-def build_outline(place: Workplace, iteration: int, board: Scoreboard, *, viewer: str = "") -> IterationReport:
+def build_outline(ctx: RunContext, iteration: int, board: Scoreboard, *, viewer: str = "") -> IterationReport:
     """Return those parts of an iteration's report that also the page of the whole run and its
     tables show.
     """
-    recipe, iteration_id = place.recipe, place.iteration_id(iteration)
-    funnel = place.plan(iteration).funnel if iteration else None
-    seconds = runs.seconds_by_part(place.store, iteration_id)
+    recipe, iteration_id = ctx.recipe, ctx.iteration_id(iteration)
+    funnel = ctx.plan(iteration).funnel if iteration else None
+    seconds = runs.seconds_by_part(ctx.store, iteration_id)
     parts = ("generate", "environment", "train", "store", "other")
     # Who answered the calls of each tool in the run: for Python, how far code was confined.
-    tools = {f"tool {tool}": names for tool, names in providers(place.store, place.run_id).items()}
-    usage, dataset = runs.token_use(place.store, iteration_id), dataset_of(place.store, iteration_id)
-    online = runs.trained_online(place.store, iteration_id)
+    tools = {f"tool {tool}": names for tool, names in providers_by_tool(ctx.store, ctx.run_id).items()}
+    usage, dataset = runs.token_use(ctx.store, iteration_id), dataset_of_iteration(ctx.store, iteration_id)
+    rl_tokens = runs.online_trained_tokens(ctx.store, iteration_id)
     # An objective that samples while it trains has no dataset.
-    trained_tokens = dataset.counts["trained_tokens"] if dataset else {"sampled episodes": online} if online else {}
+    trained_tokens = (
+        dataset.counts["trained_tokens"] if dataset else {"sampled episodes": rl_tokens} if rl_tokens else {}
+    )
     tokens = TokenCounts(
         prompt=usage.prompt,
         completion=usage.completion,
-        trained=dict(sorted(trained_tokens.items())),
-        in_training=runs.trained_offline(place.store, iteration_id) if dataset else 0,
-        cut=runs.cut_replies(place.store, iteration_id),
-        unreadable=runs.unreadable_replies(place.store, iteration_id),
-        bills=bills(place, iteration),
+        trained_by_class=dict(sorted(trained_tokens.items())),
+        in_training=runs.offline_trained_tokens(ctx.store, iteration_id) if dataset else 0,
+        cut_by_purpose=runs.cut_reply_counts(ctx.store, iteration_id),
+        unreadable_by_role=runs.unreadable_reply_counts(ctx.store, iteration_id),
+        usages=bills(ctx, iteration),
     )
-    lines = iteration_lines(place.store, place.run_id)
+    lines = iteration_lines(ctx.store, ctx.run_id)
     line = next((line for line in lines if line.iteration == iteration), None)
     # How many rows each list of the viewer has.
-    row_counts = {name: getattr(line, name) for name in _LISTS} if line else {}
+    row_counts = {name: getattr(line, name) for name in _VIEWER_LISTS} if line else {}
     return IterationReport(
         recipe_name=recipe.name,
-        run_id=place.run_id,
+        run_id=ctx.run_id,
         iteration=iteration,
-        date=finished_at(place, iteration),
+        date=finished_at(ctx, iteration),
         environment=", ".join(recipe.world_names),
         model=recipe.model.label,
-        roles=roles(recipe),
+        roles=role_labels(recipe),
         scores=board.up_to(iteration),
-        unfinished=board.unfinished(iteration),
+        unfinished_evaluations=board.unfinished(iteration),
         versus_base=board.difference(iteration, 0),
         versus_previous=board.difference(iteration, iteration - 1) if iteration > 1 else None,
         interval_method=INTERVALS,
-        promoted=promoted(place, iteration),
-        alarms=alarm_section(place, iteration),
+        promoted=promoted_model(ctx, iteration),
+        alarm_sections=alarm_section(ctx, iteration),
         funnel_title=funnel.title if funnel else "Training data",
-        funnel=funnel.stages(place, iteration) if funnel else (),
-        time={part: seconds[part] for part in parts if part in seconds},
+        funnel=funnel.stages(ctx, iteration) if funnel else (),
+        seconds_by_activity={part: seconds[part] for part in parts if part in seconds},
         tokens=tokens,
-        recipe_yaml=yaml.safe_dump(for_display(recipe), sort_keys=False),
-        versions=run_versions(place.store, place.run_id) | tools,
-        viewer=viewer,
-        rows={name: count for name, count in row_counts.items() if count},
+        recipe_yaml=yaml.safe_dump(display_data(recipe), sort_keys=False),
+        versions=run_versions(ctx.store, ctx.run_id) | tools,
+        viewer_url=viewer,
+        num_rows_by_list={name: count for name, count in row_counts.items() if count},
     )
 
 
-_FAILURES = 5
+_MAX_FAILURES = 5
 _GOAL_CHARS = 90
 
 
-def failures(iteration: int, board: Scoreboard) -> tuple[Section, ...]:
+def failure_section(iteration: int, board: Scoreboard) -> tuple[Section, ...]:
     """Return the section on failed held-out episodes: up to five, each with a sentence on what went
     wrong, first those that the previous iteration's model had won; none if no episode failed.
     """
@@ -468,29 +478,29 @@ def failures(iteration: int, board: Scoreboard) -> tuple[Section, ...]:
         Column("Problem", "text"),
         Column("What went wrong", "text"),
         Column("Steps"),
-        *([Column(wording.iteration(iteration - 1).capitalize(), "text")] if before else []),
+        *([Column(wording.iteration_name(iteration - 1).capitalize(), "text")] if before else []),
     )
     rows = []
-    for episode in sorted(failed_episodes, key=lambda episode: _key(episode) not in won_before)[:_FAILURES]:
+    for episode in sorted(failed_episodes, key=lambda episode: _key(episode) not in won_before)[:_MAX_FAILURES]:
         trajectory = episode.trajectory
-        wrong = failure_steps(trajectory.steps, trajectory.stop)
+        step_failures = failure_steps(trajectory.steps, trajectory.stop)
         cells = (
             episode.instance.key,
-            textwrap.shorten(goal(trajectory.first_observation), _GOAL_CHARS, placeholder="…"),
-            wrong[0].sentence if wrong else f"no step; it ended by {wording.label(trajectory.stop)}",
+            textwrap.shorten(goal_in(trajectory.first_observation), _GOAL_CHARS, placeholder="…"),
+            step_failures[0].sentence if step_failures else f"no step; it ended by {wording.label(trajectory.stop)}",
             str(len(trajectory.steps)),
         )
         rows.append(Row((*cells, *(["won" if _key(episode) in won_before else "lost"] if before else []))))
     note = f"{len(failed_episodes)} of {len(episodes)} episodes failed."
     if before:
-        name, num_won = wording.iteration(iteration - 1), len(episodes) - len(failed_episodes)
+        name, num_won = wording.iteration_name(iteration - 1), len(episodes) - len(failed_episodes)
         note += f" {name.capitalize()} had won {num_lost} of them; {num_won - num_kept} that it lost are won now."
     return (Section("failures", "Failed episodes", (Table(columns, tuple(rows)),), note),)
 
 
-def alarm_section(place: Workplace, iteration: int) -> tuple[Section, ...]:
+def alarm_section(ctx: RunContext, iteration: int) -> tuple[Section, ...]:
     """Return the section on the alarms of an iteration; none where none was raised."""
-    alarms = alarms_of(place.store, place.iteration_id(iteration))
+    alarms = load_alarms(ctx.store, ctx.iteration_id(iteration))
     lines = (
         Paragraph(f"{alarm.name}, {alarm.stage}{f', step {alarm.step}' if alarm.step else ''}: {alarm.message}.")
         for alarm in alarms
@@ -499,38 +509,40 @@ def alarm_section(place: Workplace, iteration: int) -> tuple[Section, ...]:
     return (Section("alarms", "Alarms", tuple(lines), note),) if alarms else ()
 
 
-def with_run(place: Workplace, report: IterationReport) -> IterationReport:
+def with_run_sections(ctx: RunContext, report: IterationReport) -> IterationReport:
     """Return the outline of a run's last iteration with the sections about the whole run: those of
     its method, and the one on episodes that were scored again.
     """
-    return replace(report, run=(*_said_by_method(place, report.iteration, "run"), *scoring_section(place)))
+    return replace(report, run_sections=(*_method_sections(ctx, report.iteration, "run"), *scoring_section(ctx)))
 
 
-def _said_by_method(place: Workplace, iteration: int, position: Position) -> tuple[Section, ...]:
-    parts = [part for part in place.method.report if part.position == position]
-    return tuple(section for part in parts for section in part.sections(place, iteration))
+def _method_sections(ctx: RunContext, iteration: int, position: Position) -> tuple[Section, ...]:
+    parts = [part for part in ctx.method.report if part.position == position]
+    return tuple(section for part in parts for section in part.sections(ctx, iteration))
 
 
-def promoted(place: Workplace, iteration: int) -> PromotedModel | None:
+def promoted_model(ctx: RunContext, iteration: int) -> PromotedModel | None:
     """Return the model that an iteration promoted as the best; None before it is known, or if the
     recipe promotes the last one.
     """
-    if place.recipe.promote == "last":
+    if ctx.recipe.promote == "last":
         return None
-    promotion = promotion_of(place.store, place.run_id, iteration)
+    promotion = promotion_after(ctx.store, ctx.run_id, iteration)
     if promotion is None or promotion.success is None:
         return None
-    return PromotedModel(iteration=promotion.iteration, development=promotion.development, success=promotion.success)
+    return PromotedModel(
+        iteration=promotion.iteration, development_set=promotion.development, success=promotion.success
+    )
 
 
-def roles(recipe: Recipe) -> dict[str, str]:
+def role_labels(recipe: Recipe) -> dict[str, str]:
     """Return the models of the roles, other than the actor, that have their own, by role."""
     return {role: model.label for role, model in recipe.own_models().items() if role != "actor"}
 
 
-def finished_at(place: Workplace, iteration: int) -> str:
+def finished_at(ctx: RunContext, iteration: int) -> str:
     """Return the time when an iteration ended, or the present time while it runs, to the minute."""
-    state = iteration_state(place.store, place.iteration_id(iteration))
+    state = iteration_state(ctx.store, ctx.iteration_id(iteration))
     end_time = state.finished_at if state else None
     return wording.moment(end_time or datetime.now(UTC))
 
@@ -538,7 +550,7 @@ def finished_at(place: Workplace, iteration: int) -> str:
 # One model in several worlds compared with a model for each world. Source: Agent-R (arXiv
 # 2501.11425), table 6.
 
-TOGETHER, APART = "one model", "a model a world"
+ONE_MODEL, MODEL_PER_WORLD = "one model", "a model a world"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -550,48 +562,48 @@ class _WorldScores:
     instances: frozenset[str]
 
 
-def beside(place: Workplace, single_runs: Sequence[Workplace]) -> tuple[BesideScore, ...]:
+def world_comparison(ctx: RunContext, single_runs: Sequence[RunContext]) -> tuple[ModeScores, ...]:
     """Return the held-out scores of a run of several worlds, and those of runs of one world each,
     by iteration, starting with the model that the runs began with.
 
     Raises `ConfigError` if the first run has only one world, if another one is not of one of its
     worlds or shares it with a third, or if they played different instances.
     """
-    worlds = place.recipe.world_names
+    worlds = ctx.recipe.world_names
     if len(worlds) < 2:
-        raise ConfigError(f"run {place.run_id} has one world; name a run of several worlds first")
-    by_name: dict[str, Workplace] = {}
+        raise ConfigError(f"run {ctx.run_id} has one world; name a run of several worlds first")
+    by_name: dict[str, RunContext] = {}
     for run in single_runs:
         run_worlds = run.recipe.world_names
         if len(run_worlds) > 1 or run_worlds[0] not in worlds:
             raise ConfigError(
-                f"run {run.run_id} is of {', '.join(run_worlds)}; name runs of one world of run {place.run_id} each"
+                f"run {run.run_id} is of {', '.join(run_worlds)}; name runs of one world of run {ctx.run_id} each"
             )
         if run_worlds[0] in by_name:
             raise ConfigError(
                 f"runs {by_name[run_worlds[0]].run_id} and {run.run_id} are both of {run_worlds[0]}; name one of them"
             )
         by_name[run_worlds[0]] = run
-    together = _scores(place)
-    apart = {name: _scores(run) for name, run in by_name.items()}
+    together = _world_scores(ctx)
+    apart = {name: _world_scores(run) for name, run in by_name.items()}
     for name, run in by_name.items():
         for joint, single in ((together[number], apart[name][number]) for number in together.keys() & apart[name]):
             if name in joint and name in single and joint[name].instances != single[name].instances:
                 raise ConfigError(
-                    f"run {run.run_id} played other held-out instances of {name} than run {place.run_id}; compare "
+                    f"run {run.run_id} played other held-out instances of {name} than run {ctx.run_id}; compare "
                     "runs with the same test split and test_limit"
                 )
     last = max([0, *together, *(number for scores in apart.values() for number in scores)])
     result = []
     for iteration in range(last + 1):
         rows = {
-            TOGETHER: together.get(iteration, {}),
-            APART: {
+            ONE_MODEL: together.get(iteration, {}),
+            MODEL_PER_WORLD: {
                 name: scores[iteration][name] for name, scores in apart.items() if name in scores.get(iteration, {})
             },
         }
         result += [
-            BesideScore(
+            ModeScores(
                 iteration=iteration,
                 mode=mode,
                 success={name: score.success for name, score in world_scores.items()},
@@ -603,14 +615,14 @@ def beside(place: Workplace, single_runs: Sequence[Workplace]) -> tuple[BesideSc
     return tuple(result)
 
 
-def differences(place: Workplace, single_runs: Sequence[Workplace]) -> list[str]:
+def recipe_differences(ctx: RunContext, single_runs: Sequence[RunContext]) -> list[str]:
     """Return one sentence for each run of one world whose recipe differs from that of the run of
     several worlds; it names the sections that differ.
     """
     sentences = []
     for run in single_runs:
         (name,) = run.recipe.world_names
-        if differing := differing_sections(place.recipe.in_world(name), run.recipe.in_world(name)):
+        if differing := differing_sections(ctx.recipe.in_world(name), run.recipe.in_world(name)):
             sentences.append(f"run {run.run_id} also differs in {', '.join(differing)}")
     return sentences
 
@@ -624,22 +636,22 @@ def differing_sections(recipe: Recipe, other: Recipe) -> list[str]:
 
 
 def _result_sections(recipe: Recipe) -> dict[str, object]:
-    return {name: value for name, value in identifying(recipe).items() if name not in NO_RESULT}
+    return {name: value for name, value in identifying_data(recipe).items() if name not in SECTIONS_WITHOUT_EFFECT}
 
 
-def _scores(place: Workplace) -> dict[int, dict[str, _WorldScores]]:
+def _world_scores(ctx: RunContext) -> dict[int, dict[str, _WorldScores]]:
     """Return the scores in each world, by iteration."""
-    board = Scoreboard(place)
+    board = Scoreboard(ctx)
     scores: dict[int, dict[str, _WorldScores]] = {}
-    for number in iterations_of(place.store, place.run_id):
+    for number in iteration_numbers(ctx.store, ctx.run_id):
         test_measures = board.measured(number, TEST)
-        instances = [e.instance for e in counted_episodes(place, evaluation_id(place, number, TEST))]
-        for name in place.recipe.world_names:
-            if measures := of_world(test_measures, name) if place.recipe.environments else test_measures:
+        instances = [e.instance for e in counted_episodes(ctx, evaluation_id(ctx, number, TEST))]
+        for name in ctx.recipe.world_names:
+            if measures := world_measures(test_measures, name) if ctx.recipe.environments else test_measures:
                 scores.setdefault(number, {})[name] = _WorldScores(
-                    success=estimate(measures["success_clustered"]),
-                    reward=estimate(measures["reward"]),
-                    instances=frozenset(i.key for i in instances if place.recipe.world_name(i.environment) == name),
+                    success=report_estimate(measures["success_clustered"]),
+                    reward=report_estimate(measures["reward"]),
+                    instances=frozenset(i.key for i in instances if ctx.recipe.world_name(i.environment) == name),
                 )
     return scores
 
@@ -648,78 +660,78 @@ def _scores(place: Workplace) -> dict[int, dict[str, _WorldScores]]:
 # instances.
 
 
-def build_runs(places: Sequence[Workplace], *, viewer: str = "") -> RunsReport:
+def build_runs(contexts: Sequence[RunContext], *, viewer: str = "") -> RunsReport:
     """Return the report of runs side by side, in which the others are compared with the first.
 
     Raises `ConfigError` where a run has no model that was evaluated, or is named twice.
     """
-    names = [place.run_id for place in places]
+    names = [ctx.run_id for ctx in contexts]
     if len(set(names)) < len(names):
         raise ConfigError(f"a run is named twice: {', '.join(names)}; name different runs")
-    first, last = places[0], _last(places[0])
-    columns = tuple(_column(place, first, last) for place in places)
-    means = tuple(means_over_seeds(first.store, {place.run_id: place.recipe for place in places}))
+    first, last = contexts[0], _last_iteration(contexts[0])
+    columns = tuple(_run_column(ctx, first, last) for ctx in contexts)
+    means = tuple(means_over_seeds(first.store, {ctx.run_id: ctx.recipe for ctx in contexts}))
     # Where each run is a group of its own, its scores stand above.
     if not any(len(mean.runs) > 1 for mean in means):
         means = ()
-    return RunsReport(runs=columns, date=wording.moment(datetime.now(UTC)), viewer=viewer, means=means)
+    return RunsReport(runs=columns, date=wording.moment(datetime.now(UTC)), viewer_url=viewer, means=means)
 
 
-def _last(place: Workplace) -> int:
+def _last_iteration(ctx: RunContext) -> int:
     """Return the iteration whose model a run ends with so far: the last one with a finished
     evaluation, or the one that this iteration promotes. Raises `ConfigError` if there is none.
     """
-    ended_ids = {evaluation.evaluation_id for evaluation in finished_evaluations(place.store, place.run_id, after=-1)}
-    numbers = [n for n in iterations_of(place.store, place.run_id) if evaluation_id(place, n, TEST) in ended_ids]
+    ended_ids = {evaluation.evaluation_id for evaluation in finished_evaluations(ctx.store, ctx.run_id, after=-1)}
+    numbers = [n for n in iteration_numbers(ctx.store, ctx.run_id) if evaluation_id(ctx, n, TEST) in ended_ids]
     if not numbers:
-        pending = Scoreboard(place).unfinished(max(iterations_of(place.store, place.run_id), default=0))
+        pending = Scoreboard(ctx).unfinished(max(iteration_numbers(ctx.store, ctx.run_id), default=0))
         if pending:
-            raise ConfigError(f"run {place.run_id} cannot be compared yet; {unfinished(pending)[-1]}")
-        raise ConfigError(f"run {place.run_id} has no model that was evaluated, so there is nothing to compare")
-    chosen = promoted(place, numbers[-1])
+            raise ConfigError(f"run {ctx.run_id} cannot be compared yet; {unfinished_sentences(pending)[-1]}")
+        raise ConfigError(f"run {ctx.run_id} has no model that was evaluated, so there is nothing to compare")
+    chosen = promoted_model(ctx, numbers[-1])
     return chosen.iteration if chosen else numbers[-1]
 
 
-def _column(place: Workplace, first: Workplace, last_of_first: int) -> RunColumn:
-    iteration, board = _last(place), Scoreboard(place)
-    outlines = [build_outline(place, number, board) for number in range(1, iteration + 1)]
+def _run_column(ctx: RunContext, first: RunContext, last_of_first: int) -> RunColumn:
+    iteration, board = _last_iteration(ctx), Scoreboard(ctx)
+    outlines = [build_outline(ctx, number, board) for number in range(1, iteration + 1)]
     tokens = [outline.tokens for outline in outlines if outline.tokens]
     sets: list[PairedScore] = []
-    for name in (TEST, *place.recipe.evaluation.sets, REVISION):
-        episodes = ended_episodes(place, evaluation_id(place, iteration, name))
+    for name in (TEST, *ctx.recipe.evaluation.sets, REVISION):
+        episodes = ended_episodes(ctx, evaluation_id(ctx, iteration, name))
         if not episodes:
             continue
         measures = board.measured(iteration, name)
-        first_episodes = [] if place is first else ended_episodes(first, evaluation_id(first, last_of_first, name))
+        first_episodes = [] if ctx is first else ended_episodes(first, evaluation_id(first, last_of_first, name))
         first_outcomes = {_key(episode): episode.trajectory.success for episode in first_episodes if _is_known(episode)}
         common_episodes = [episode for episode in episodes if _is_known(episode) and _key(episode) in first_outcomes]
         outcomes = [(episode.trajectory.success, first_outcomes[_key(episode)]) for episode in common_episodes]
-        depths = ((depth, finite(gain(group, first_episodes))) for depth, group in by_depth(common_episodes))
+        depths = ((depth, finite_estimate(gain(group, first_episodes))) for depth, group in by_depth(common_episodes))
         sets.append(
             PairedScore(
                 name=wording.label(name),
-                success=estimate(measures.get("success_clustered", measures["success"])),
-                difference=finite(gain(common_episodes, first_episodes)) if common_episodes else None,
-                shared=len(common_episodes),
-                won=outcomes.count((True, False)),
-                lost=outcomes.count((False, True)),
-                depths=tuple((depth, difference) for depth, difference in depths if difference is not None),
+                success=report_estimate(measures.get("success_clustered", measures["success"])),
+                difference=finite_estimate(gain(common_episodes, first_episodes)) if common_episodes else None,
+                num_shared=len(common_episodes),
+                num_won=outcomes.count((True, False)),
+                num_lost=outcomes.count((False, True)),
+                depth_differences=tuple((depth, difference) for depth, difference in depths if difference is not None),
             )
         )
     return RunColumn(
-        run_id=place.run_id,
-        recipe_name=place.recipe.name,
-        method=place.method.title,
-        model=place.recipe.model.label,
-        seed=place.recipe.seed,
+        run_id=ctx.run_id,
+        recipe_name=ctx.recipe.name,
+        method=ctx.method.title,
+        model=ctx.recipe.model.label,
+        seed=ctx.recipe.seed,
         iteration=iteration,
         scores=board.up_to(iteration),
         sets=tuple(sets),
-        seconds=sum(seconds for outline in outlines for seconds in outline.time.values()),
+        seconds=sum(seconds for outline in outlines for seconds in outline.seconds_by_activity.values()),
         prompt=sum(counts.prompt for counts in tokens),
         completion=sum(counts.completion for counts in tokens),
-        trained=sum(counts.all_trained for counts in tokens),
-        differs=() if place is first else tuple(differing_sections(first.recipe, place.recipe)),
+        trained=sum(counts.num_trained for counts in tokens),
+        differing_sections=() if ctx is first else tuple(differing_sections(first.recipe, ctx.recipe)),
     )
 
 
@@ -734,40 +746,40 @@ def _key(episode: Episode) -> tuple[str, int, int, tuple[str, ...]]:
     """Return what identifies an episode across runs. Revision tests of two runs continue failures
     of their own first models, which may differ though instance, number and cut are equal.
     """
-    return episode.instance.key, episode.repeat, episode.cut, given_steps(episode)
+    return episode.instance.key, episode.repeat, episode.cut, given_replies(episode)
 
 
 # The counts of the stages of data construction that several methods share.
 
 
-def expert_episodes(place: Workplace, iteration: int) -> FunnelStage:
+def expert_episodes(ctx: RunContext, iteration: int) -> FunnelStage:
     """Return the stage of the funnel that counts the expert's episodes of an iteration."""
-    source = place.source_id(iteration)
-    count = datasets.episode_counts(place.store, source, "expert").played
-    return FunnelStage(name="expert episodes", count=count, rejected=rejected_by(place, source, "expert"))
+    source = ctx.source_id(iteration)
+    count = datasets.episode_counts(ctx.store, source, "expert").played
+    return FunnelStage(name="expert episodes", count=count, rejected_by_reason=count_rejections(ctx, source, "expert"))
 
 
-def expert_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
+def expert_funnel(ctx: RunContext, iteration: int) -> tuple[FunnelStage, ...]:
     """Return the stages of the funnel of a method that clones the expert."""
-    return to_rows(place, iteration, [expert_episodes(place, iteration)])
+    return with_row_counts(ctx, iteration, [expert_episodes(ctx, iteration)])
 
 
-def to_rows(place: Workplace, iteration: int, stages: Sequence[FunnelStage]) -> tuple[FunnelStage, ...]:
+def with_row_counts(ctx: RunContext, iteration: int, stages: Sequence[FunnelStage]) -> tuple[FunnelStage, ...]:
     """Return the given stages, followed by the numbers of samples and of trained rows."""
-    iteration_id, source_id = place.iteration_id(iteration), place.source_id(iteration)
+    iteration_id, source_id = ctx.iteration_id(iteration), ctx.source_id(iteration)
     samples, rows = (
-        datasets.count_samples(place.store, source_id),
-        datasets.count_trained_rows(place.store, iteration_id),
+        datasets.count_samples(ctx.store, source_id),
+        datasets.count_trained_rows(ctx.store, iteration_id),
     )
     return (
         *stages,
         FunnelStage(name="samples of the pool" if source_id != iteration_id else "samples", count=samples),
-        FunnelStage(name="trained rows", count=rows, rejected=rejected_by(place, iteration_id, "filter")),
+        FunnelStage(name="trained rows", count=rows, rejected_by_reason=count_rejections(ctx, iteration_id, "filter")),
     )
 
 
-def rejected_by(place: Workplace, iteration_id: str, stage: str) -> dict[str, int]:
+def count_rejections(ctx: RunContext, iteration_id: str, stage: str) -> dict[str, int]:
     """Return how many candidates a stage rejected in an iteration, by reason, the most frequent
     first.
     """
-    return datasets.rejection_counts(place.store, iteration_id).get(stage, {})
+    return datasets.rejection_counts(ctx.store, iteration_id).get(stage, {})

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from agentr_core.reports import wording
 from agentr_core.reports.document import Column, Paragraph, Row, Section, Table
-from agentr_core.runtime.place import Workplace
-from agentr_core.store.queries.scorings import ScoreComparison, scorings_of
+from agentr_core.runtime.context import RunContext
+from agentr_core.store.queries.scorings import ScoreComparison, comparisons_by_scoring
 
 _NOTE = (
     "Episodes that `agentr regrade` scored again, beside the scores that they were played with; all other numbers of "
@@ -41,12 +41,12 @@ def scored_table(comparisons: Sequence[ScoreComparison]) -> Table:
     return Table(columns, tuple(rows))
 
 
-def scoring_section(place: Workplace, iteration: int | None = None) -> tuple[Section, ...]:
+def scoring_section(ctx: RunContext, iteration: int | None = None) -> tuple[Section, ...]:
     """Return the section on the scorings of a run's episodes, or of those of one of its iterations;
     none where nothing was scored again.
     """
     blocks: list[Paragraph | Table] = []
-    for scoring, comparisons in scorings_of(place.store, place.run_id).items():
+    for scoring, comparisons in comparisons_by_scoring(ctx.store, ctx.run_id).items():
         selection = [result for result in comparisons if iteration in (None, result.iteration)]
         if selection:
             blocks += [Paragraph(f"Scored by {scoring.grader}, scoring {scoring.scoring_id}."), scored_table(selection)]

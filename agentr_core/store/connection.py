@@ -18,31 +18,35 @@ import duckdb
 
 from agentr_core.errors import ConfigError, CorruptStore, StoreError
 from agentr_core.store import lock
-from agentr_core.store.lock import holders
+from agentr_core.store.lock import holder_pid_by_inode
 
 # The runs that a process is working on. A killed process could not record its end, so what a store
 # says of its runs is not enough.
 
-LOCKS = "locks"
+LOCK_FOLDER = "locks"
 """The folder of a workspace with a file for each run, locked while a process works on it."""
 
 
-def tell_runs_at_work(con: Any, workspace: Path) -> None:
+def set_runs_at_work(con: Any, workspace: Path) -> None:
     """Set the variable that tells view v_runs which runs a process of this machine is working on;
     it stays unset if the kernel does not list its locks.
     """
-    folder = workspace / LOCKS
+    lock_folder = workspace / LOCK_FOLDER
     try:
-        locks = holders()
-        names = [file.name for file in folder.iterdir() if file.stat().st_ino in locks] if folder.exists() else []
+        locked_inodes = holder_pid_by_inode()
+        run_ids = (
+            [file.name for file in lock_folder.iterdir() if file.stat().st_ino in locked_inodes]
+            if lock_folder.exists()
+            else []
+        )
     except OSError:
         return
-    con.execute("set variable runs_at_work = ?::varchar[]", [names])
+    con.execute("set variable runs_at_work = ?::varchar[]", [run_ids])
 
 
 # The meaning of DuckDB's errors: pure functions from its exceptions to ours.
 
-_DAMAGE = (
+_DAMAGE_MESSAGES = (
     "not a valid DuckDB database file",
     "Corrupt database file",
     "checksum",
@@ -50,12 +54,12 @@ _DAMAGE = (
     "Failure while replaying WAL",
     "Corrupt WAL",
 )
-_BROKEN = (duckdb.FatalException, duckdb.InternalException)
-_FULL = ("No space left on device", "File too large", "Disk quota exceeded")
-_HELD = ("Could not set lock on file", "Unique file handle conflict")
+_FATAL_ERRORS = (duckdb.FatalException, duckdb.InternalException)
+_DISK_FULL_MESSAGES = ("No space left on device", "File too large", "Disk quota exceeded")
+_LOCKED_MESSAGES = ("Could not set lock on file", "Unique file handle conflict")
 
 
-def holder(error: duckdb.Error) -> int | None:
+def holder_pid(error: duckdb.Error) -> int | None:
     """Return the PID of the process that has the database open, from DuckDB's error message; None
     if it names none.
     """
@@ -63,48 +67,48 @@ def holder(error: duckdb.Error) -> int | None:
     return int(match[1]) if match else None
 
 
-def storage_fault(error: duckdb.Error, path: Path) -> StoreError | None:
+def as_store_error(error: duckdb.Error, path: Path) -> StoreError | None:
     """Return our error for a DuckDB error about the file at `path` or its disk; None if it is about
     something else.
     """
     text = " ".join(str(error).split())
-    if any(sign in text for sign in _FULL):
+    if any(message in text for message in _DISK_FULL_MESSAGES):
         return StoreError(
-            f"{path} cannot grow ({_cause(text)}); free some disk space and run again, nothing stored is lost"
+            f"{path} cannot grow ({_brief(text)}); free some disk space and run again, nothing stored is lost"
         )
-    if any(sign in text for sign in _DAMAGE) or isinstance(error, duckdb.SerializationException):
+    if any(message in text for message in _DAMAGE_MESSAGES) or isinstance(error, duckdb.SerializationException):
         return CorruptStore(
-            f"{path} is damaged or no DuckDB file ({_cause(text)}); it was left as it is: move it away together with "
+            f"{path} is damaged or no DuckDB file ({_brief(text)}); it was left as it is: move it away together with "
             f"{path.name}.wal and put a copy in its place, or start with a new workspace"
         )
-    if isinstance(error, (duckdb.IOException, duckdb.PermissionException, *_BROKEN)):
-        return StoreError(f"{path} cannot be used ({_cause(text)}); check the file, its permissions and its disk")
+    if isinstance(error, (duckdb.IOException, duckdb.PermissionException, *_FATAL_ERRORS)):
+        return StoreError(f"{path} cannot be used ({_brief(text)}); check the file, its permissions and its disk")
     return None
 
 
-def query_fault(error: duckdb.Error, path: Path) -> ConfigError | StoreError:
+def as_query_error(error: duckdb.Error, path: Path) -> ConfigError | StoreError:
     """Return our error for a DuckDB error in a user's query: one sentence on the SQL, or on the
     file at `path` if that is at fault.
     """
     text = " ".join(str(error).split())
     if "read-only mode" in text:
         return ConfigError("SQL: the store is opened for reading only; use a SELECT")
-    if any(sign in text for sign in (*_FULL, *_DAMAGE)) or isinstance(error, _BROKEN):
-        fault = storage_fault(error, path)
-        if fault is not None:
-            return fault
+    if any(part in text for part in (*_DISK_FULL_MESSAGES, *_DAMAGE_MESSAGES)) or isinstance(error, _FATAL_ERRORS):
+        store_error = as_store_error(error, path)
+        if store_error is not None:
+            return store_error
     if isinstance(error, duckdb.OutOfMemoryException):
         return ConfigError(
-            f"SQL: the query needs more memory than there is ({_cause(text)}); select fewer rows or columns"
+            f"SQL: the query needs more memory than there is ({_brief(text)}); select fewer rows or columns"
         )
     # The excerpt with the caret is cut off: it needs several lines to make sense.
     message = re.split(r"\s*LINE \d+:", text)[0].rstrip(".! ")
-    unknown = isinstance(error, duckdb.CatalogException | duckdb.BinderException)
+    is_unknown_name = isinstance(error, duckdb.CatalogException | duckdb.BinderException)
     hint = "; `select table_name, comment from duckdb_tables()` and duckdb_views() show what there is"
-    return ConfigError(f"SQL: {message}{hint if unknown else ''}")
+    return ConfigError(f"SQL: {message}{hint if is_unknown_name else ''}")
 
 
-def _cause(text: str) -> str:
+def _brief(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
@@ -118,13 +122,13 @@ _LOG_LIMIT = "1MB"
 _RETRY_S = 0.02
 # The format of a new file. DuckDB's default is its oldest format, which takes half as long again to
 # open and is six times as large without rows; DuckDB has read this one since version 1.2.
-_FORMAT = "v1.2.0"
+_STORAGE_VERSION = "v1.2.0"
 # One thread while the file is opened: more threads take four times the processor time to replay a
 # small log. This thread also answers our own queries: on a store of a million steps four threads
 # take twice the processor time, and on two cores longer, too. A user's query may be of any kind.
 _QUERY_THREADS = 4
-_LARGE_BYTES = 32 << 20
-_BESIDE = ("", ".wal", ".wal.checkpoint", ".wal.recovery")
+_LARGE_FILE_BYTES = 32 << 20
+_FILE_SUFFIXES = ("", ".wal", ".wal.checkpoint", ".wal.recovery")
 """The endings of the files that DuckDB itself makes of a database."""
 
 
@@ -139,13 +143,15 @@ def literal(text: str) -> str:
 
 
 @contextmanager
-def connected(path: Path, deadline: float, *, read_only: bool, beside: Sequence[Path] = ()) -> Iterator[Any]:
+def open_connection(
+    path: Path, deadline: float, *, read_only: bool, other_databases: Sequence[Path] = ()
+) -> Iterator[Any]:
     """Yield a connection whose default database is the file at `path`, closed after the body.
 
-    Arguments and errors are those of `attached`.
+    Arguments and errors are those of `open_instance`.
     """
     with (
-        attached(path, deadline, read_only=read_only, beside=beside) as instance,
+        open_instance(path, deadline, read_only=read_only, other_databases=other_databases) as instance,
         cursor(instance, path) as con,
     ):
         yield con
@@ -153,7 +159,7 @@ def connected(path: Path, deadline: float, *, read_only: bool, beside: Sequence[
 
 @contextmanager
 def cursor(instance: Any, path: Path, *, internal: bool = True) -> Iterator[Any]:
-    """Yield a connection to a DuckDB instance from `attached`, with the file at `path` as its
+    """Yield a connection to a DuckDB instance from `open_instance`, with the file at `path` as its
     default database. It is closed after the body; only global settings that it made remain.
 
     Args:
@@ -162,20 +168,20 @@ def cursor(instance: Any, path: Path, *, internal: bool = True) -> Iterator[Any]
     """
     with closing(instance.cursor()) as con:
         con.execute("set enable_progress_bar = false; use store.main")
-        if not internal and path.stat().st_size >= _LARGE_BYTES:
+        if not internal and path.stat().st_size >= _LARGE_FILE_BYTES:
             con.execute(f"set threads = {_QUERY_THREADS}")
         yield con
 
 
 @contextmanager
-def attached(
+def open_instance(
     path: Path,
     deadline: float,
     *,
     read_only: bool,
-    idle: list[tuple[str, Any]] | None = None,
-    files: bool = False,
-    beside: Sequence[Path] = (),
+    idle_instances: list[tuple[str, Any]] | None = None,
+    allow_files: bool = False,
+    other_databases: Sequence[Path] = (),
 ) -> Iterator[Any]:
     """Yield an instance of DuckDB that has the file at `path` open, until the body ends.
 
@@ -186,10 +192,10 @@ def attached(
         path: the database file.
         deadline: when to give up.
         read_only: whether the body only reads.
-        idle: instances of DuckDB without a file, from earlier bursts on this path; one is taken and
-            given back. Starting an instance costs more than opening the file.
-        files: whether the body may read and write any file.
-        beside: other database files that the body may attach.
+        idle_instances: instances of DuckDB without a file, from earlier bursts on this path; one is
+            taken and given back. Starting an instance costs more than opening the file.
+        allow_files: whether the body may read and write any file.
+        other_databases: other database files that the body may attach.
 
     Raises:
         StoreBusy: such a program kept the file open beyond `deadline`.
@@ -197,36 +203,38 @@ def attached(
     """
     options = "read_only" if read_only else f"row_group_size {_ROW_GROUP_ROWS}"
     if not (read_only or path.exists()):
-        options += f", storage_version '{_FORMAT}'"
-    pool = idle if not (files or beside) else None
+        options += f", storage_version '{_STORAGE_VERSION}'"
+    pool = idle_instances if not (allow_files or other_databases) else None
     # An absolute path: DuckDB takes the text before a first colon for a kind of database.
-    name = str(path.absolute())
-    instance = _take(pool, name) or _started(path, () if files else (path, *beside))
+    absolute_path = str(path.absolute())
+    instance = _pop_instance(pool, absolute_path) or _new_instance(
+        path, () if allow_files else (path, *other_databases)
+    )
     reusable = False
     try:
-        _attach(instance, f"attach {literal(name)} as store ({options})", path, deadline)
+        _attach(instance, f"attach {literal(absolute_path)} as store ({options})", path, deadline)
         yield instance
-        reusable = pool is not None and _emptied(instance)
+        reusable = pool is not None and _detach(instance)
     finally:
         if pool is not None and reusable:
-            pool.append((name, instance))
+            pool.append((absolute_path, instance))
         else:
             instance.close()
 
 
-def _take(idle: list[tuple[str, Any]] | None, name: str) -> Any:
+def _pop_instance(idle_instances: list[tuple[str, Any]] | None, absolute_path: str) -> Any:
     # Without checking first whether there is one: another thread may take it meanwhile.
     with suppress(IndexError):
-        if idle is not None:
-            opens, instance = idle.pop()
-            if opens == name:
+        if idle_instances is not None:
+            instance_path, instance = idle_instances.pop()
+            if instance_path == absolute_path:
                 return instance
             # The path is relative, and the program has gone to another folder.
             instance.close()
     return None
 
 
-def _started(path: Path, databases: Sequence[Path]) -> Any:
+def _new_instance(path: Path, databases: Sequence[Path]) -> Any:
     """Return a new instance that may open only the files of `databases`; any file if empty."""
     instance = duckdb.connect(
         config={
@@ -241,13 +249,15 @@ def _started(path: Path, databases: Sequence[Path]) -> Any:
     )
     instance.execute("pragma disable_checkpoint_on_shutdown")
     if databases:
-        names = (literal(f"{database.absolute()}{ending}") for database in databases for ending in _BESIDE)
+        allowed_paths = (
+            literal(f"{database.absolute()}{suffix}") for database in databases for suffix in _FILE_SUFFIXES
+        )
         # No statement can take the second one back while the instance runs.
-        instance.execute(f"set allowed_paths = [{', '.join(names)}]; set enable_external_access = false")
+        instance.execute(f"set allowed_paths = [{', '.join(allowed_paths)}]; set enable_external_access = false")
     return instance
 
 
-def _emptied(instance: Any) -> bool:
+def _detach(instance: Any) -> bool:
     """Detach the file; return whether the instance can be reused, which is not so if a user's query
     has locked its settings.
     """
@@ -259,7 +269,7 @@ def _emptied(instance: Any) -> bool:
 
 
 @contextmanager
-def storage_faults(path: Path) -> Iterator[None]:
+def raise_store_errors(path: Path) -> Iterator[None]:
     """Turn DuckDB's errors about the file at `path` into `StoreError` or `CorruptStore`, and a
     query interrupted by Ctrl-C into `KeyboardInterrupt`; pass all others on.
     """
@@ -270,10 +280,10 @@ def storage_faults(path: Path) -> Iterator[None]:
             raise
         raise KeyboardInterrupt from error
     except duckdb.Error as error:
-        fault = storage_fault(error, path)
-        if fault is None:
+        store_error = as_store_error(error, path)
+        if store_error is None:
             raise
-        raise fault from error
+        raise store_error from error
 
 
 def _attach(con: Any, statement: str, path: Path, deadline: float) -> None:
@@ -283,11 +293,11 @@ def _attach(con: Any, statement: str, path: Path, deadline: float) -> None:
             con.execute(statement)
         except duckdb.Error as error:
             # Held: a program that does not know our lock has it open.
-            if not any(text in str(error) for text in _HELD):
+            if not any(message in str(error) for message in _LOCKED_MESSAGES):
                 raise
             if time.monotonic() >= deadline:
-                raise lock.busy(path, holder(error)) from error
-            wait.tell(partial(holder, error))
+                raise lock.busy_error(path, holder_pid(error)) from error
+            wait.warn_if_due(partial(holder_pid, error))
             time.sleep(_RETRY_S)
         else:
             return

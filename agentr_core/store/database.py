@@ -26,11 +26,18 @@ import pyarrow as pa
 
 from agentr_core.errors import ConfigError, CorruptStore, RunBusy, StoreBusy, StoreError
 from agentr_core.store import connection, lock, migrations, questions
-from agentr_core.store.connection import attached, connected, cursor, quoted, storage_faults, tell_runs_at_work
+from agentr_core.store.connection import (
+    cursor,
+    open_connection,
+    open_instance,
+    quoted,
+    raise_store_errors,
+    set_runs_at_work,
+)
 from agentr_core.store.keep_alive import KeepAlive, OpenFile
-from agentr_core.store.records import table_of
-from agentr_core.store.tables import TABLES, Row, Rows, count_parts, merge, settle
-from agentr_core.texts import placed
+from agentr_core.store.records import to_arrow_table
+from agentr_core.store.tables import TABLES, Row, Rows, merge, merge_by_key, unit_size
+from agentr_core.texts import path_for_message
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,11 +59,11 @@ class Store:
         self.path = path
         self.wait_s = wait_s
         self._migrations = migrations.available()
-        self._newest = self._migrations[-1].number
-        self._idle: list[tuple[str, Any]] = []
+        self._newest_version = self._migrations[-1].number
+        self._idle_instances: list[tuple[str, Any]] = []
         self._keep_alive: KeepAlive | None = None
         # Device and inode of the file whose catalogue was checked: that takes longer than a burst.
-        self._known: tuple[int, int] | None = None
+        self._checked_file: tuple[int, int] | None = None
 
     @contextmanager
     def transaction(self) -> Iterator[Any]:
@@ -77,7 +84,7 @@ class Store:
             raise StoreError(
                 f"the folder {self.path.parent} cannot be made: {error.strerror}; name another workspace"
             ) from error
-        with self._burst(deadline, read_only=False) as con:
+        with self._locked_connection(deadline, read_only=False) as con:
             self._migrate(con)
             con.begin()
             try:
@@ -98,7 +105,7 @@ class Store:
             StoreBusy, CorruptStore, StoreError: as in `transaction`; also when there is no store at
                 the path yet.
         """
-        with self._newest_state() as con:
+        with self._read_connection() as con:
             yield con
 
     def rows(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
@@ -125,7 +132,7 @@ class Store:
         params: Sequence[Any] | Mapping[str, Any] = (),
         *,
         files: bool = False,
-        seconds: float = questions.SECONDS,
+        seconds: float = questions.DEFAULT_TIME_LIMIT_S,
     ) -> pd.DataFrame:
         """Return the rows of a user's query as a frame with Arrow columns. Raises as `answer`
         does.
@@ -143,7 +150,7 @@ class Store:
         params: Sequence[Any] | Mapping[str, Any] = (),
         *,
         files: bool = False,
-        seconds: float = questions.SECONDS,
+        seconds: float = questions.DEFAULT_TIME_LIMIT_S,
     ) -> pa.Table:
         """Return the rows of a user's query as an Arrow table; the query cannot change the store.
         `params` are the values of the query's parameters, by position or by name.
@@ -157,13 +164,13 @@ class Store:
             StoreBusy, CorruptStore, StoreError: as in `reading`.
         """
         # The file is opened for this query alone and read-only, whatever the query says.
-        with self._newest_state(internal=False, files=files) as con:
-            tell_runs_at_work(con, self.path.parent)
+        with self._read_connection(internal=False, allow_files=files) as con:
+            set_runs_at_work(con, self.path.parent)
             try:
-                with questions.limited(con, seconds):
-                    table = questions.ask(con, sql, params, self.path, files=files)
+                with questions.time_limit(con, seconds):
+                    table = questions.run_query(con, sql, params, self.path, allow_files=files)
             except duckdb.Error as error:
-                raise questions.file_access_fault(error) or connection.query_fault(error, self.path) from error
+                raise questions.as_file_access_error(error) or connection.as_query_error(error, self.path) from error
         if table is None:
             raise ConfigError("SQL: there is no statement to run; try `select * from v_iterations`")
         return table
@@ -181,7 +188,7 @@ class Store:
             StoreBusy, CorruptStore, StoreError: as in `transaction`; then nothing of it is stored.
         """
         with self.transaction() as con:
-            put(con, rows)
+            insert_rows(con, rows)
 
     def update(self, table: str, row: Row) -> None:
         """Change columns of one stored row; `row` has all its key columns and the new values of
@@ -220,9 +227,9 @@ class Store:
         """Return the schema version of the file, without migrating it; 0 for an empty database.
         Raises as `reading`.
         """
-        self._must_exist()
-        with self._burst(time.monotonic() + self.wait_s, read_only=True) as con:
-            return migrations.version(con, self.path)
+        self._check_exists()
+        with self._locked_connection(time.monotonic() + self.wait_s, read_only=True) as con:
+            return migrations.schema_version(con, self.path)
 
     def checkpoint(self) -> None:
         """Fold the write-ahead log into the database file, so that this one file is the whole store
@@ -230,7 +237,7 @@ class Store:
         """
         deadline = time.monotonic() + self.wait_s
         if self.path.exists():
-            with self._burst(deadline, read_only=False) as con:
+            with self._locked_connection(deadline, read_only=False) as con:
                 self._migrate(con)
                 con.execute("checkpoint")
 
@@ -245,24 +252,25 @@ class Store:
                 full.
             StoreBusy, CorruptStore: as in `transaction`.
         """
-        self._must_exist()
+        self._check_exists()
         self.checkpoint()
         deadline = time.monotonic() + self.wait_s
-        with lock.held(self.path, exclusive=True, deadline=deadline), storage_faults(self.path):
+        with lock.hold(self.path, exclusive=True, deadline=deadline), raise_store_errors(self.path):
             # Other processes may have written since; the log must be empty while the file is
             # copied.
-            with connected(self.path, deadline, read_only=False) as con:
+            with open_connection(self.path, deadline, read_only=False) as con:
                 con.execute("checkpoint")
-            migrations.copy_sound(self.path, target, self._newest)
+            migrations.copy_verified(self.path, target, self._newest_version)
 
-    def _must_exist(self) -> None:
+    def _check_exists(self) -> None:
         if not self.path.exists():
             raise StoreError(
-                f"there is no store at {placed(self.path)}; name the workspace of a run, or run a recipe first"
+                f"there is no store at {path_for_message(self.path)}; name the workspace of a run, "
+                "or run a recipe first"
             )
 
     @contextmanager
-    def kept_open(self) -> Iterator[None]:
+    def keep_open(self) -> Iterator[None]:
         """Keep the file open for a moment after each burst of the body, so that the next one need
         not open it; it is closed earlier if another process waits for it, and at the end of the
         body.
@@ -277,81 +285,91 @@ class Store:
                 self._keep_alive = None
 
     @contextmanager
-    def _newest_state(self, *, internal: bool = True, files: bool = False) -> Iterator[Any]:
+    def _read_connection(self, *, internal: bool = True, allow_files: bool = False) -> Iterator[Any]:
         """Yield a connection as `reading` does, after migrating the file if it has an older schema.
         For a query that is not `internal`, the file is opened for that query alone and read-only;
-        with `files` the query may use other files, too.
+        with `allow_files` the query may use other files, too.
         """
         deadline = time.monotonic() + self.wait_s
-        self._must_exist()
-        with self._burst(deadline, read_only=True, internal=internal, files=files) as con:
+        self._check_exists()
+        with self._locked_connection(deadline, read_only=True, internal=internal, allow_files=allow_files) as con:
             con.begin()
-            file = self._file()
-            if migrations.check(con, self.path, self._newest, unchanged=self._known == file):
-                self._known = file
+            file_identity = self._file_identity()
+            if migrations.has_newest_schema(
+                con, self.path, self._newest_version, unchanged=self._checked_file == file_identity
+            ):
+                self._checked_file = file_identity
                 yield con
                 return
         with self.transaction():
             pass
-        with self._burst(deadline, read_only=True, internal=internal, files=files) as con:
+        with self._locked_connection(deadline, read_only=True, internal=internal, allow_files=allow_files) as con:
             con.begin()
             yield con
 
     @contextmanager
-    def _burst(self, deadline: float, *, read_only: bool, internal: bool = True, files: bool = False) -> Iterator[Any]:
-        """Yield a connection under the lock. An `internal` burst within `kept_open` reuses the file
+    def _locked_connection(
+        self, deadline: float, *, read_only: bool, internal: bool = True, allow_files: bool = False
+    ) -> Iterator[Any]:
+        """Yield a connection under the lock. An `internal` burst within `keep_open` reuses the file
         that an earlier one left open, if there is any, and leaves its own open unless it fails.
         """
         keep_alive = self._keep_alive if internal else None
-        with lock.burst(self.path, deadline) as nearer, storage_faults(self.path):
+        with lock.burst_deadline(self.path, deadline) as burst_deadline, raise_store_errors(self.path):
             file = keep_alive.take(read_only=read_only) if keep_alive is not None else None
             if file is None:
-                file = self._open(nearer, read_only=read_only, files=files)
+                file = self._open_file(burst_deadline, read_only=read_only, allow_files=allow_files)
             with file.stack as stack:
                 with cursor(file.instance, self.path, internal=internal) as con:
                     yield con
                 if keep_alive is not None:
                     keep_alive.give(OpenFile(file.instance, file.read_only, stack.pop_all()))
 
-    def _open(self, deadline: float, *, read_only: bool, files: bool) -> OpenFile:
+    def _open_file(self, deadline: float, *, read_only: bool, allow_files: bool) -> OpenFile:
         with ExitStack() as stack:
-            stack.enter_context(lock.locked(self.path, exclusive=not read_only, deadline=deadline))
+            stack.enter_context(lock.hold_file_locks(self.path, exclusive=not read_only, deadline=deadline))
             if not read_only:
-                self._create()
+                self._create_file()
             instance = stack.enter_context(
-                attached(self.path, deadline, read_only=read_only, idle=self._idle, files=files)
+                open_instance(
+                    self.path,
+                    deadline,
+                    read_only=read_only,
+                    idle_instances=self._idle_instances,
+                    allow_files=allow_files,
+                )
             )
             return OpenFile(instance, read_only, stack.pop_all())
 
     def _migrate(self, con: Any) -> None:
-        file = self._file()
-        migrations.migrate(con, self.path, self._migrations, unchanged=self._known == file)
-        self._known = file
+        file_identity = self._file_identity()
+        migrations.migrate(con, self.path, self._migrations, unchanged=self._checked_file == file_identity)
+        self._checked_file = file_identity
 
-    def _file(self) -> tuple[int, int]:
-        state = self.path.stat()
-        return state.st_dev, state.st_ino
+    def _file_identity(self) -> tuple[int, int]:
+        status = self.path.stat()
+        return status.st_dev, status.st_ino
 
-    def _create(self) -> None:
+    def _create_file(self) -> None:
         """Make the file with all tables under another name first, because a half-made database
         cannot be opened again.
         """
         if self.path.exists():
             return
-        log = self.path.with_name(self.path.name + ".wal")
-        if log.exists():
+        wal_path = self.path.with_name(self.path.name + ".wal")
+        if wal_path.exists():
             raise CorruptStore(
-                f"{log} is the log of a database that is gone; bring {self.path} back, or move the log away"
+                f"{wal_path} is the log of a database that is gone; bring {self.path} back, or move the log away"
             )
         draft = self.path.with_name(self.path.name + ".new")
         for leftover in (draft, draft.with_name(draft.name + ".wal")):
             leftover.unlink(missing_ok=True)
         try:
             with draft.open("wb") as file:
-                file.write(_empty(self._migrations))
+                file.write(_empty_database_bytes(self._migrations))
                 os.fsync(file.fileno())
             draft.replace(self.path)
-            self._known = self._file()
+            self._checked_file = self._file_identity()
         except OSError as error:
             raise StoreError(
                 f"{self.path} cannot be written ({error.strerror}); free some disk space or name another workspace"
@@ -360,39 +378,41 @@ class Store:
 
 # A process that makes several stores, as tests do by the hundred, runs all migrations only once.
 @cache
-def _empty(scripts: tuple[migrations.Migration, ...]) -> bytes:
+def _empty_database_bytes(scripts: tuple[migrations.Migration, ...]) -> bytes:
     """Return a database file with all tables and no rows."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "store.duckdb"
-        with connected(path, time.monotonic(), read_only=False) as con:
+        with open_connection(path, time.monotonic(), read_only=False) as con:
             migrations.migrate(con, path, scripts)
             con.execute("checkpoint")
         return path.read_bytes()
 
 
-def put(con: Any, rows: Rows) -> None:
+def insert_rows(con: Any, rows: Rows) -> None:
     """Store the rows of many tables within a transaction. Raises as `Store.write` does."""
     unknown = rows.keys() - TABLES.keys()
     if unknown:
         raise KeyError(f"the store has no table {sorted(unknown)}; its tables are {sorted(TABLES)}")
-    for table, values in rows.items():
-        if not values:
+    for table, table_rows in rows.items():
+        if not table_rows:
             continue
-        columns = tuple(values[0])
-        for row in values:
-            if row.keys() != values[0].keys():
-                raise ValueError(f"rows of {table} differ in their columns: {sorted(row.keys() ^ values[0].keys())}")
-        mutable_columns = [column for column in TABLES[table].mutable if column in columns]
-        distinct = settle(table, values, mutable_columns) if mutable_columns else values
-        data = table_of(distinct, columns, TABLES[table].columns)
+        columns = tuple(table_rows[0])
+        for row in table_rows:
+            if row.keys() != table_rows[0].keys():
+                raise ValueError(
+                    f"rows of {table} differ in their columns: {sorted(row.keys() ^ table_rows[0].keys())}"
+                )
+        mutable_columns = [column for column in TABLES[table].mutable_columns if column in columns]
+        distinct_rows = merge_by_key(table, table_rows, mutable_columns) if mutable_columns else table_rows
+        arrow_table = to_arrow_table(distinct_rows, columns, TABLES[table].column_types)
         action = "on conflict do nothing"
         if mutable_columns:
             key = ", ".join(map(quoted, TABLES[table].key))
             assignments = ", ".join(f"{quoted(column)} = excluded.{quoted(column)}" for column in mutable_columns)
             action = f"on conflict ({key}) do update set {assignments}"
-        con.register("incoming", data)
+        con.register("incoming", arrow_table)
         try:
-            _check_writer(con, table, [column for column in TABLES[table].fixed if column in columns])
+            _check_writer(con, table, [column for column in TABLES[table].fixed_columns if column in columns])
             con.execute(f"insert into {quoted(table)} by name select * from incoming {action}")
         finally:
             con.unregister("incoming")
@@ -417,12 +437,12 @@ def _check_writer(con: Any, table: str, fixed_columns: Sequence[str]) -> None:
 
 # The buffering writer between an asyncio program and the store.
 
-_SHARE = 0.05
+_MAX_TIME_SHARE = 0.05
 """The share of wall time that the store may take: after a burst of t seconds the next one waits for
-t / share seconds, but for no longer than `_LONGEST_PAUSE_S`.
+t / share seconds, but for no longer than `_MAX_PAUSE_S`.
 """
-_LONGEST_PAUSE_S = 5.0
-_BURSTS_WAITING = 3
+_MAX_PAUSE_S = 5.0
+_MAX_WAITING_BURSTS = 3
 
 log = logging.getLogger(__name__)
 
@@ -447,27 +467,27 @@ class Writer:
         self._store = store
         self._interval_s = interval_s
         self._max_rows = max_rows
-        self._max_waiting = _BURSTS_WAITING * max_rows
+        self._max_waiting_rows = _MAX_WAITING_BURSTS * max_rows
         self._units: list[Rows] = []
-        self._rows = 0
-        self._rows_under_way = 0
-        self._tried = asyncio.Event()
-        self._last_s = 0.0
-        self._writing = asyncio.Lock()
+        self._num_waiting_rows = 0
+        self._num_rows_in_flight = 0
+        self._write_ended = asyncio.Event()
+        self._last_write_s = 0.0
+        self._write_lock = asyncio.Lock()
         self._wake = asyncio.Event()
-        self._closing = False
+        self._is_closing = False
         self._task: asyncio.Task[None] | None = None
         # One thread: the C library keeps freed memory for each thread that asked for some.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store writer")
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._flush_now_and_then(), name="store writer")
+        self._task = asyncio.create_task(self._flush_periodically(), name="store writer")
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._closing = True
+        self._is_closing = True
         self._wake.set()
         if self._task is not None:
             # Its error, if any, is ignored: rows that it failed to store are kept, and the flush
@@ -475,10 +495,10 @@ class Writer:
             await asyncio.gather(self._task, return_exceptions=True)
         try:
             await self.flush()
-        except Exception as fault:
+        except Exception as flush_error:
             if error is None:
                 raise
-            error.add_note(f"and {self._rows} rows could not be stored: {fault}")
+            error.add_note(f"and {self._num_waiting_rows} rows could not be stored: {flush_error}")
         finally:
             self._thread.shutdown(wait=False)
 
@@ -490,19 +510,19 @@ class Writer:
             AgentrError: an earlier write in the background failed, with another error than
                 `StoreBusy`.
         """
-        self._check()
+        self._check_open()
         self._units.append(unit)
-        self._rows += count_parts(unit)
-        if self._rows >= self._max_rows:
+        self._num_waiting_rows += unit_size(unit)
+        if self._num_waiting_rows >= self._max_rows:
             self._wake.set()
 
     async def room(self) -> None:
         """Return once fewer rows are waiting than three bursts hold. Raises as `add` does."""
-        self._check()
-        while self._rows + self._rows_under_way >= self._max_waiting:
-            self._tried.clear()
-            await self._tried.wait()
-            self._check()
+        self._check_open()
+        while self._num_waiting_rows + self._num_rows_in_flight >= self._max_waiting_rows:
+            self._write_ended.clear()
+            await self._write_ended.wait()
+            self._check_open()
 
     async def flush(self) -> None:
         """Store all units added so far. Raises as `Store.write`; the units are then kept for
@@ -511,34 +531,34 @@ class Writer:
         # A cancelled caller must not leave the thread's outcome unnoticed.
         await asyncio.shield(asyncio.ensure_future(self._write()))
 
-    def _check(self) -> None:
-        if self._task is None or self._closing:
+    def _check_open(self) -> None:
+        if self._task is None or self._is_closing:
             raise RuntimeError("a Writer takes rows only within its context: `async with Writer(store) as writer`")
         if self._task.done():
             self._task.result()
 
     async def _write(self) -> None:
-        async with self._writing:
+        async with self._write_lock:
             units, self._units = self._units, []
             if not units:
                 return
-            self._rows_under_way, self._rows = self._rows, 0
+            self._num_rows_in_flight, self._num_waiting_rows = self._num_waiting_rows, 0
             start = time.perf_counter()
             try:
                 await asyncio.get_running_loop().run_in_executor(self._thread, lambda: self._store.write(merge(units)))
             except BaseException:
                 self._units = [*units, *self._units]
-                self._rows += self._rows_under_way
+                self._num_waiting_rows += self._num_rows_in_flight
                 raise
             finally:
-                self._rows_under_way = 0
-                self._tried.set()
-                self._last_s = time.perf_counter() - start
-                self.seconds += self._last_s
+                self._num_rows_in_flight = 0
+                self._write_ended.set()
+                self._last_write_s = time.perf_counter() - start
+                self.seconds += self._last_write_s
 
-    async def _flush_now_and_then(self) -> None:
-        while not self._closing:
-            pause = max(self._interval_s, min(self._last_s / _SHARE, _LONGEST_PAUSE_S))
+    async def _flush_periodically(self) -> None:
+        while not self._is_closing:
+            pause = max(self._interval_s, min(self._last_write_s / _MAX_TIME_SHARE, _MAX_PAUSE_S))
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
@@ -546,7 +566,7 @@ class Writer:
             try:
                 await self._write()
             except StoreBusy as error:
-                log.warning("%d rows wait for the store: %s", self._rows, error)
+                log.warning("%d rows wait for the store: %s", self._num_waiting_rows, error)
 
 
 # Several reads of one state of a store, in one burst.
@@ -554,14 +574,14 @@ class Writer:
 T = TypeVar("T")
 
 
-class _Snapshot(Store):
+class _SnapshotStore(Store):
     def __init__(self, store: Store, con: Any) -> None:
         super().__init__(store.path, store.wait_s)
         self._con = con
-        self.later: list[Rows] = []
+        self.deferred_units: list[Rows] = []
 
     def write(self, rows: Rows) -> None:
-        self.later.append(rows)
+        self.deferred_units.append(rows)
 
     @contextmanager
     def reading(self) -> Iterator[Any]:
@@ -569,7 +589,7 @@ class _Snapshot(Store):
 
 
 @contextmanager
-def snapshot(store: Store) -> Iterator[_Snapshot]:
+def snapshot(store: Store) -> Iterator[_SnapshotStore]:
     """Yield a store whose queries all see the same state; the file is opened only once, which takes
     longer than most queries.
 
@@ -577,36 +597,36 @@ def snapshot(store: Store) -> Iterator[_Snapshot]:
     once it has ended, unless it failed. Raises as `Store.reading` and `Store.write` do.
     """
     with store.reading() as con:
-        state = _Snapshot(store, con)
-        yield state
-    for rows in state.later:
+        snapshot_store = _SnapshotStore(store, con)
+        yield snapshot_store
+    for rows in snapshot_store.deferred_units:
         store.write(rows)
 
 
-class _Burst(_Snapshot):
+class _TransactionStore(_SnapshotStore):
     def write(self, rows: Rows) -> None:
-        put(self._con, rows)
+        insert_rows(self._con, rows)
 
 
 @contextmanager
-def burst(store: Store) -> Iterator[Store]:
+def single_transaction(store: Store) -> Iterator[Store]:
     """Yield a store whose queries see what the body has written to it: all of that is stored once
     the body has ended, and nothing of it if the body fails or the process dies.
 
     Other processes wait until then, so keep it short. Raises as `Store.transaction` does.
     """
     with store.transaction() as con:
-        yield _Burst(store, con)
+        yield _TransactionStore(store, con)
 
 
-def settled_state(store: Store, read: Callable[[Store], T]) -> T:
+def read_consistently(store: Store, read: Callable[[Store], T]) -> T:
     """Return the result of `read` on one state of a store. If `read` itself writes rows, they are
     stored, and it is run once more on a state that has them. Raises as `snapshot` does, and what
     `read` raises.
     """
-    with snapshot(store) as state:
-        result = read(state)
-    if not any(state.later):
+    with snapshot(store) as snapshot_store:
+        result = read(snapshot_store)
+    if not any(snapshot_store.deferred_units):
         return result
-    with snapshot(store) as state:
-        return read(state)
+    with snapshot(store) as snapshot_store:
+        return read(snapshot_store)

@@ -27,29 +27,29 @@ import duckdb
 
 from agentr_core.errors import StoreError
 from agentr_core.fingerprint import fingerprint
-from agentr_core.store.connection import connected, quoted, storage_faults
+from agentr_core.store.connection import open_connection, quoted, raise_store_errors
 from agentr_core.store.tables import TABLES
-from agentr_core.texts import placed
+from agentr_core.texts import path_for_message
 
-VIEWS = 120
+VIEWS_NUMBER = 120
 """The number of the script of all views. Raise it above every other when one of them changes, or a
 table that they show.
 """
-CATALOGUE = "942b5a03289c7db2"
+CATALOGUE_FINGERPRINT = "942b5a03289c7db2"
 """The fingerprint of the SQL of our tables and views, as the pinned version of DuckDB prints it. A
 store with another one is compared in detail, which takes a second.
 """
-FIRST = 100
+FIRST_NUMBER = 100
 """The number of the first script. Stores of lower versions had other tables, and cannot be read."""
-_VERSIONS = "schema_version"
+_VERSION_TABLE = "schema_version"
 # Tables have no foreign keys: with them, DuckDB cannot update a row that others refer to. View
 # v_orphans lists references to rows that do not exist, and tests keep it empty.
-_OURS = frozenset({*TABLES, _VERSIONS})
+_OWN_TABLES = frozenset({*TABLES, _VERSION_TABLE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """One SQL script. Numbers ascend from `FIRST`, with gaps where scripts only made views."""
+    """One SQL script. Numbers ascend from `FIRST_NUMBER`; at gaps, scripts only made views."""
 
     number: int
     name: str
@@ -58,16 +58,16 @@ class Migration:
 
 def available() -> tuple[Migration, ...]:
     """Return the migrations that come with this version, in order."""
-    return _shipped()
+    return _load_migrations()
 
 
 @cache
-def _shipped() -> tuple[Migration, ...]:
+def _load_migrations() -> tuple[Migration, ...]:
     folder = resources.files("agentr_core.store").joinpath("schema")
     tables = [
         Migration(number=int(name.split("_", 1)[0]), name=name, sql=sql) for name, sql in _scripts(folder).items()
     ]
-    views = Migration(number=VIEWS, name="views", sql="\n".join(_scripts(folder / "views").values()))
+    views = Migration(number=VIEWS_NUMBER, name="views", sql="\n".join(_scripts(folder / "views").values()))
     return tuple(sorted([*tables, views], key=lambda migration: migration.number))
 
 
@@ -81,15 +81,15 @@ def _scripts(folder: Traversable) -> dict[str, str]:
 class _Catalogue:
     """The tables and views in the main schema of a database that have our names.
 
-    `tables` and `views` are SQL by name in lower case; `others` are the names of all other tables.
+    `tables` and `views` are SQL by name in lower case; `other_tables` are names.
     """
 
     tables: Mapping[str, str]
     views: Mapping[str, str]
-    others: tuple[str, ...]
+    other_tables: tuple[str, ...]
 
 
-def version(con: Any, path: Path) -> int:
+def schema_version(con: Any, path: Path) -> int:
     """Return the schema version of an open database; 0 for an empty one.
 
     Raises:
@@ -99,7 +99,7 @@ def version(con: Any, path: Path) -> int:
     return _version(con, path, _catalogue(con, path))
 
 
-def check(con: Any, path: Path, newest: int, *, unchanged: bool = False) -> bool:
+def has_newest_schema(con: Any, path: Path, newest_version: int, *, unchanged: bool = False) -> bool:
     """Return whether an open database has the newest schema; False means it needs `migrate`.
 
     Args:
@@ -112,53 +112,53 @@ def check(con: Any, path: Path, newest: int, *, unchanged: bool = False) -> bool
     """
     catalogue = None if unchanged else _catalogue(con, path)
     current = _newest_version(con) if catalogue is None else _version(con, path, catalogue)
-    if 0 < current < FIRST:
+    if 0 < current < FIRST_NUMBER:
         raise StoreError(
             f"{path} is of schema version {current}, which this version of agentr does not read; the version that made "
             "it writes its views as Parquet: `agentr sql 'select * from v_steps' --output FILE.parquet`"
         )
-    if current > newest:
+    if current > newest_version:
         raise StoreError(
-            f"{path} has schema version {current}, but this version of agentr knows only up to {newest}; "
+            f"{path} has schema version {current}, but this version of agentr knows only up to {newest_version}; "
             "update agentr, or name another workspace or store"
         )
     if catalogue is None:
-        return current == newest
-    if current == VIEWS and _fingerprint(catalogue) == CATALOGUE:
-        return current == newest
+        return current == newest_version
+    if current == VIEWS_NUMBER and _fingerprint(catalogue) == CATALOGUE_FINGERPRINT:
+        return current == newest_version
     # Tables must be as the scripts up to this version make them: only columns without a default,
     # and indexes, may have been added.
-    reference, expected_tables = _own(current)
+    reference, expected_tables = _expected_schema(current)
     missing = expected_tables.keys() - catalogue.tables.keys()
     if missing:
         raise StoreError(f"{path} has no table {min(missing)}, so it is no whole store of agentr; name another one")
-    early = catalogue.tables.keys() - expected_tables.keys()
-    if early:
-        raise _in_the_way(path, min(early))
-    parts = _parts(con, frozenset(expected_tables))
-    for table, (columns, rules) in expected_tables.items():
-        present, constraints = parts[table]
-        odd = [name for name, facts in columns.items() if present.get(name) != facts]
-        odd += [name for name, (_, default) in present.items() if name not in columns and default is not None]
-        if odd or rules != constraints:
-            difference = f"column {min(odd)!r}" if odd else "a constraint"
+    conflicting_tables = catalogue.tables.keys() - expected_tables.keys()
+    if conflicting_tables:
+        raise _name_conflict(path, min(conflicting_tables))
+    parts_by_table = _parts(con, frozenset(expected_tables))
+    for table, (columns, expected_constraints) in expected_tables.items():
+        present, constraints = parts_by_table[table]
+        odd_columns = [name for name, facts in columns.items() if present.get(name) != facts]
+        odd_columns += [name for name, (_, default) in present.items() if name not in columns and default is not None]
+        if odd_columns or expected_constraints != constraints:
+            difference = f"column {min(odd_columns)!r}" if odd_columns else "a constraint"
             raise StoreError(
                 f"{path} has a table {table} that agentr did not make ({difference} differs), and is not opened; put "
                 "it right with the duckdb shell, or name another workspace or store"
             )
-    return current == newest and catalogue.views == reference.views
+    return current == newest_version and catalogue.views == reference.views
 
 
 def migrate(con: Any, path: Path, migrations: tuple[Migration, ...], *, unchanged: bool = False) -> None:
     """Bring an open database up to the last of the migrations, each in a transaction of its own,
-    and fold them into the file; make our views anew where they are not ours. Raises as `check`
-    does.
+    and fold them into the file; make our views anew where they are not ours. Raises as
+    `has_newest_schema` does.
     """
-    if check(con, path, migrations[-1].number, unchanged=unchanged):
+    if has_newest_schema(con, path, migrations[-1].number, unchanged=unchanged):
         return
     current = _version(con, path, _catalogue(con, path))
     for migration in migrations:
-        if current < migration.number or migration.number == VIEWS:
+        if current < migration.number or migration.number == VIEWS_NUMBER:
             _apply(con, path, migration)
     # Opened by a program other than agentr, DuckDB cannot replay all changes of a table from a log.
     con.execute("checkpoint")
@@ -167,28 +167,28 @@ def migrate(con: Any, path: Path, migrations: tuple[Migration, ...], *, unchange
 def _apply(con: Any, path: Path, migration: Migration) -> None:
     con.begin()
     try:
-        if migration.number == FIRST:
-            con.execute(_VERSION_TABLE)
-        if migration.number == VIEWS:
+        if migration.number == FIRST_NUMBER:
+            con.execute(_CREATE_VERSION_TABLE)
+        if migration.number == VIEWS_NUMBER:
             for view in _view_names(migration.sql):
                 con.execute(f"drop view if exists main.{quoted(view)}")
         con.execute(migration.sql)
         con.execute(
-            f"insert or ignore into {_VERSIONS} (version, name) values (?, ?)", [migration.number, migration.name]
+            f"insert or ignore into {_VERSION_TABLE} (version, name) values (?, ?)", [migration.number, migration.name]
         )
     except duckdb.CatalogException as error:
         con.rollback()
         name = re.search(r'with name "(.+?)" already exists', str(error))
         if name is None:
             raise
-        raise _in_the_way(path, name[1]) from error
+        raise _name_conflict(path, name[1]) from error
     except BaseException:
         con.rollback()
         raise
     con.commit()
 
 
-def _in_the_way(path: Path, name: str) -> StoreError:
+def _name_conflict(path: Path, name: str) -> StoreError:
     return StoreError(
         f"{path} has something of its own named {name!r}, which is a name of agentr's; give it another name with the "
         "duckdb shell"
@@ -207,7 +207,7 @@ def _catalogue(con: Any, path: Path) -> _Catalogue:
         StoreError: it has a view where we look for a table, a table where we look for a view, or
             functions or types in place of those of DuckDB, which our queries use.
     """
-    names = _view_names(next(migration.sql for migration in _shipped() if migration.number == VIEWS))
+    names = _view_names(next(migration.sql for migration in _load_migrations() if migration.number == VIEWS_NUMBER))
     # Where the database is not the default, nothing of it is looked up: neither its macros, which
     # come before DuckDB's functions and even operators, nor its types.
     con.execute("use memory")
@@ -226,25 +226,28 @@ def _catalogue(con: Any, path: Path) -> _Catalogue:
         )
     main_tables = {name.lower(): sql for schema, name, sql in tables if schema == "main"}
     main_views = {name.lower(): sql for schema, name, sql in views if schema == "main"}
-    wrong = [*(name for name in _OURS if name in main_views), *(name for name in names if name in main_tables)]
-    if wrong:
-        raise _in_the_way(path, min(wrong))
+    conflicts = [
+        *(name for name in _OWN_TABLES if name in main_views),
+        *(name for name in names if name in main_tables),
+    ]
+    if conflicts:
+        raise _name_conflict(path, min(conflicts))
     return _Catalogue(
-        {name: sql for name, sql in main_tables.items() if name in _OURS},
+        {name: sql for name, sql in main_tables.items() if name in _OWN_TABLES},
         # DuckDB keeps what a star leaves out in no order.
-        {name: _EXCLUDED.sub(_in_order, sql) for name, sql in main_views.items() if name in names},
-        tuple(name for schema, name, _ in tables if schema != "main" or name.lower() not in _OURS),
+        {name: _EXCLUDED.sub(_sort_excluded, sql) for name, sql in main_views.items() if name in names},
+        tuple(name for schema, name, _ in tables if schema != "main" or name.lower() not in _OWN_TABLES),
     )
 
 
-def _in_order(match: re.Match[str]) -> str:
+def _sort_excluded(match: re.Match[str]) -> str:
     return f"EXCLUDE ({', '.join(sorted(match[1].split(', ')))})"
 
 
 def _version(con: Any, path: Path, catalogue: _Catalogue) -> int:
-    if _VERSIONS in catalogue.tables:
+    if _VERSION_TABLE in catalogue.tables:
         return _newest_version(con)
-    names = (*catalogue.others, *catalogue.tables)
+    names = (*catalogue.other_tables, *catalogue.tables)
     if names:
         raise StoreError(
             f"{path} is a DuckDB database of something else (it has a table {names[0]!r}); name another "
@@ -254,7 +257,7 @@ def _version(con: Any, path: Path, catalogue: _Catalogue) -> int:
 
 
 def _newest_version(con: Any) -> int:
-    return int(con.execute(f"select coalesce(max(version), 0) from main.{_VERSIONS}").fetchall()[0][0])
+    return int(con.execute(f"select coalesce(max(version), 0) from main.{_VERSION_TABLE}").fetchall()[0][0])
 
 
 def _fingerprint(catalogue: _Catalogue) -> str:
@@ -266,31 +269,35 @@ _Parts = dict[str, tuple[dict[str, tuple[str, str | None]], frozenset[tuple[str,
 
 
 def _parts(con: Any, tables: frozenset[str]) -> _Parts:
-    parts: _Parts = {}
-    rules = con.execute(_CONSTRAINTS).fetchall()
+    parts_by_table: _Parts = {}
+    constraints = con.execute(_CONSTRAINTS).fetchall()
     for table in sorted(tables):
         columns = con.execute(f"select name, type, dflt_value from pragma_table_info('main.{table}')").fetchall()
-        parts[table] = (
+        parts_by_table[table] = (
             {column.lower(): (kind, default) for column, kind, default in columns},
-            frozenset((rule, on) for name, rule, on in rules if name.lower() == table),
+            frozenset(
+                (constraint, constraint_columns)
+                for name, constraint, constraint_columns in constraints
+                if name.lower() == table
+            ),
         )
-    return parts
+    return parts_by_table
 
 
 @cache
-def _own(current: int) -> tuple[_Catalogue, _Parts]:
-    """Return the catalogue, and columns and constraints, that the scripts up to version `current`
+def _expected_schema(version: int) -> tuple[_Catalogue, _Parts]:
+    """Return the catalogue, and columns and constraints, that the scripts up to version `version`
     make.
     """
     with TemporaryDirectory() as folder:
         path = Path(folder) / "store.duckdb"
-        with connected(path, time.monotonic(), read_only=False) as con:
-            for migration in _shipped():
-                if migration.number <= current:
+        with open_connection(path, time.monotonic(), read_only=False) as con:
+            for migration in _load_migrations():
+                if migration.number <= version:
                     _apply(con, path, migration)
             con.execute("checkpoint")
         # DuckDB writes types in a view in another way before it has read the view from a file.
-        with connected(path, time.monotonic(), read_only=True) as con:
+        with open_connection(path, time.monotonic(), read_only=True) as con:
             catalogue = _catalogue(con, path)
             return catalogue, _parts(con, frozenset(catalogue.tables))
 
@@ -308,7 +315,7 @@ _CONSTRAINTS = """
 select table_name, constraint_text, constraint_column_names::varchar from duckdb_constraints()
 where database_name = 'store' and schema_name = 'main'
 """
-_VERSION_TABLE = """
+_CREATE_VERSION_TABLE = """
 create table schema_version (
     version integer primary key,
     name varchar not null,
@@ -321,30 +328,30 @@ comment on table schema_version is 'The migrations this database has been throug
 # Copies of database files.
 
 
-def copy_sound(source: Path, target: Path, newest: int) -> None:
+def copy_verified(source: Path, target: Path, newest_version: int) -> None:
     """Copy a database to `target` while nobody writes to it; `target` appears once the copy is
     complete and every block of it can be read.
 
     Args:
-        newest: the schema version of the source.
+        newest_version: the schema version of the source.
 
     Raises:
         StoreError: `target` exists, its folder is missing or a file, or the disk is full.
         CorruptStore: the copy cannot be read.
     """
     if target.exists():
-        raise StoreError(f"{placed(target)} exists already; name another file")
+        raise StoreError(f"{path_for_message(target)} exists already; name another file")
     if not target.parent.is_dir():
         raise StoreError(
-            f"{target} cannot be written: {placed(target.parent)} is no folder; make it, or name another file"
+            f"{target} cannot be written: {path_for_message(target.parent)} is no folder; make it, or name another file"
         )
     draft = target.with_name(f"{target.name}.part-{os.getpid()}")
     try:
         shutil.copyfile(source, draft)
         with draft.open("rb") as stream:
             os.fsync(stream.fileno())
-        with storage_faults(draft), connected(draft, time.monotonic(), read_only=True) as con:
-            check(con, draft, newest)
+        with raise_store_errors(draft), open_connection(draft, time.monotonic(), read_only=True) as con:
+            has_newest_schema(con, draft, newest_version)
             # DuckDB checks the sum of a block only when it is read.
             con.execute("copy from database store to memory (schema)")
             for schema, table, columns in stored_columns(con, "store", "memory"):
@@ -357,27 +364,27 @@ def copy_sound(source: Path, target: Path, newest: int) -> None:
         draft.unlink(missing_ok=True)
 
 
-def stored_columns(con: Any, database: str, twin: str) -> list[tuple[str, str, str]]:
+def stored_columns(con: Any, database: str, writable_database: str) -> list[tuple[str, str, str]]:
     """Return schema, name and quoted columns of each table in an attached database.
 
     Generated columns are left out: their expressions may come from anybody, and are not run.
 
     Args:
-        twin: an attached writable database with the same tables; nothing is written to it.
+        writable_database: one that is attached and has the same tables; nothing is written to it.
     """
     columns: dict[tuple[str, str], list[str]] = {}
     for schema, table, column in con.execute(_COLUMNS, [database]).fetchall():
         columns.setdefault((schema, table), []).append(column)
     tables = []
-    for schema, table, computes in con.execute(_TABLES_OF_A_DATABASE, [database]).fetchall():
+    for schema, table, has_generated_columns in con.execute(_TABLES_OF_A_DATABASE, [database]).fetchall():
         names = columns[schema, table]
-        if computes:
-            names = [name for name in names if _takes(con, twin, schema, table, name)]
+        if has_generated_columns:
+            names = [name for name in names if _is_insertable(con, writable_database, schema, table, name)]
         tables.append((schema, table, ", ".join(map(quoted, names))))
     return tables
 
 
-def _takes(con: Any, database: str, schema: str, table: str, column: str) -> bool:
+def _is_insertable(con: Any, database: str, schema: str, table: str, column: str) -> bool:
     """Return whether a column can be inserted into. DuckDB lists generated columns like others, so
     an insert into it is planned, not run.
     """

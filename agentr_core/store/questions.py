@@ -25,12 +25,12 @@ from agentr_core.errors import ConfigError
 from agentr_core.store.connection import quoted
 from agentr_core.system import write_bytes
 
-SECONDS = 300.0
+DEFAULT_TIME_LIMIT_S = 300.0
 """The default time limit of a user's query: writers wait while it reads."""
-_ASKS = ("SELECT", "EXPLAIN")
-_USES_FILES = ("COPY", "EXPORT", "ATTACH", "DETACH", "LOAD", "CREATE")
+_QUERY_KINDS = ("SELECT", "EXPLAIN")
+_FILE_KINDS = ("COPY", "EXPORT", "ATTACH", "DETACH", "LOAD", "CREATE")
 """Kinds of statements that use other files, or are of use only with statements that do."""
-_DESCRIBES = re.compile(r"\s*desc(?:ribe)?\s+(\w+)\s*;?\s*", re.IGNORECASE)
+_DESCRIBE = re.compile(r"\s*desc(?:ribe)?\s+(\w+)\s*;?\s*", re.IGNORECASE)
 # DuckDB's own answer leaves the comments out. A view's column is called as in the table below it.
 _COLUMNS = """
 with shared as (
@@ -43,12 +43,12 @@ select c.column_name, c.data_type as column_type, coalesce(c.comment, s.comment,
 from duckdb_columns() c left join shared s using (column_name)
 where c.database_name = current_database() and c.schema_name = 'main' and lower(c.table_name) = ?
 order by c.column_index"""
-_AS_TEXT = ("INTERVAL", "UNION", "UHUGEINT", "BIGNUM", "VARINT", "BIT", "TIME WITH TIME ZONE", "TIMETZ")
+_TYPES_SHOWN_AS_TEXT = ("INTERVAL", "UNION", "UHUGEINT", "BIGNUM", "VARINT", "BIT", "TIME WITH TIME ZONE", "TIMETZ")
 """Types that neither Arrow nor pandas has; their text in SQL loses nothing."""
 
 
-def ask(
-    con: Any, sql: str, params: Sequence[Any] | Mapping[str, Any], store: Path, *, files: bool = False
+def run_query(
+    con: Any, sql: str, params: Sequence[Any] | Mapping[str, Any], store_path: Path, *, allow_files: bool = False
 ) -> pa.Table | None:
     """Return the answer of the last statement in `sql`, or None if there is no statement.
 
@@ -56,7 +56,7 @@ def ask(
     locked.
 
     Args:
-        files: whether the connection reaches other files, so that statements may name them.
+        allow_files: whether the connection reaches other files, so that statements may name them.
 
     Raises:
         ConfigError: a statement does more than query, or there are several queries.
@@ -69,111 +69,113 @@ def ask(
     statements = con.extract_statements(sql)
     if not statements:
         return None
-    _check(statements, store, files=files)
+    _check_statements(statements, store_path, allow_files=allow_files)
     con.execute("set lock_configuration = true")
-    if (match := _DESCRIBES.fullmatch(sql)) and (columns := con.sql(_COLUMNS, params=[match[1].lower()])):
+    if (match := _DESCRIBE.fullmatch(sql)) and (columns := con.sql(_COLUMNS, params=[match[1].lower()])):
         return columns.to_arrow_table()
-    if statements[-1].type.name not in _ASKS:
+    if statements[-1].type.name not in _QUERY_KINDS:
         return con.execute(sql, params).to_arrow_table()
     relation = con.sql(sql, params=params or None)
     # A repeated name gets the first number that makes it unique.
     originals, names = set(relation.columns), list[str]()
     for name in relation.columns:
-        new, number = name, 0
-        while new in names or (number and new in originals):
+        unique_name, number = name, 0
+        while unique_name in names or (number and unique_name in originals):
             number += 1
-            new = f"{name}_{number}"
-        names.append(new)
+            unique_name = f"{name}_{number}"
+        names.append(unique_name)
     columns = []
-    for position, (name, kind) in enumerate(zip(names, relation.types, strict=True), start=1):
-        lossy = any(word in str(kind) for word in _AS_TEXT)
-        columns.append(f"{f'cast(#{position} as varchar)' if lossy else f'#{position}'} as {quoted(name)}")
+    for position, (name, column_type) in enumerate(zip(names, relation.types, strict=True), start=1):
+        is_lossy = any(type_name in str(column_type) for type_name in _TYPES_SHOWN_AS_TEXT)
+        columns.append(f"{f'cast(#{position} as varchar)' if is_lossy else f'#{position}'} as {quoted(name)}")
     return relation.project(", ".join(columns)).to_arrow_table()
 
 
 @contextmanager
-def limited(con: Any, seconds: float) -> Iterator[None]:
+def time_limit(con: Any, seconds: float) -> Iterator[None]:
     """Interrupt the connection's query once the body has taken `seconds`. Raises `ConfigError`
     then.
     """
-    done, over = threading.Event(), threading.Event()
+    finished, timed_out = threading.Event(), threading.Event()
 
-    def watch() -> None:
-        if not done.wait(min(seconds, threading.TIMEOUT_MAX)):
-            over.set()
+    def interrupt_when_late() -> None:
+        if not finished.wait(min(seconds, threading.TIMEOUT_MAX)):
+            timed_out.set()
             # An interrupt between two statements has no effect.
-            while not done.wait(0.05):
+            while not finished.wait(0.05):
                 con.interrupt()
 
-    watching = threading.Thread(target=watch, name="time limit of a query", daemon=True)
-    watching.start()
+    watchdog = threading.Thread(target=interrupt_when_late, name="time limit of a query", daemon=True)
+    watchdog.start()
     try:
         yield
     except duckdb.InterruptException as error:
-        if not over.is_set():
+        if not timed_out.is_set():
             raise
         raise ConfigError(
             f"SQL: the query was stopped after {seconds:g} seconds, its time limit; ask for less, give it more with "
             "--seconds N (Python: seconds=N), or ask a copy that `agentr store backup FILE` makes"
         ) from error
     finally:
-        done.set()
-        watching.join()
+        finished.set()
+        watchdog.join()
 
 
-def _check(statements: Sequence[Any], store: Path, *, files: bool) -> None:
-    if sum(statement.type.name in _ASKS for statement in statements) > 1:
+def _check_statements(statements: Sequence[Any], store_path: Path, *, allow_files: bool) -> None:
+    if sum(statement.type.name in _QUERY_KINDS for statement in statements) > 1:
         raise ConfigError("SQL: these are several queries, and only one can be answered; ask them one by one")
     for statement in statements:
         kind = statement.type.name
         # The statement with all quoted texts emptied.
         masked_query = re.sub(r"""'(?:[^']|'')*'|"(?:[^"]|"")*\"""", lambda match: match[0][0] * 2, statement.query)
-        if kind not in _USES_FILES and not (kind == "EXPLAIN" and _EXPLAINS_A_COPY.search(masked_query)):
-            if kind not in _ASKS:
-                raise _no_query(kind)
+        if kind not in _FILE_KINDS and not (kind == "EXPLAIN" and _FILE_KEYWORD.search(masked_query)):
+            if kind not in _QUERY_KINDS:
+                raise _not_a_query_error(kind)
             continue
-        if not files:
-            raise ConfigError(f"SQL: {_FILES_ARE_SHUT}") if "''" in masked_query else _no_query(kind)
+        if not allow_files:
+            raise ConfigError(f"SQL: {_NO_FILE_ACCESS}") if "''" in masked_query else _not_a_query_error(kind)
         # The statement may write: targets may not be the store's files or their folders, and must
         # be names that can be read here.
-        if _OBSCURE.search(masked_query) or any(
-            not masked_query[match.end() :].lstrip().startswith("''") for match in _TO.finditer(masked_query)
+        if _OTHER_STRING_SYNTAX.search(masked_query) or any(
+            not masked_query[match.end() :].lstrip().startswith("''") for match in _TO_KEYWORD.finditer(masked_query)
         ):
             raise ConfigError("SQL: a file is named by one string in single quotes; write it so")
-        for literal in re.findall(r"'((?:[^']|'')*)'", statement.query):
-            path = Path(re.sub(r"^file:(//(localhost)?(?=/))?", "", literal.replace("''", "'"))).expanduser().resolve()
-            if path in (store.parent.resolve(), *store.parent.resolve().parents) or (
-                path.parent == store.parent.resolve() and path.name.startswith(store.name)
+        for file_name in re.findall(r"'((?:[^']|'')*)'", statement.query):
+            path = (
+                Path(re.sub(r"^file:(//(localhost)?(?=/))?", "", file_name.replace("''", "'"))).expanduser().resolve()
+            )
+            if path in (store_path.parent.resolve(), *store_path.parent.resolve().parents) or (
+                path.parent == store_path.parent.resolve() and path.name.startswith(store_path.name)
             ):
-                raise ConfigError(f"SQL: {store} is the store itself, which is only read; name another file")
+                raise ConfigError(f"SQL: {store_path} is the store itself, which is only read; name another file")
 
 
-def _no_query(kind: str) -> ConfigError:
+def _not_a_query_error(kind: str) -> ConfigError:
     return ConfigError(f"SQL: the store is opened for reading only, and {kind} is not a query; use a SELECT")
 
 
-_TO = re.compile(r"\bto\b", re.IGNORECASE)
-_OBSCURE = re.compile(r"\$\w*\$|\be''|--|/\*", re.IGNORECASE)
+_TO_KEYWORD = re.compile(r"\bto\b", re.IGNORECASE)
+_OTHER_STRING_SYNTAX = re.compile(r"\$\w*\$|\be''|--|/\*", re.IGNORECASE)
 """Other notations for strings, and comments, which can hide a string."""
-_EXPLAINS_A_COPY = re.compile(r"\b(copy|export|attach|load|create)\b", re.IGNORECASE)
-_FILES_ARE_SHUT = (
+_FILE_KEYWORD = re.compile(r"\b(copy|export|attach|load|create)\b", re.IGNORECASE)
+_NO_FILE_ACCESS = (
     "files are neither read nor written; add --files to `agentr sql`, or files=True to `Store.query`, to open them"
 )
 
 
-def file_access_fault(error: duckdb.Error) -> ConfigError | None:
+def as_file_access_error(error: duckdb.Error) -> ConfigError | None:
     """Return the error for a user whose query tried to use a file that it may not use; None if
     DuckDB's error is another one.
     """
     if isinstance(error, duckdb.PermissionException) and "disabled" in str(error):
         match = re.search(r'"([^"]*)"', str(error))
-        return ConfigError(f"SQL: {f'{match[1]} is a file, and ' if match else ''}{_FILES_ARE_SHUT}")
+        return ConfigError(f"SQL: {f'{match[1]} is a file, and ' if match else ''}{_NO_FILE_ACCESS}")
     return None
 
 
 # Example queries in SQL, by name.
 
-_HEAD = re.compile(r"^-- ([a-z][a-z-]*): (.+)\n", re.M)
+_EXAMPLE_HEADER = re.compile(r"^-- ([a-z][a-z-]*): (.+)\n", re.M)
 
 
 class Example(NamedTuple):
@@ -186,7 +188,7 @@ class Example(NamedTuple):
 def examples() -> dict[str, Example]:
     """Return the queries of `examples.sql` by name, in their order."""
     text = resources.files("agentr_core.store").joinpath("examples.sql").read_text(encoding="utf-8")
-    _, *parts = _HEAD.split(text)
+    _, *parts = _EXAMPLE_HEADER.split(text)
     names, abouts, queries = parts[::3], parts[1::3], parts[2::3]
     return {name: Example(about, sql.strip()) for name, about, sql in zip(names, abouts, queries, strict=True)}
 
@@ -214,42 +216,46 @@ def to_json(answer: pa.Table) -> str:
     strings.
     """
     names = [json.dumps(name) for name in answer.column_names]
-    rows = (",".join(f"{name}:{_json(value)}" for name, value in zip(names, row, strict=True)) for row in _rows(answer))
+    rows = (
+        ",".join(f"{name}:{_json_text(value)}" for name, value in zip(names, row, strict=True)) for row in _rows(answer)
+    )
     return f"[{','.join(f'{{{row}}}' for row in rows)}]"
 
 
 def to_csv(answer: pa.Table) -> str:
     """Return CSV with a header line; a missing value is an empty field."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(answer.column_names)
-    writer.writerows([_plain(value, none="") for value in row] for row in _rows(answer))
-    return text.getvalue()
+    writer.writerows([_cell_text(value, null_text="") for value in row] for row in _rows(answer))
+    return buffer.getvalue()
 
 
 def to_table(answer: pa.Table) -> str:
     """Return aligned columns under their names, as lines of text; control characters are shown as
     escapes. Floats have three decimals or, below a thousandth, three significant digits.
     """
-    rows = [[_visible(_short(value)) for value in row] for row in _rows(answer)]
-    heads = [_visible(name) for name in answer.column_names]
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    right = [pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in answer.schema.types]
+    rows = [[_escape_controls(_table_cell(value)) for value in row] for row in _rows(answer)]
+    headers = [_escape_controls(name) for name in answer.column_names]
+    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
+    right_aligned = [
+        pa.types.is_integer(column_type) or pa.types.is_floating(column_type) for column_type in answer.schema.types
+    ]
     lines = [
-        _GAP.join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True))
-        for row in (heads, *rows)
+        _GAP.join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right_aligned, strict=True))
+        for row in (headers, *rows)
     ]
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
 def write_parquet(answer: pa.Table, path: Path) -> None:
     """Write an answer to a Parquet file with its types, and make its folder. Raises `DiskError`."""
-    rows = io.BytesIO()
-    pq.write_table(answer, rows, compression="zstd")
-    write_bytes(path, rows.getvalue())
+    buffer = io.BytesIO()
+    pq.write_table(answer, buffer, compression="zstd")
+    write_bytes(path, buffer.getvalue())
 
 
-FORMATS: Mapping[str, Callable[[pa.Table], str]] = MappingProxyType(
+FORMATTERS: Mapping[str, Callable[[pa.Table], str]] = MappingProxyType(
     {"table": to_table, "json": lambda answer: f"{to_json(answer)}\n", "csv": to_csv}
 )
 """The functions that turn an answer into text that ends with a newline, by format."""
@@ -266,38 +272,38 @@ def _rows(answer: pa.Table) -> list[Sequence[Any]]:
     return list(zip(*columns, strict=True)) if columns else []
 
 
-def _short(value: Any) -> str:
+def _table_cell(value: Any) -> str:
     # A float of this size has no exact decimals.
     if not isinstance(value, float) or not math.isfinite(value) or abs(value) >= 1e15:
-        return _plain(value, none="NULL")
+        return _cell_text(value, null_text="NULL")
     return f"{value:.3g}" if 0 < abs(value) < 0.001 else f"{value:.3f}"
 
 
-def _plain(value: Any, *, none: str) -> str:
+def _cell_text(value: Any, *, null_text: str) -> str:
     if value is None:
-        return none
+        return null_text
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, datetime):
         return value.isoformat(" ")
     if isinstance(value, (Mapping, list, tuple)):
-        return _json(value)
-    return _scalar(value)
+        return _json_text(value)
+    return _scalar_text(value)
 
 
-def _json(value: Any) -> str:
+def _json_text(value: Any) -> str:
     if value is None or isinstance(value, (bool, str)):
         return json.dumps(value)
     if isinstance(value, int) or (isinstance(value, (float, Decimal)) and math.isfinite(value)):
-        return _scalar(value)
+        return _scalar_text(value)
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{json.dumps(str(key))}:{_json(item)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{json.dumps(str(key))}:{_json_text(item)}" for key, item in value.items()) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ",".join(map(_json, value)) + "]"
-    return json.dumps(_scalar(value))
+        return "[" + ",".join(map(_json_text, value)) + "]"
+    return json.dumps(_scalar_text(value))
 
 
-def _scalar(value: Any) -> str:
+def _scalar_text(value: Any) -> str:
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, (datetime, date, time)):
@@ -305,5 +311,5 @@ def _scalar(value: Any) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def _visible(text: str) -> str:
+def _escape_controls(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -12,7 +12,7 @@ from typing import Any
 from agentr_core.fingerprint import fingerprint
 from agentr_core.recipes.alarms import Crossing
 from agentr_core.store.connection import quoted
-from agentr_core.store.records import fields_of, rows_of
+from agentr_core.store.records import field_types, from_arrow_table
 from agentr_core.types import (
     Answer,
     Critique,
@@ -111,37 +111,41 @@ class Regrade:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: `key` identifies a row; `mutable` are the columns that a later row of the same key
-    replaces.
+    """A table: `key` identifies a row; `mutable_columns` are the columns that a later row of the
+    same key replaces.
 
-    A row whose `fixed` columns differ from those stored for its key comes from another writer, and
+    A row whose `fixed_columns` differ from those stored for its key comes from another writer, and
     is refused.
 
     A table of records has a column for each field of `record`, under the field's name unless
-    `names` has another; `more` are the types of its other columns.
+    `column_by_field` has another; `extra_column_types` are the types of its other columns.
     """
 
     key: tuple[str, ...]
-    mutable: tuple[str, ...] = ()
-    fixed: tuple[str, ...] = ()
+    mutable_columns: tuple[str, ...] = ()
+    fixed_columns: tuple[str, ...] = ()
     record: type | None = None
-    names: Mapping[str, str] = field(default_factory=dict)
-    more: Mapping[str, Any] = field(default_factory=dict)
+    column_by_field: Mapping[str, str] = field(default_factory=dict)
+    extra_column_types: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def fields(self) -> Mapping[str, Any]:
+    def record_column_types(self) -> Mapping[str, Any]:
         """The types of the columns that hold the record's fields, by column; empty without a
         record.
         """
-        return {} if self.record is None else {self.names.get(f, f): of for f, of in fields_of(self.record).items()}
+        return (
+            {}
+            if self.record is None
+            else {self.column_by_field.get(name, name): hint for name, hint in field_types(self.record).items()}
+        )
 
     @property
-    def columns(self) -> Mapping[str, Any]:
+    def column_types(self) -> Mapping[str, Any]:
         """The types of the columns of a table of records, by column; empty for others."""
-        return {**self.fields, **self.more}
+        return {**self.record_column_types, **self.extra_column_types}
 
 
-_OF_AN_ITERATION = {"iteration_id": str}
+_ITERATION_COLUMN = {"iteration_id": str}
 TABLES: Mapping[str, Table] = MappingProxyType(
     {
         "run": Table(("run_id",), ("config", "status", "finished_at")),
@@ -150,11 +154,13 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         "instance": Table(
             ("instance_id",),
             record=Instance,
-            names={"index": "instance_index"},
-            more={"instance_id": str, "depth": int | None, "origin_id": str | None},
+            column_by_field={"index": "instance_index"},
+            extra_column_types={"instance_id": str, "depth": int | None, "origin_id": str | None},
         ),
         # A table of its own, since a world may give facts of instances that are stored already.
-        "instance_facts": Table(("instance_id",), ("facts",), more={"instance_id": str, "facts": Mapping[str, Any]}),
+        "instance_facts": Table(
+            ("instance_id",), ("facts",), extra_column_types={"instance_id": str, "facts": Mapping[str, Any]}
+        ),
         "chosen_instance": Table(("iteration_id", "name", "position")),
         "planned_rollout": Table(("trajectory_id",)),
         "tree": Table(
@@ -162,20 +168,25 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             ("dives_done", "finished"),
             ("writer",),
             record=TreeHead,
-            more={"instance_id": str, "dives_done": int, "finished": bool, "copied_from": str | None},
+            extra_column_types={"instance_id": str, "dives_done": int, "finished": bool, "copied_from": str | None},
         ),
         "node": Table(
             ("tree_id", "node_index"),
             ("visits", "value_sum", "terminal", "stop"),
             record=Node,
-            names={"index": "node_index"},
-            more={"tree_id": str, "asked": DrawRecord | None, "merged": tuple[Draw, ...], "grading": Grading | None},
+            column_by_field={"index": "node_index"},
+            extra_column_types={
+                "tree_id": str,
+                "asked": DrawRecord | None,
+                "merged": tuple[Draw, ...],
+                "grading": Grading | None,
+            },
         ),
         "judgement": Table(
             ("tree_id", "node_index"),
             record=Judgement,
-            names={"node": "node_index"},
-            more={"tree_id": str, "iteration_id": str, "copied_from": str | None},
+            column_by_field={"node": "node_index"},
+            extra_column_types={"tree_id": str, "iteration_id": str, "copied_from": str | None},
         ),
         "oracle_verdict": Table(("tree_id", "node_index")),
         "trajectory": Table(
@@ -183,7 +194,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             (),
             ("reward", "success", "stop", "num_steps"),
             record=Trajectory,
-            more={
+            extra_column_types={
                 "trajectory_id": str,
                 "instance_id": str,
                 "num_steps": int,
@@ -195,49 +206,64 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 "leaf": int | None,
             },
         ),
-        "note": Table(("trajectory_id",), ("tags", "text"), record=Note, more={"trajectory_id": str}),
+        "note": Table(("trajectory_id",), ("tags", "text"), record=Note, extra_column_types={"trajectory_id": str}),
         "scoring": Table(("scoring_id",)),
         "regrade": Table(
-            ("scoring_id", "trajectory_id"), record=Regrade, more={"scoring_id": str, "trajectory_id": str}
+            ("scoring_id", "trajectory_id"),
+            record=Regrade,
+            extra_column_types={"scoring_id": str, "trajectory_id": str},
         ),
         "leaf_regrade": Table(
             ("scoring_id", "tree_id", "leaf"),
             record=Regrade,
-            more={"scoring_id": str, "tree_id": str, "leaf": int, "old_reward": float, "old_success": bool},
+            extra_column_types={
+                "scoring_id": str,
+                "tree_id": str,
+                "leaf": int,
+                "old_reward": float,
+                "old_success": bool,
+            },
         ),
         "derivation": Table(
             ("child_id", "parent_id"),
             record=Derivation,
-            names={"child": "child_id", "parent": "parent_id"},
-            more=_OF_AN_ITERATION,
+            column_by_field={"child": "child_id", "parent": "parent_id"},
+            extra_column_types=_ITERATION_COLUMN,
         ),
         "family": Table(("family_id",)),
         "edit": Table(
             ("edit_id",),
             record=Answer,
-            more={**dict.fromkeys(("edit_id", "instance_id", "subject", "prompt"), str), **_OF_AN_ITERATION},
+            extra_column_types={
+                **dict.fromkeys(("edit_id", "instance_id", "subject", "prompt"), str),
+                **_ITERATION_COLUMN,
+            },
         ),
         "assessment": Table(
             ("trajectory_id", "purpose", "number"),
             record=Answer,
-            more={"trajectory_id": str, "purpose": str, "number": int},
+            extra_column_types={"trajectory_id": str, "purpose": str, "number": int},
         ),
-        "answered_call": Table(("call_id",), record=ToolCall, more={"call_id": str}),
+        "answered_call": Table(("call_id",), record=ToolCall, extra_column_types={"call_id": str}),
         "pair": Table(("pair_id",)),
         "critique": Table(
-            ("pair_id",), record=Critique, more={"pair_id": str, "nodes": tuple[int, ...], **_OF_AN_ITERATION}
+            ("pair_id",),
+            record=Critique,
+            extra_column_types={"pair_id": str, "nodes": tuple[int, ...], **_ITERATION_COLUMN},
         ),
         "sample": Table(
             ("sample_id",),
             record=Sample,
-            more={
+            extra_column_types={
                 "sample_id": str,
-                **_OF_AN_ITERATION,
+                **_ITERATION_COLUMN,
                 **dict.fromkeys(("instance_id", "pair_id", "trajectory_id", "tree_id"), str | None),
                 **dict.fromkeys(("num_tokens", "num_trained_tokens"), int | None),
             },
         ),
-        "rejection": Table(("iteration_id", "stage", "subject", "reason"), record=Rejection, more=_OF_AN_ITERATION),
+        "rejection": Table(
+            ("iteration_id", "stage", "subject", "reason"), record=Rejection, extra_column_types=_ITERATION_COLUMN
+        ),
         "preference": Table(("preference_id",)),
         "dataset": Table(("dataset_id",)),
         "dataset_row": Table(("dataset_id", "position")),
@@ -248,7 +274,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         "revision_state": Table(("run_id", "position")),
         "metric": Table(("scope", "scope_id", "name"), ("value", "low", "high", "n")),
         "event": Table(("event_id",)),
-        "alarm": Table(("alarm_id",), record=Alarm, more={"alarm_id": str}),
+        "alarm": Table(("alarm_id",), record=Alarm, extra_column_types={"alarm_id": str}),
         "selection": Table(("iteration_id", "instance_id")),
         "rl_step": Table(("iteration_id", "step")),
         "rl_group": Table(("iteration_id", "step", "number")),
@@ -261,34 +287,38 @@ TABLES: Mapping[str, Table] = MappingProxyType(
 )
 
 
-_BATCH = 4_096
+_BATCH_ROWS = 4_096
 """The rows of one Arrow batch, in which a text column has room for 2 GiB."""
 
 
-def row_of(table: str, record: Any, **more: Any) -> Row:
-    """Return `record` as a row of `table`; `more` are columns that are no fields of the record."""
-    names = TABLES[table].names
-    return {names.get(name, name): getattr(record, name) for name in fields_of(record.__class__)} | more
+def row_of(table: str, record: Any, **extra: Any) -> Row:
+    """Return `record` as a row of `table`; `extra` are columns that are no fields of the record."""
+    columns = TABLES[table].column_by_field
+    return {columns.get(name, name): getattr(record, name) for name in field_types(record.__class__)} | extra
 
 
-def load(con: Any, table: str, condition: str, params: Any = (), *, also: Sequence[str] = ()) -> list[tuple[Any, ...]]:
+def load_records(
+    con: Any, table: str, condition: str, params: Any = (), *, extra_columns: Sequence[str] = ()
+) -> list[tuple[Any, ...]]:
     """Return the records of `table` whose rows meet `condition`, an SQL expression that may be
-    followed by `order by`. Each item is a tuple: the values of the columns in `also`, then the
-    record.
+    followed by `order by`. Each item is a tuple: the values of the columns in `extra_columns`, then
+    the record.
     """
-    facts = TABLES[table]
-    assert facts.record is not None
-    answer = con.execute(
-        f"select {', '.join(map(quoted, [*also, *facts.fields]))} from {table} where {condition}", params
-    ).to_arrow_table(_BATCH)
-    names = tuple(fields_of(facts.record))
+    table_spec = TABLES[table]
+    assert table_spec.record is not None
+    result = con.execute(
+        f"select {', '.join(map(quoted, [*extra_columns, *table_spec.record_column_types]))} "
+        f"from {table} where {condition}",
+        params,
+    ).to_arrow_table(_BATCH_ROWS)
+    names = tuple(field_types(table_spec.record))
     return [
-        (*row[: len(also)], facts.record(**dict(zip(names, row[len(also) :], strict=True))))
-        for row in rows_of(answer, facts.columns)
+        (*row[: len(extra_columns)], table_spec.record(**dict(zip(names, row[len(extra_columns) :], strict=True))))
+        for row in from_arrow_table(result, table_spec.column_types)
     ]
 
 
-def count_parts(unit: Rows) -> int:
+def unit_size(unit: Rows) -> int:
     """Return the number of rows of a unit plus the lengths of the tuples in them: steps, messages,
     replies.
     """
@@ -308,7 +338,7 @@ def merge(units: Iterable[Rows]) -> dict[str, list[Row]]:
     return rows_by_table
 
 
-def settle(table: str, rows: Sequence[Row], mutable: Collection[str]) -> list[Row]:
+def merge_by_key(table: str, rows: Sequence[Row], mutable_columns: Collection[str]) -> list[Row]:
     """Return one row per key: the first, with the last values of the columns that may change.
 
     That is what storing the rows one after the other leaves. In one statement DuckDB takes the
@@ -317,7 +347,9 @@ def settle(table: str, rows: Sequence[Row], mutable: Collection[str]) -> list[Ro
     key = TABLES[table].key
     distinct: dict[tuple[Any, ...], Row] = {}
     for row in rows:
-        identity = tuple(row[column] for column in key)
-        first = distinct.get(identity)
-        distinct[identity] = row if first is None else {**first, **{column: row[column] for column in mutable}}
+        key_values = tuple(row[column] for column in key)
+        first = distinct.get(key_values)
+        distinct[key_values] = (
+            row if first is None else {**first, **{column: row[column] for column in mutable_columns}}
+        )
     return list(distinct.values())

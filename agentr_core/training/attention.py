@@ -52,9 +52,9 @@ def attend(
     is not supported here, are passed on to Transformers' `sdpa`.
     """
     tokens, window = query.shape[2], options.get("sliding_window") or 0
-    unknown = [name for name in ("position_bias", "softcap", "s_aux") if options.get(name) is not None]
+    unsupported = [name for name in ("position_bias", "softcap", "s_aux") if options.get(name) is not None]
     is_additive = attention_mask is not None and attention_mask.dtype != torch.bool
-    if not 0 < window <= _SMALL_WINDOW or dropout or unknown or is_additive or key.shape[2] != tokens:
+    if not 0 < window <= _SMALL_WINDOW or dropout or unsupported or is_additive or key.shape[2] != tokens:
         result: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
@@ -62,24 +62,24 @@ def attend(
     num_repeats = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, num_repeats), repeat_kv(value, num_repeats)
     query = query * (query.shape[3] ** -0.5 if scaling is None else scaling)
-    return _nearest(query, key, value, attention_mask, min(window, tokens)).transpose(1, 2), None
+    return _windowed_attention(query, key, value, attention_mask, min(window, tokens)).transpose(1, 2), None
 
 
-def _nearest(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, window: int) -> Tensor:
+def _windowed_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, window: int) -> Tensor:
     tokens = query.shape[2]
-    before = (0, 0, window - 1, 0)
-    keys, values = torch.nn.functional.pad(key, before), torch.nn.functional.pad(value, before)
+    padding = (0, 0, window - 1, 0)
+    keys, values = torch.nn.functional.pad(key, padding), torch.nn.functional.pad(value, padding)
     # One position of the window after another, from the oldest token to the current one.
     scores = torch.stack([(query * keys[:, :, offset : offset + tokens]).sum(-1) for offset in range(window)], dim=-1)
     age = torch.arange(window - 1, -1, -1, device=query.device)
     position = torch.arange(tokens, device=query.device)[:, None] - age
-    missing = position < 0
+    hidden = position < 0
     if mask is not None:
         index = position.clamp(min=0).expand(*mask.shape[:2], tokens, window)
-        missing = missing | ~mask.gather(-1, index)
+        hidden = hidden | ~mask.gather(-1, index)
     # A padding token sees nothing: with minus infinity everywhere its softmax would be NaN, which
     # the products of later layers would carry to all tokens.
-    weights = scores.masked_fill(missing, torch.finfo(scores.dtype).min).softmax(dim=-1)
+    weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(dim=-1)
     return torch.stack(
         [weights[..., offset, None] * values[:, :, offset : offset + tokens] for offset in range(window)]
     ).sum(0)

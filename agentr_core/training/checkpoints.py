@@ -15,8 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentr_core.errors import AlarmRaised, ModelDirectoryError, TrainingFault
 from agentr_core.models.checkpoint_dir import weights_sha256
-from agentr_core.system import sync
-from agentr_core.training.job import STEP, TrainingStep, write_whole
+from agentr_core.system import flush_to_disk
+from agentr_core.training.job import STEP, TrainingStep, write_atomically
 
 MANIFEST = "manifest.json"
 HISTORY = "training_history.jsonl"
@@ -94,7 +94,7 @@ def is_complete(path: Path) -> bool:
         manifest = read_manifest(path)
     except ModelDirectoryError:
         return False
-    return bool(manifest.files) and _sizes(path) == dict(manifest.files)
+    return bool(manifest.files) and _size_by_file(path) == dict(manifest.files)
 
 
 def read_history(path: Path) -> list[TrainingStep]:
@@ -118,9 +118,11 @@ def publish(staging: Path, destination: Path, manifest: Manifest) -> Manifest:
     """
     for file in staging.rglob("*"):
         if file.is_file():
-            sync(file)
-    complete_manifest = dataclasses.replace(manifest, weights_sha256=weights_sha256(staging), files=_sizes(staging))
-    write_whole(staging / MANIFEST, _MANIFEST.dump_json(complete_manifest, indent=1))
+            flush_to_disk(file)
+    complete_manifest = dataclasses.replace(
+        manifest, weights_sha256=weights_sha256(staging), files=_size_by_file(staging)
+    )
+    write_atomically(staging / MANIFEST, _MANIFEST.dump_json(complete_manifest, indent=1))
     if destination.exists():
         raise TrainingFault(
             f"{destination} appeared while this checkpoint was trained; choose another output directory"
@@ -130,10 +132,10 @@ def publish(staging: Path, destination: Path, manifest: Manifest) -> Manifest:
     return complete_manifest
 
 
-def publish_step(staging: Path, output_dir: Path, manifest: Manifest, *, limit: int | None) -> None:
+def publish_step(staging: Path, output_dir: Path, manifest: Manifest, *, max_folders: int | None) -> None:
     """Publish the weights of an unfinished training as `OUTPUT_DIR@STEP`, beside the folder of the
-    finished checkpoint, and remove the oldest such folders until there are at most `limit`; None
-    keeps all.
+    finished checkpoint, and remove the oldest such folders until there are at most `max_folders`;
+    None keeps all.
 
     What an interrupted attempt left for that step is replaced. Raises what `publish` raises.
     """
@@ -141,21 +143,21 @@ def publish_step(staging: Path, output_dir: Path, manifest: Manifest, *, limit: 
     folder = output_dir.with_name(f"{output_dir.name}@{manifest.steps}")
     shutil.rmtree(folder, ignore_errors=True)
     publish(staging, folder, manifest)
-    if limit is not None:
-        for old in list(published_steps(output_dir).values())[:-limit]:
-            shutil.rmtree(old)
+    if max_folders is not None:
+        for old_folder in list(published_steps(output_dir).values())[:-max_folders]:
+            shutil.rmtree(old_folder)
 
 
 def published_steps(output_dir: Path) -> dict[int, Path]:
     """Return the complete folders that `publish_step` wrote for a training, by step, in ascending
     order.
     """
-    by_suffix = {path.name.rpartition("@")[2]: path for path in output_dir.parent.glob(f"{output_dir.name}@*")}
-    steps = {int(step): path for step, path in by_suffix.items() if step.isascii() and step.isdecimal()}
-    return {step: steps[step] for step in sorted(steps) if is_complete(steps[step])}
+    path_by_suffix = {path.name.rpartition("@")[2]: path for path in output_dir.parent.glob(f"{output_dir.name}@*")}
+    path_by_step = {int(step): path for step, path in path_by_suffix.items() if step.isascii() and step.isdecimal()}
+    return {step: path_by_step[step] for step in sorted(path_by_step) if is_complete(path_by_step[step])}
 
 
-def from_here(path: Path) -> Path:
+def relative_to_cwd(path: Path) -> Path:
     """Return a path relative to the working directory if it lies below that, so that a workspace
     can be moved; otherwise the path as it is.
     """
@@ -165,6 +167,6 @@ def from_here(path: Path) -> Path:
         return path
 
 
-def _sizes(path: Path) -> dict[str, int]:
+def _size_by_file(path: Path) -> dict[str, int]:
     files = sorted(file for file in path.rglob("*") if file.is_file())
     return {str(file.relative_to(path)): file.stat().st_size for file in files if file != path / MANIFEST}

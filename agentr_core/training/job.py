@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 from pydantic import Field, TypeAdapter
 
 from agentr_core.environment import Environment
-from agentr_core.fingerprint import absent, fingerprint, later
+from agentr_core.fingerprint import fingerprint, later_field, omitted_fields
 from agentr_core.recipes.alarms import AlarmsConfig, Crossing
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.training import TrainingConfig
@@ -32,7 +32,7 @@ class Objective(ABC):
     """
 
     kind: str
-    rows: ClassVar[Literal["samples", "pairs", "episodes"]]
+    row_type: ClassVar[Literal["samples", "pairs", "episodes"]]
     """What its data consists of."""
 
     @property
@@ -40,8 +40,8 @@ class Objective(ABC):
         """The objective's settings by name: part of the id of a checkpoint, and stored with it.
         Fields that were added later are left out while they have their default.
         """
-        left_out = {"kind"} | absent(self)
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in left_out}
+        excluded_names = {"kind"} | omitted_fields(self)
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in excluded_names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Supervised(Objective):
     """
 
     kind: Literal["sft"] = "sft"
-    rows: ClassVar[Literal["samples"]] = "samples"
+    row_type: ClassVar[Literal["samples"]] = "samples"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Preference(Objective):
     """Preference training: direct preference optimisation (arXiv 2305.18290) and its variants."""
 
     kind: Literal["dpo"] = "dpo"
-    rows: ClassVar[Literal["pairs"]] = "pairs"
+    row_type: ClassVar[Literal["pairs"]] = "pairs"
     preference: PreferenceLoss
 
 
@@ -95,9 +95,9 @@ class GroupRelative(Objective):
     """
 
     kind: Literal["grpo"] = "grpo"
-    rows: ClassVar[Literal["episodes"]] = "episodes"
+    row_type: ClassVar[Literal["episodes"]] = "episodes"
     grpo: GrpoConfig
-    reward: GroupReward | None = later(None)  # noqa: RUF009
+    reward: GroupReward | None = later_field(None)  # noqa: RUF009
     """Computes the rewards that are compared within a group; None: use those that the environment,
     or its grader, gave.
     """
@@ -111,7 +111,7 @@ which samples while it trains, belongs to an `OnlineJob` instead.
 
 VERSION = 1
 """Increase this when the code changes so that the same job would give other weights."""
-LESS_MEMORY = (
+LESS_MEMORY_HINT = (
     "set training.gradient_checkpointing=true, or lower training.per_device_train_batch_size (and raise "
     "gradient_accumulation_steps) or data.max_length"
 )
@@ -145,14 +145,14 @@ class Job(ABC):
         """
 
     @property
-    def reports(self) -> Path:
+    def logger_folder(self) -> Path:
         """The folder for loggers that write files, such as TensorBoard: beside the output. Training
         never removes it.
         """
         return self.output_dir.with_name(f"{self.output_dir.name}.logs")
 
     @property
-    def work(self) -> WorkFolder:
+    def work_folder(self) -> WorkFolder:
         """The folder of this job's unfinished work: next to the output, on the same file system."""
         return WorkFolder(self.output_dir.with_name(f".{self.output_dir.name}.{self.fingerprint}"))
 
@@ -186,7 +186,7 @@ class TrainingJob(Job):
             VERSION,
             self.parent,
             self.dataset_hash,
-            self.config.anywhere(),
+            self.config.without_addresses(),
             self.num_train_epochs,
             self.seed,
         )
@@ -214,7 +214,7 @@ class OnlineJob(Job):
             VERSION,
             self.parent,
             self.experience,
-            self.config.anywhere(),
+            self.config.without_addresses(),
             self.seed,
         )
 
@@ -300,7 +300,7 @@ STEP: TypeAdapter[TrainingStep] = TypeAdapter(TrainingStep)
 EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 
 
-def write_whole(file: Path, content: bytes) -> None:
+def write_atomically(file: Path, content: bytes) -> None:
     """Write a file atomically: a reader sees the old content or the new, even after a crash."""
     temporary = file.with_name(f".{file.name}.new")
     with temporary.open("wb") as stream:

@@ -23,15 +23,15 @@ from agentr_core.training.checkpoints import is_complete
 from agentr_core.training.job import JOB, TrainingJob
 from agentr_core.training.process import start_launcher
 
-POLL = 2.0
+POLL_SECONDS = 2.0
 """Seconds between two searches for a training; after one that failed, its next attempt is joined
 again.
 """
-LINGER = 30.0
+LINGER_SECONDS = 30.0
 """Seconds in which processes may end by themselves once their training is done or its files are
 gone.
 """
-GRACE = 10.0
+GRACE_SECONDS = 10.0
 """Seconds that a launcher has to end cleanly."""
 
 
@@ -44,11 +44,11 @@ def main(arguments: list[str]) -> int:
     while True:
         training = latest_unfinished(workspace / CHECKPOINTS, machine_rank)
         if training is not None:
-            take_part(*training, machine_rank)
-        time.sleep(POLL)
+            run_processes(*training, machine_rank)
+        time.sleep(POLL_SECONDS)
 
 
-def take_part(job_file: Path, job: TrainingJob, machine_rank: int) -> None:
+def run_processes(job_file: Path, job: TrainingJob, machine_rank: int) -> None:
     """Run this machine's processes of a training until they end, the training is done, or another
     one has started.
     """
@@ -57,11 +57,11 @@ def take_part(job_file: Path, job: TrainingJob, machine_rank: int) -> None:
     launcher = start_launcher(job, job_file=job_file, events_file=events, machine_rank=machine_rank)
     try:
         unwanted_since: float | None = None
-        while not _ends(launcher, POLL):
+        while not _wait_for_end(launcher, POLL_SECONDS):
             training = latest_unfinished(job_file.parents[1], machine_rank)
             if training is None:
                 unwanted_since = unwanted_since or time.monotonic()
-                if time.monotonic() - unwanted_since > LINGER:
+                if time.monotonic() - unwanted_since > LINGER_SECONDS:
                     return
             elif training[0] == job_file:
                 unwanted_since = None
@@ -74,12 +74,12 @@ def take_part(job_file: Path, job: TrainingJob, machine_rank: int) -> None:
         assert launcher.stdin is not None
         launcher.stdin.close()
         launcher.terminate()
-        if not _ends(launcher, GRACE):
+        if not _wait_for_end(launcher, GRACE_SECONDS):
             launcher.kill()
             launcher.wait()
 
 
-def _ends(launcher: subprocess.Popen[bytes], seconds: float) -> bool:
+def _wait_for_end(launcher: subprocess.Popen[bytes], seconds: float) -> bool:
     """Wait up to some seconds for a launcher to end; return whether it has ended."""
     with suppress(subprocess.TimeoutExpired):
         launcher.wait(seconds)

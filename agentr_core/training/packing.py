@@ -9,8 +9,8 @@ without `attention_mask` and with `use_cache=False`. A row with a single sample 
 tokens never see the padding after them. FlashAttention tells the samples apart only in a pass of
 one row, and layers other than attention not at all.
 
-Rows are no longer than the longest sample of the step, or `ROW` if that is more: attention under a
-block-diagonal mask costs the square of the row length, whatever the samples in it.
+Rows are no longer than the longest sample of the step, or `ROW_LENGTH` if that is more: attention
+under a block-diagonal mask costs the square of the row length, whatever the samples in it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import torch
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.samples.identity import IGNORED
+from agentr_core.samples.identity import IGNORE_INDEX
 
-ROW = 512
+ROW_LENGTH = 512
 """The length up to which rows may always be filled: with one short sample per row, the processor
 would wait for Python.
 """
@@ -51,20 +51,20 @@ class TokenPair(NamedTuple):
     rejected: TokenRow
 
 
-def trained_tokens(row: TokenRow | TokenPair) -> int:
+def num_trained_tokens(row: TokenRow | TokenPair) -> int:
     """Return the number of tokens that carry loss. The first token of a row never does: nothing
     precedes it from which to predict it.
     """
     if isinstance(row, TokenPair):
-        return sum(map(trained_tokens, row))
-    return sum(label != IGNORED for label in row.labels[1:])
+        return sum(map(num_trained_tokens, row))
+    return sum(label != IGNORE_INDEX for label in row.labels[1:])
 
 
-def together(config: TrainingConfig, rows: int) -> int:
+def max_rows_per_pass(config: TrainingConfig, num_rows: int) -> int:
     """Return how many rows a forward pass may have so that samples that share a row do not see each
-    other: 1 when packing with FlashAttention, otherwise `rows`.
+    other: 1 when packing with FlashAttention, otherwise `num_rows`.
     """
-    return 1 if config.packing and config.attn_implementation.startswith("flash_attention") else rows
+    return 1 if config.packing and config.attn_implementation.startswith("flash_attention") else num_rows
 
 
 def padded_length(tokens: int) -> int:
@@ -84,7 +84,7 @@ def bins(lengths: Sequence[int], *, packing: bool) -> list[list[int]]:
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     if not packing:
         return [[index] for index in order]
-    capacity = max(ROW, padded_length(max(lengths)))
+    capacity = max(ROW_LENGTH, padded_length(max(lengths)))
     groups: list[list[int]] = []
     free_tokens: list[int] = []
     for index in order:
@@ -111,7 +111,7 @@ def forward_passes(rows: Sequence[TokenRow], *, packing: bool, rows_per_pass: in
         samples = [rows[index] for index in group]
         packed_row = {
             "input_ids": [token for sample in samples for token in sample.input_ids],
-            "labels": [label for sample in samples for label in (IGNORED, *sample.labels[1:])],
+            "labels": [label for sample in samples for label in (IGNORE_INDEX, *sample.labels[1:])],
             "position_ids": [position for sample in samples for position in range(len(sample.labels))],
         }
         packed_rows.append(packed_row)
@@ -119,19 +119,19 @@ def forward_passes(rows: Sequence[TokenRow], *, packing: bool, rows_per_pass: in
     return [_stack(packed_rows[start : start + rows_per_pass]) for start in range(0, len(packed_rows), rows_per_pass)]
 
 
-def shared_out(lengths: Sequence[int], count: int) -> list[list[int]]:
-    """Return for each of `count` processes the indices of the rows that it takes, given their
-    lengths: the longest row goes first, each to the process with the fewest tokens so far. A single
-    process takes all rows in the given order.
+def balanced_shares(lengths: Sequence[int], num_processes: int) -> list[list[int]]:
+    """Return for each of `num_processes` processes the indices of the rows that it takes, given
+    their lengths: the longest row goes first, each to the process with the fewest tokens so far. A
+    single process takes all rows in the given order.
     """
-    if count == 1:
+    if num_processes == 1:
         return [list(range(len(lengths)))]
-    shares: list[list[int]] = [[] for _ in range(count)]
-    loads = [0] * count
+    shares: list[list[int]] = [[] for _ in range(num_processes)]
+    tokens_by_share = [0] * num_processes
     for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
-        smallest = loads.index(min(loads))
-        shares[smallest].append(index)
-        loads[smallest] += lengths[index]
+        share_index = tokens_by_share.index(min(tokens_by_share))
+        shares[share_index].append(index)
+        tokens_by_share[share_index] += lengths[index]
     return shares
 
 
@@ -139,20 +139,20 @@ def idle_pass() -> dict[str, torch.Tensor]:
     """Return the inputs of a pass without trained tokens, for a process that has no rows left in a
     step.
     """
-    return _stack([{"input_ids": [0], "labels": [IGNORED], "position_ids": [0]}])
+    return _stack([{"input_ids": [0], "labels": [IGNORE_INDEX], "position_ids": [0]}])
 
 
 def _stack(rows: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     length = padded_length(max(len(row["labels"]) for row in rows))
 
     def fill(row: dict[str, list[int]]) -> dict[str, list[int]]:
-        missing = length - len(row["labels"])
+        num_missing = length - len(row["labels"])
         # Positions keep counting: a restart would look like another sample, and require a mask.
-        last = row["position_ids"][-1]
+        last_position = row["position_ids"][-1]
         return {
-            "input_ids": row["input_ids"] + [0] * missing,
-            "labels": row["labels"] + [IGNORED] * missing,
-            "position_ids": row["position_ids"] + list(range(last + 1, last + 1 + missing)),
+            "input_ids": row["input_ids"] + [0] * num_missing,
+            "labels": row["labels"] + [IGNORE_INDEX] * num_missing,
+            "position_ids": row["position_ids"] + list(range(last_position + 1, last_position + 1 + num_missing)),
         }
 
     padded_rows = [fill(row) for row in rows]
@@ -170,21 +170,23 @@ class Plan:
     """
 
     steps: tuple[tuple[int, ...], ...]
-    trained_tokens: tuple[int, ...]
+    cumulative_tokens: tuple[int, ...]
     epochs: float
     """The number of samples in all steps, repeats included, divided by the samples of the dataset.
     """
 
-    def tokens_after(self, step: int) -> int:
+    def cumulative_tokens_after(self, step: int) -> int:
         """Return the number of trained tokens up to the end of step `step`, counted from 1; after
         its last step the plan starts again.
         """
-        rounds, rest = divmod(step, len(self.steps))
-        return rounds * self.trained_tokens[-1] + (self.trained_tokens[rest - 1] if rest else 0)
+        num_rounds, num_rest_steps = divmod(step, len(self.steps))
+        return num_rounds * self.cumulative_tokens[-1] + (
+            self.cumulative_tokens[num_rest_steps - 1] if num_rest_steps else 0
+        )
 
 
-def plan(
-    tokens: Sequence[int],
+def make_plan(
+    tokens_by_row: Sequence[int],
     *,
     per_step: int,
     epochs: float,
@@ -193,7 +195,7 @@ def plan(
     lengths: Sequence[int] = (),
     step_tokens: int = 0,
 ) -> Plan:
-    """Return the steps of a training on rows with `tokens[i]` trained tokens each.
+    """Return the steps of a training on rows with `tokens_by_row[i]` trained tokens each.
 
     Rows come in a new random order every epoch; all steps but the last have `per_step` samples,
     also across the boundary of two epochs. With `step_tokens` above 0, a step instead takes samples
@@ -203,28 +205,34 @@ def plan(
 
     Raises `DataFault` when there are no rows, or a row has no trained token.
     """
-    if not tokens:
+    if not tokens_by_row:
         raise DataFault("the dataset has no rows; loosen the filters or collect more")
-    if min(tokens) < 1:
-        raise DataFault(f"row {tokens.index(min(tokens))} of the dataset has no trained token; leave it out")
+    if min(tokens_by_row) < 1:
+        raise DataFault(
+            f"row {tokens_by_row.index(min(tokens_by_row))} of the dataset has no trained token; leave it out"
+        )
     orders = (np.random.default_rng(derive_seed("epoch order", seed, epoch)) for epoch in count())
-    stream = (int(row) for generator in orders for row in generator.permutation(len(tokens)))
-    order = [] if max_tokens else list(islice(stream, max(1, round(epochs * len(tokens)))))
+    row_stream = (int(row) for generator in orders for row in generator.permutation(len(tokens_by_row)))
+    row_order = [] if max_tokens else list(islice(row_stream, max(1, round(epochs * len(tokens_by_row)))))
     num_tokens = 0
     while num_tokens < max_tokens:
-        order.append(next(stream))
-        num_tokens += tokens[order[-1]]
+        row_order.append(next(row_stream))
+        num_tokens += tokens_by_row[row_order[-1]]
     # Agent-R's authors give the size of a step in tokens: their trainer packs rows of full length.
     if step_tokens:
         steps: list[list[int]] = [[]]
         free_tokens = step_tokens
-        for row in order:
+        for row in row_order:
             if steps[-1] and lengths[row] > free_tokens:
                 steps.append([])
                 free_tokens = step_tokens
             steps[-1].append(row)
             free_tokens -= lengths[row]
     else:
-        steps = [order[start : start + per_step] for start in range(0, len(order), per_step)]
-    trained_tokens = accumulate(sum(tokens[row] for row in step) for step in steps)
-    return Plan(steps=tuple(map(tuple, steps)), trained_tokens=tuple(trained_tokens), epochs=len(order) / len(tokens))
+        steps = [row_order[start : start + per_step] for start in range(0, len(row_order), per_step)]
+    cumulative_tokens = accumulate(sum(tokens_by_row[row] for row in step) for step in steps)
+    return Plan(
+        steps=tuple(map(tuple, steps)),
+        cumulative_tokens=tuple(cumulative_tokens),
+        epochs=len(row_order) / len(tokens_by_row),
+    )

@@ -27,19 +27,19 @@ from agentr_core.errors import ConfigError, ModelDirectoryError, TrainingFault
 from agentr_core.models.checkpoint_dir import ADAPTER_CONFIG, adapter_base, read_json
 from agentr_core.recipes.training import TrainingConfig
 from agentr_core.training.attention import use_training_attention
-from agentr_core.training.checkpoints import ADAPTER, HISTORY, from_here
+from agentr_core.training.checkpoints import ADAPTER, HISTORY, relative_to_cwd
 from agentr_core.training.job import STEP, Job, TrainingStep
-from agentr_core.training.process import read_zero, splits_weights
+from agentr_core.training.process import read_deepspeed, splits_weights
 
-_ADAPTED: Final = re.compile(r"\.(?:base_layer|original_module)\.")
+_ADAPTER_INFIX: Final = re.compile(r"\.(?:base_layer|original_module)\.")
 """What PEFT inserts into the names of weights below an adapter, and of weights that are trained in
 a copy.
 """
-_ROUNDING: Final = 1e-3
+_MAX_ROUNDING: Final = 1e-3
 """The largest difference between logits, relative to the largest logit, that rounding in 32 bits
 can explain; 1e-6 was observed.
 """
-_SCORED: Final = 16
+_NUM_PROBE_TOKENS: Final = 16
 
 
 class Parent(NamedTuple):
@@ -55,7 +55,7 @@ class Parent(NamedTuple):
     lora: Any
 
 
-def recomputes(config: TrainingConfig) -> bool:
+def uses_gradient_checkpointing(config: TrainingConfig) -> bool:
     """Return whether activations are computed again in the backward pass (gradient checkpointing);
     by default, if there is a GPU.
     """
@@ -67,7 +67,7 @@ def text_config(model_dir: Path) -> Any:
     """Return the Transformers configuration of the language model in a directory; for an adapter,
     of its base model. Raises `ModelDirectoryError`.
     """
-    with _faults(model_dir):
+    with _load_errors(model_dir):
         return AutoConfig.from_pretrained(adapter_base(model_dir) or model_dir).get_text_config()
 
 
@@ -90,8 +90,8 @@ def load_parent(model_dir: Path, config: TrainingConfig, *, zero3: bool) -> Pare
     base = adapter_base(model_dir)
     # The stages of a run show their own progress when loading and saving.
     disable_progress_bar()
-    with _faults(model_dir):
-        model, dtype = read_weights(base or model_dir, config, zero3=zero3)
+    with _load_errors(model_dir):
+        model, dtype = load_whole_model(base or model_dir, config, zero3=zero3)
         tokenizer = AutoTokenizer.from_pretrained(model_dir)
         if base is None:
             return Parent(model, tokenizer, dtype, lora_config(config) if config.lora_r else None)
@@ -115,7 +115,7 @@ def load_parent(model_dir: Path, config: TrainingConfig, *, zero3: bool) -> Pare
 
 
 # From a fresh copy: the weights in training may be split (ZeRO-3) or rounded (QLoRA).
-def merged(base: Path, adapter: Path, dtype: torch.dtype) -> Any:
+def load_merged(base: Path, adapter: Path, dtype: torch.dtype) -> Any:
     """Return the model in `base`, on the CPU, with an adapter merged into its weights in 32 bits
     and then converted to `dtype`. Raises what `merge` raises.
     """
@@ -129,12 +129,12 @@ def merge(peft_model: Any) -> Any:
     Raises `TrainingFault` if the merged model computes something else: not every adapter can be
     added to weights, and PEFT only warns.
     """
-    expected_scores = _scores(peft_model)
+    expected_logits = _probe_logits(peft_model)
     model = peft_model.merge_and_unload()
     # The median over the tokens: in a mixture of experts, rounding may send one to another expert.
-    difference = float((_scores(model) - expected_scores).abs().amax(-1).median())
+    difference = float((_probe_logits(model) - expected_logits).abs().amax(-1).median())
     # `not <=` rather than `>`, which would be False for NaN.
-    if not difference <= _ROUNDING * max(1.0, float(expected_scores.abs().max())):
+    if not difference <= _MAX_ROUNDING * max(1.0, float(expected_logits.abs().max())):
         raise TrainingFault(
             f"with the adapter merged into its weights, the model gives other scores than with the adapter apart (by "
             f"{difference:.2g}); set training.publish=adapter, or train other modules (training.lora_target_modules, "
@@ -149,12 +149,12 @@ def tied_faults(peft_model: Any, model_dir: Path) -> list[str]:
 
     Merging would change the other modules, too, or end the sharing.
     """
-    names_of: dict[int, list[str]] = {}
+    names_by_id: dict[int, list[str]] = {}
     for name, parameter in peft_model.named_parameters(remove_duplicate=False):
-        names_of.setdefault(id(parameter), []).append(name)
-    shared_names = [name for names in names_of.values() if len(names) > 1 for name in names]
+        names_by_id.setdefault(id(parameter), []).append(name)
+    shared_names = [name for names in names_by_id.values() if len(names) > 1 for name in names]
     changed_names = [
-        match[0].rpartition(".")[2] for name in shared_names if (match := _ADAPTED.split(name, maxsplit=1))[1:]
+        match[0].rpartition(".")[2] for name in shared_names if (match := _ADAPTER_INFIX.split(name, maxsplit=1))[1:]
     ]
     if not changed_names:
         return []
@@ -166,29 +166,29 @@ def tied_faults(peft_model: Any, model_dir: Path) -> list[str]:
 
 
 @torch.no_grad()
-def _scores(model: Any) -> torch.Tensor:
-    """Return the logits [`_SCORED`, vocabulary] of a few fixed token ids, computed in evaluation
-    mode.
+def _probe_logits(model: Any) -> torch.Tensor:
+    """Return the logits [`_NUM_PROBE_TOKENS`, vocabulary] of a few fixed token ids, computed in
+    evaluation mode.
     """
     training = model.training
     model.eval()
     vocabulary = model.get_input_embeddings().weight.shape[0]
-    ids = torch.tensor([[(7 * number + 1) % vocabulary for number in range(_SCORED)]], device=model.device)
-    scores: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0].float()
+    ids = torch.tensor([[(7 * number + 1) % vocabulary for number in range(_NUM_PROBE_TOKENS)]], device=model.device)
+    logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0].float()
     model.train(training)
-    return scores
+    return logits
 
 
-def read_weights(path: Path, config: TrainingConfig, *, zero3: bool) -> tuple[Any, torch.dtype]:
+def load_whole_model(path: Path, config: TrainingConfig, *, zero3: bool) -> tuple[Any, torch.dtype]:
     """Return a whole model in the dtype in which the settings train it, and the dtype in which it
     is stored.
     """
     attention = {"attn_implementation": config.attn_implementation} if config.attn_implementation else {}
     # Weights that are not trained need no 32 bits, and LoRA is meant to save memory.
-    as_it_is = bool(config.lora_r and config.bf16 and not config.lora_modules_to_save)
+    keeps_dtype = bool(config.lora_r and config.bf16 and not config.lora_modules_to_save)
     if config.load_in_4bit or zero3:
         dtype = AutoConfig.from_pretrained(path).dtype or torch.float32
-        options: dict[str, Any] = {"dtype": dtype if as_it_is else torch.float32, **attention}
+        options: dict[str, Any] = {"dtype": dtype if keeps_dtype else torch.float32, **attention}
         if config.load_in_4bit:
             options |= {
                 "quantization_config": BitsAndBytesConfig(
@@ -204,7 +204,7 @@ def read_weights(path: Path, config: TrainingConfig, *, zero3: bool) -> tuple[An
     if not config.attn_implementation and not torch.cuda.is_available():
         use_training_attention(model)
     dtype = model.dtype
-    return (model if as_it_is else model.to(torch.float32)), dtype
+    return (model if keeps_dtype else model.to(torch.float32)), dtype
 
 
 def lora_config(config: TrainingConfig) -> Any:
@@ -246,7 +246,7 @@ def shape_faults(path: Path, config: TrainingConfig) -> list[str]:
 
 
 @contextmanager
-def _faults(model_dir: Path) -> Iterator[None]:
+def _load_errors(model_dir: Path) -> Iterator[None]:
     try:
         yield
     except ConfigError:
@@ -258,7 +258,7 @@ def _faults(model_dir: Path) -> Iterator[None]:
 # Checks whether adapters fit a model, on the model's shape alone: no weight is read.
 
 
-def skeleton(model_dir: Path) -> Any:
+def meta_model(model_dir: Path) -> Any:
     """Return the model of a directory on the meta device: its weights take no memory. Raises
     `ModelDirectoryError` if the directory does not describe a model.
     """
@@ -271,14 +271,14 @@ def skeleton(model_dir: Path) -> Any:
         raise ModelDirectoryError(f"{model_dir} describes no model: {str(error).splitlines()[0]}") from error
 
 
-def adapted(model: Any, config: TrainingConfig) -> Any:
+def add_adapters(model: Any, config: TrainingConfig) -> Any:
     """Return a model with the adapters of the settings added. Raises what PEFT raises if they do
     not fit (`ValueError`, `TypeError`, `re.error`).
     """
-    return _with(model, lora_config(config))
+    return _add_adapter(model, lora_config(config))
 
 
-def plain_faults(model: Any) -> list[str]:
+def non_lora_faults(model: Any) -> list[str]:
     """Return a sentence, or none, on why group RL cannot train a model's adapters: `whole_weights`
     merges only plain LoRA, and an existing adapter may have more than its two matrices, or adapt
     bare parameters.
@@ -319,20 +319,20 @@ def whole_weights(
     with torch.no_grad():
         for name, parameter in base.named_parameters():
             owner, _, field = name.rpartition(".base_layer.")
-            changed = owner in adapters and field == "weight"
+            is_adapted = owner in adapters and field == "weight"
             if not owner and any(name.startswith(f"{adapter_name}.lora_") for adapter_name in adapters):
                 continue
-            with gather_context(list(adapters[owner].parameters()) if changed else [parameter]):
-                weight = full(parameter)
-                if changed:
-                    weight = weight.float() + full(adapters[owner].get_delta_weight("default")).float()
+            with gather_context(list(adapters[owner].parameters()) if is_adapted else [parameter]):
+                weight = gathered_tensor(parameter)
+                if is_adapted:
+                    weight = weight.float() + gathered_tensor(adapters[owner].get_delta_weight("default")).float()
                 if collect:
-                    plain = name.replace(".base_layer.", ".")
-                    weights[plain] = weight.detach().to("cpu", dtype, copy=True).contiguous()
+                    plain_name = name.replace(".base_layer.", ".")
+                    weights[plain_name] = weight.detach().to("cpu", dtype, copy=True).contiguous()
     return weights
 
 
-def full(tensor: torch.Tensor) -> torch.Tensor:
+def gathered_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor; a DTensor, of which each process holds a part, is gathered first."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
@@ -346,25 +346,25 @@ def adapter_faults(model_dir: Path, config: TrainingConfig) -> list[str]:
     base = adapter_base(model_dir)
     if base is not None:
         faults = shape_faults(model_dir, config) if config.lora_r else []
-        if not config.lora_r and _zero3(config):
+        if not config.lora_r and _uses_zero3(config):
             faults.append(
                 f"training all weights under ZeRO-3 cannot start from the adapter {model_dir}; begin with a merged "
                 "model, or use zero2"
             )
-        return faults or tied_faults(_with(skeleton(base), PeftConfig.from_pretrained(model_dir)), model_dir)
+        return faults or tied_faults(_add_adapter(meta_model(base), PeftConfig.from_pretrained(model_dir)), model_dir)
     if not config.lora_r:
         return []
-    model = skeleton(model_dir)
+    model = meta_model(model_dir)
     targets = config.lora_target_modules
     faults = [
-        *(_unmatched("lora_target_modules", targets, model) if not isinstance(targets, str) else []),
-        *_unmatched("lora_modules_to_save", config.lora_modules_to_save, model),
+        *(_unmatched_faults("lora_target_modules", targets, model) if not isinstance(targets, str) else []),
+        *_unmatched_faults("lora_modules_to_save", config.lora_modules_to_save, model),
     ]
     if faults:
         return faults
     field = "training.lora_target_modules"
     try:
-        with_adapters = adapted(model, config)
+        with_adapters = add_adapters(model, config)
     except (ValueError, TypeError, re.error) as error:
         return [f"{field}: {str(error).splitlines()[0]} (model {model_dir})"]
     if faults := tied_faults(with_adapters, model_dir):
@@ -374,7 +374,7 @@ def adapter_faults(model_dir: Path, config: TrainingConfig) -> list[str]:
     return []
 
 
-def _with(model: Any, adapter: PeftConfig) -> Any:
+def _add_adapter(model: Any, adapter: PeftConfig) -> Any:
     with warnings.catch_warnings():
         # PEFT asks for an attribute that Transformers has renamed, and tells of shared weights,
         # which `tied_faults` refuses.
@@ -385,7 +385,7 @@ def _with(model: Any, adapter: PeftConfig) -> Any:
         return get_peft_model(model, adapter, low_cpu_mem_usage=next(model.parameters()).is_meta)
 
 
-def _unmatched(field: str, names: Sequence[str], model: Any) -> list[str]:
+def _unmatched_faults(field: str, names: Sequence[str], model: Any) -> list[str]:
     """Return a sentence, or none, on names that match no module; PEFT only requires one match, and
     ignores the other names.
 
@@ -402,10 +402,10 @@ def _unmatched(field: str, names: Sequence[str], model: Any) -> list[str]:
     return [f"training.{field}: the model has no module {', '.join(missing)}; it has {suffixes}"]
 
 
-def _zero3(config: TrainingConfig) -> bool:
+def _uses_zero3(config: TrainingConfig) -> bool:
     name = config.launch.deepspeed if config.launch else ""
     try:
-        return bool(name) and splits_weights(read_zero(name))
+        return bool(name) and splits_weights(read_deepspeed(name))
     except ConfigError:
         # Reported by `requirements`.
         return False
@@ -414,7 +414,7 @@ def _zero3(config: TrainingConfig) -> bool:
 # Writes the result of a training: a model or PEFT directory, the parent's tokenizer, and the
 # history of its steps.
 
-_REWRITTEN = ("config.json", "generation_config.json", "manifest.json", "README.md", ADAPTER_CONFIG, HISTORY)
+_REWRITTEN_FILES = ("config.json", "generation_config.json", "manifest.json", "README.md", ADAPTER_CONFIG, HISTORY)
 
 
 def write_result(
@@ -434,25 +434,25 @@ def write_result(
             (ZeRO-3, FSDP), or if a training of all weights goes on afterwards. Without them and
             without LoRA, `model` itself is converted to `dtype`.
     """
-    staging = job.work.staging
+    staging = job.work_folder.staging
     if staging.exists():
         shutil.rmtree(staging)
     staging.mkdir()
     if job.config.lora_r:
         base = adapter_base(job.model_dir) or job.model_dir
-        alone = job.config.publish == "adapter"
-        folder = staging if alone else staging / ADAPTER
+        adapter_only = job.config.publish == "adapter"
+        folder = staging if adapter_only else staging / ADAPTER
         for config in model.peft_config.values():
-            config.base_model_name_or_path = str(from_here(base.resolve()))
+            config.base_model_name_or_path = str(relative_to_cwd(base.resolve()))
         # Preference training may hold a second adapter, its reference.
         model.save_pretrained(folder, state_dict=weights, selected_adapters=["default"])
-        if not alone and weights is not None:
+        if not adapter_only and weights is not None:
             # The model is read again to be merged, by this process alone and therefore completely.
             from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
             unset_hf_deepspeed_config()
-        if not alone:
-            merged(base, folder, dtype).save_pretrained(staging)
+        if not adapter_only:
+            load_merged(base, folder, dtype).save_pretrained(staging)
     elif weights is None:
         model.to(dtype).save_pretrained(staging)
     else:
@@ -468,7 +468,7 @@ def write_result(
     for file in sorted(job.model_dir.iterdir()):
         if (
             file.is_file()
-            and file.name not in _REWRITTEN
+            and file.name not in _REWRITTEN_FILES
             and not (file.suffix in (".safetensors", ".bin", ".pt", ".pth") or file.name.endswith(".index.json"))
         ):
             shutil.copyfile(file, staging / file.name)
@@ -495,7 +495,7 @@ def mixing_faults(model_dir: Path, config: TrainingConfig) -> list[str]:
     # FlashAttention needs no mask: it is given the positions themselves.
     if not config.packing or config.attn_implementation.startswith("flash_attention"):
         return []
-    model = skeleton(adapter_base(model_dir) or model_dir)
+    model = meta_model(adapter_base(model_dir) or model_dir)
     if separates_samples(model):
         return []
     return [
@@ -511,7 +511,7 @@ def separates_samples(model: Any) -> bool:
     """
     ids = torch.zeros((1, 2), dtype=torch.long, device=model.device)
     original = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = _ask
+    masking_utils.find_packed_sequence_indices = _raise_mask_requested
     try:
         with torch.no_grad():
             model(input_ids=ids, position_ids=ids, use_cache=False)
@@ -525,11 +525,11 @@ def separates_samples(model: Any) -> bool:
     return False
 
 
-def _ask(*_: Any) -> NoReturn:
+def _raise_mask_requested(*_: Any) -> NoReturn:
     raise _MaskRequested
 
 
-_SEPARATED = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+_SEPARATED_KINDS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 """Kinds of layers whose mask separates the samples of a row."""
 
 
@@ -537,7 +537,7 @@ def packing_faults(model_config: Any, config: TrainingConfig) -> list[str]:
     """Return why samples cannot share rows in a model with this text configuration, one sentence
     each.
     """
-    unsupported_kinds = sorted(set(getattr(model_config, "layer_types", None) or ()) - _SEPARATED)
+    unsupported_kinds = sorted(set(getattr(model_config, "layer_types", None) or ()) - _SEPARATED_KINDS)
     if not config.packing or not unsupported_kinds:
         return []
     return [

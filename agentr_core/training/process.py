@@ -35,18 +35,18 @@ from agentr_core.errors import (
     TrainingFault,
 )
 from agentr_core.models.checkpoint_dir import adapter_base, read_json
-from agentr_core.system import python_path, writing
-from agentr_core.texts import placed
+from agentr_core.system import python_path, report_write_errors
+from agentr_core.texts import path_for_message
 from agentr_core.training.checkpoints import Manifest, is_complete, read_manifest
 from agentr_core.training.job import (
     EVENT,
     JOB,
-    LESS_MEMORY,
+    LESS_MEMORY_HINT,
     Fault,
     Report,
     TrainingJob,
     WorkFolder,
-    write_whole,
+    write_atomically,
 )
 
 # DeepSpeed configurations: those that agentr ships, by name, or a file of the user.
@@ -55,26 +55,26 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _FOLDERS = (_PACKAGE / "_data" / "deepspeed", _PACKAGE.parent / "deployments" / "deepspeed")
 
 
-def names() -> list[str]:
+def deepspeed_names() -> list[str]:
     """Return the names of the DeepSpeed configurations that agentr ships, sorted."""
     return sorted({file.stem for folder in _FOLDERS for file in folder.glob("*.json")})
 
 
-def read_zero(name: str) -> dict[str, Any]:
+def read_deepspeed(name: str) -> dict[str, Any]:
     """Return a DeepSpeed configuration, whose "auto" fields the Hugging Face Trainer fills in
     later.
 
     Args:
-        name: one of `names()`, or the path of a JSON file.
+        name: one of `deepspeed_names()`, or the path of a JSON file.
 
     Raises `ConfigError` when there is no such file or it holds no JSON object.
     """
     files = [Path(name), *(folder / f"{name}.json" for folder in _FOLDERS)]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
-        path = placed(Path(name)) if Path(name).suffix else name
+        path = path_for_message(Path(name)) if Path(name).suffix else name
         raise ConfigError(
-            f"training.launch.deepspeed: there is no file {path}; name one, or choose {', '.join(names())}"
+            f"training.launch.deepspeed: there is no file {path}; name one, or choose {', '.join(deepspeed_names())}"
         )
     try:
         return read_json(file)
@@ -93,20 +93,20 @@ def splits_weights(content: dict[str, Any]) -> bool:
 def offloads(content: dict[str, Any]) -> bool:
     """Return whether a DeepSpeed configuration offloads weights and optimizer to main memory."""
     zero = content.get("zero_optimization")
-    parts = [zero.get(name) for name in ("offload_param", "offload_optimizer")] if isinstance(zero, dict) else [None]
-    return all(isinstance(part, dict) and part.get("device", "none") != "none" for part in parts)
+    sections = [zero.get(name) for name in ("offload_param", "offload_optimizer")] if isinstance(zero, dict) else [None]
+    return all(isinstance(section, dict) and section.get("device", "none") != "none" for section in sections)
 
 
 # How the processes of a training are started through `accelerate launch`.
 
-RANK = "agentr_core.training.rank"
+RANK_MODULE = "agentr_core.training.rank"
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables with the rank of a process and the number of processes; a trainer must not see those of
 a launcher that started this process.
 """
 
 
-def command(job: TrainingJob, *, job_file: Path, events_file: Path, machine_rank: int = 0) -> list[str]:
+def launch_command(job: TrainingJob, *, job_file: Path, events_file: Path, machine_rank: int = 0) -> list[str]:
     """Return the command that starts this machine's processes of a job with a `launch` section."""
     launch = job.config.launch
     assert launch is not None
@@ -128,59 +128,59 @@ def command(job: TrainingJob, *, job_file: Path, events_file: Path, machine_rank
         # The flag makes Accelerate start several processes with torchrun, with or without GPUs; a
         # single process does not get it.
         *(["--multi_gpu"] if job.config.num_processes > 1 else []),
-        *("--module", RANK, str(job_file), str(events_file)),
+        *("--module", RANK_MODULE, str(job_file), str(events_file)),
     ]
 
 
-def environment(job: TrainingJob, outer: Mapping[str, str], *, gpus: bool) -> dict[str, str]:
+def launch_environment(job: TrainingJob, parent_variables: Mapping[str, str], *, has_gpus: bool) -> dict[str, str]:
     """Return the environment variables of a job's processes.
 
     Args:
-        outer: the environment variables of this process.
-        gpus: whether the machine has GPUs.
+        parent_variables: the environment variables of this process.
+        has_gpus: whether the machine has GPUs.
     """
-    inner = {name: value for name, value in outer.items() if name not in RANK_VARIABLES}
+    variables = {name: value for name, value in parent_variables.items() if name not in RANK_VARIABLES}
     launch = job.config.launch
     assert launch is not None
-    if not gpus:
+    if not has_gpus:
         # If told to use the CPU, Accelerate would silently leave out DeepSpeed.
-        inner |= {"DS_ACCELERATOR": "cpu"} if launch.deepspeed else {"ACCELERATE_USE_CPU": "true"}
+        variables |= {"DS_ACCELERATOR": "cpu"} if launch.deepspeed else {"ACCELERATE_USE_CPU": "true"}
     if launch.deepspeed and job.config.num_processes == 1:
         # DeepSpeed always needs a process group, and Accelerate makes none for a single process.
-        inner |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+        variables |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            inner |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
-    return inner
+            variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    return variables
 
 
 def start_launcher(
-    job: TrainingJob, *, job_file: Path, events_file: Path, keep: int | None = None, machine_rank: int = 0
+    job: TrainingJob, *, job_file: Path, events_file: Path, inherited_fd: int | None = None, machine_rank: int = 0
 ) -> subprocess.Popen[bytes]:
     """Start this machine's processes of a job through `accelerate launch`; return the launcher's
     process.
 
-    They end when this process ends, or closes its end of the launcher's standard input. `keep` is a
-    file descriptor that the launcher inherits, so that a lock on it lasts until the last process is
-    gone.
+    They end when this process ends, or closes its end of the launcher's standard input.
+    `inherited_fd` is a file descriptor that the launcher inherits, so that a lock on it lasts until
+    the last process is gone.
     """
     import torch
 
     return subprocess.Popen(
-        command(job, job_file=job_file, events_file=events_file, machine_rank=machine_rank),
+        launch_command(job, job_file=job_file, events_file=events_file, machine_rank=machine_rank),
         stdin=subprocess.PIPE,
-        env=environment(job, os.environ, gpus=torch.cuda.is_available()),
-        pass_fds=() if keep is None else (keep,),
+        env=launch_environment(job, os.environ, has_gpus=torch.cuda.is_available()),
+        pass_fds=() if inherited_fd is None else (inherited_fd,),
     )
 
 
-POLL = 0.2
+POLL_SECONDS = 0.2
 """Seconds between two readings of the events file."""
-LINGER = 60.0
+LINGER_SECONDS = 60.0
 """Seconds that a trainer has to end by itself once its checkpoint is published."""
-TAIL = 15
+NUM_TAIL_LINES = 15
 """The number of the log's last lines in an error message."""
-KINDS: dict[str, type[AgentrError]] = {
+ERRORS_BY_NAME: dict[str, type[AgentrError]] = {
     kind.__name__: kind
     for kind in (AlarmRaised, ConfigError, DataFault, ModelDirectoryError, NonFiniteLoss, OutOfMemory, TrainingFault)
 }
@@ -193,20 +193,21 @@ Step = TypeVar("Step")
 class TrainerProcess(Generic[Step]):
     """A description of a trainer's process, and the method that runs it.
 
-    The process is `python -m MODULE JOB_FILE EVENTS_FILE`, with the variables `environment`; `job`
-    is the content of JOB_FILE. `read` parses a line of EVENTS_FILE; `published` returns whether the
-    result is there. `less_memory` tells a user which fields of a recipe reduce the need for memory.
-    `grace` is the seconds that a cancelled trainer has to end by itself.
+    The process is `python -m MODULE JOB_FILE EVENTS_FILE`, with the variables `environment`;
+    `job_json` is the content of JOB_FILE. `parse_event` parses a line of EVENTS_FILE;
+    `is_published` returns whether the result is there. `memory_hint` tells a user which fields of a
+    recipe reduce the need for memory. `grace_seconds` is the seconds that a cancelled trainer has
+    to end by itself.
     """
 
     module: str
-    work: WorkFolder
-    job: bytes
+    work_folder: WorkFolder
+    job_json: bytes
     environment: Mapping[str, str]
-    read: Callable[[bytes], Step | Fault]
-    published: Callable[[], bool]
-    less_memory: str
-    grace: float = 5.0
+    parse_event: Callable[[bytes], Step | Fault]
+    is_published: Callable[[], bool]
+    memory_hint: str
+    grace_seconds: float = 5.0
 
     async def run(self, on_progress: Callable[[Step], None]) -> None:
         """Run the process to its end, and call `on_progress` with each step that it reports.
@@ -215,55 +216,64 @@ class TrainerProcess(Generic[Step]):
         implies: `OutOfMemory` if it was killed, otherwise `TrainingFault`. Raises `DiskError` if
         the work folder cannot be made or written to.
         """
-        with writing(self.work.root):
-            self.work.root.mkdir(parents=True, exist_ok=True)
-            write_whole(self.work.job_file, self.job)
-        log = self.work.log_file
+        with report_write_errors(self.work_folder.root):
+            self.work_folder.root.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.work_folder.job_file, self.job_json)
+        log = self.work_folder.log_file
         log_start = log.stat().st_size if log.exists() else 0
         exit_status, fault = await self._follow(on_progress)
         if exit_status:
-            lines = log.read_bytes()[log_start:].decode("utf-8", errors="replace").splitlines()[-TAIL:]
+            lines = log.read_bytes()[log_start:].decode("utf-8", errors="replace").splitlines()[-NUM_TAIL_LINES:]
             if fault is not None:
-                kind, message = KINDS[fault.kind], fault.message
-                if kind is AlarmRaised:
+                error_class, message = ERRORS_BY_NAME[fault.kind], fault.message
+                if error_class is AlarmRaised:
                     # The trainer itself has no fault.
-                    raise kind(message)
+                    raise error_class(message)
             # A launcher tells only its log that a worker was killed.
             elif exit_status == -signal.SIGKILL or any("SIGKILL" in line for line in lines):
-                kind = OutOfMemory
+                error_class = OutOfMemory
                 message = (
                     "the trainer was killed by the system, probably because memory ran out; "
-                    f"{self.less_memory}, or give the machine more memory"
+                    f"{self.memory_hint}, or give the machine more memory"
                 )
             elif exit_status < 0:
-                kind, message = TrainingFault, f"the trainer was ended by signal {signal.Signals(-exit_status).name}"
+                error_class, message = (
+                    TrainingFault,
+                    f"the trainer was ended by signal {signal.Signals(-exit_status).name}",
+                )
             else:
-                kind, message = TrainingFault, f"the trainer ended with exit status {exit_status} and gave no reason"
-            resumable = any(self.work.checkpoints.glob("checkpoint-*"))
+                error_class, message = (
+                    TrainingFault,
+                    f"the trainer ended with exit status {exit_status} and gave no reason",
+                )
+            resumable = any(self.work_folder.checkpoints.glob("checkpoint-*"))
             note = "; its last intermediate checkpoint is kept" if resumable else ""
-            end = [f"{message}{note}. End of {self.work.log_file}:", *(f"    {line}" for line in lines)]
-            raise kind("\n".join(end))
+            message_lines = [
+                f"{message}{note}. End of {self.work_folder.log_file}:",
+                *(f"    {line}" for line in lines),
+            ]
+            raise error_class("\n".join(message_lines))
 
     async def _follow(self, on_progress: Callable[[Step], None]) -> tuple[int, Fault | None]:
         """Start the process and wait until it ends; return its exit status (negative: the signal
         that ended it) and the first fault that it reported, or None.
 
         Once the checkpoint is published, the training is done (status 0): processes that have not
-        ended `LINGER` seconds later are ended, since those of a group may wait for each other
-        indefinitely.
+        ended `LINGER_SECONDS` seconds later are ended, since those of a group may wait for each
+        other indefinitely.
         """
         fault: Fault | None = None
         publish_time: float | None = None
         with (
-            self.work.log_file.open("ab") as log,
+            self.work_folder.log_file.open("ab") as log,
             # A new file for each attempt: the events of earlier ones have been reported already.
-            tempfile.NamedTemporaryFile(dir=self.work.root, prefix="events-", suffix=".jsonl") as events,
+            tempfile.NamedTemporaryFile(dir=self.work_folder.root, prefix="events-", suffix=".jsonl") as events,
         ):
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 self.module,
-                str(self.work.job_file),
+                str(self.work_folder.job_file),
                 events.name,
                 # Never written to: the trainer sees this pipe close when this process dies, however
                 # that happens.
@@ -276,14 +286,14 @@ class TrainerProcess(Generic[Step]):
                 start_new_session=True,
             )
             exit_future = asyncio.ensure_future(process.wait())
-            rest = b""
+            partial_line = b""
             try:
                 while True:
-                    await asyncio.wait({exit_future}, timeout=POLL)
+                    await asyncio.wait({exit_future}, timeout=POLL_SECONDS)
                     has_ended = exit_future.done()
-                    *lines, rest = (rest + events.read()).split(b"\n")
+                    *lines, partial_line = (partial_line + events.read()).split(b"\n")
                     for line in lines:
-                        event = self.read(line)
+                        event = self.parse_event(line)
                         if isinstance(event, Fault):
                             # The first fault is the cause: other processes then report only that
                             # one is gone.
@@ -292,26 +302,26 @@ class TrainerProcess(Generic[Step]):
                             on_progress(event)
                     if has_ended:
                         return exit_future.result(), fault
-                    if publish_time is None and self.published():
+                    if publish_time is None and self.is_published():
                         publish_time = time.monotonic()
-                    if publish_time is not None and time.monotonic() - publish_time > LINGER:
+                    if publish_time is not None and time.monotonic() - publish_time > LINGER_SECONDS:
                         return 0, fault
             finally:
-                await self._end(process, exit_future)
+                await self._stop(process, exit_future)
 
-    async def _end(self, process: asyncio.subprocess.Process, exit_future: asyncio.Future[int]) -> None:
+    async def _stop(self, process: asyncio.subprocess.Process, exit_future: asyncio.Future[int]) -> None:
         if exit_future.done():
             return
         try:
-            _signal(process, signal.SIGTERM)
-            await asyncio.wait({exit_future}, timeout=self.grace)
+            _signal_group(process, signal.SIGTERM)
+            await asyncio.wait({exit_future}, timeout=self.grace_seconds)
         finally:
             if not exit_future.done():
-                _signal(process, signal.SIGKILL)
+                _signal_group(process, signal.SIGKILL)
                 await asyncio.wait({exit_future})
 
 
-def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+def _signal_group(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
     """Send a signal to a trainer's whole process group: a launcher in it passes the signal on to
     the processes that it started.
     """
@@ -321,7 +331,7 @@ def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None
 
 # Fine-tuning from outside: from a job to a finished checkpoint.
 
-WORKER = "agentr_core.training.worker"
+WORKER_MODULE = "agentr_core.training.worker"
 
 
 async def train(job: TrainingJob, *, on_progress: Callable[[Report], None] = lambda step: None) -> Manifest:
@@ -346,7 +356,7 @@ async def train(job: TrainingJob, *, on_progress: Callable[[Report], None] = lam
         DiskError: the folder of the job cannot be made or written to.
     """
     if job.output_dir.exists():
-        return _finished(job)
+        return _finished_manifest(job)
     base = adapter_base(job.model_dir) or job.model_dir
     if not (base / "config.json").is_file():
         raise ModelDirectoryError(f"{base} has no config.json; give a Hugging Face model directory")
@@ -354,12 +364,12 @@ async def train(job: TrainingJob, *, on_progress: Callable[[Report], None] = lam
         raise DataFault(f"dataset file {job.dataset_file} does not exist; build the dataset before training on it")
     # Remove unfinished work of the same job that began with other weights: a parent that was
     # trained on what it sampled may come out differently under the same id.
-    if job.work.job_file.exists():
-        before: str | None = None
+    if job.work_folder.job_file.exists():
+        earlier_weights: str | None = None
         with suppress(ValidationError):
-            before = JOB.validate_json(job.work.job_file.read_bytes()).parent_weights
-        if before not in ("", job.parent_weights):
-            shutil.rmtree(job.work.root)
+            earlier_weights = JOB.validate_json(job.work_folder.job_file.read_bytes()).parent_weights
+        if earlier_weights not in ("", job.parent_weights):
+            shutil.rmtree(job.work_folder.root)
     variables = {
         **{name: value for name, value in os.environ.items() if name not in RANK_VARIABLES},
         # Everything the trainer reads is local; a query to the hub would only add the network to
@@ -367,28 +377,28 @@ async def train(job: TrainingJob, *, on_progress: Callable[[Report], None] = lam
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TQDM_DISABLE": "1",
-        "TENSORBOARD_LOGGING_DIR": str(job.reports),
+        "TENSORBOARD_LOGGING_DIR": str(job.logger_folder),
     }
     if job.config.launch is None:
         # Only one device: the Trainer would split each batch over all visible ones.
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        variables["CUDA_VISIBLE_DEVICES"] = "0" if visible is None else visible.split(",")[0]
+        visible_gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+        variables["CUDA_VISIBLE_DEVICES"] = "0" if visible_gpus is None else visible_gpus.split(",")[0]
     if job.config.num_threads:
         variables["OMP_NUM_THREADS"] = str(job.config.num_threads)
     process: TrainerProcess[Report] = TrainerProcess(
-        module=WORKER,
-        work=job.work,
-        job=JOB.dump_json(job, indent=1),
+        module=WORKER_MODULE,
+        work_folder=job.work_folder,
+        job_json=JOB.dump_json(job, indent=1),
         environment=variables,
-        read=EVENT.validate_json,
-        published=lambda: is_complete(job.output_dir),
-        less_memory=LESS_MEMORY,
+        parse_event=EVENT.validate_json,
+        is_published=lambda: is_complete(job.output_dir),
+        memory_hint=LESS_MEMORY_HINT,
     )
     await process.run(on_progress)
-    return _finished(job)
+    return _finished_manifest(job)
 
 
-def _finished(job: TrainingJob) -> Manifest:
+def _finished_manifest(job: TrainingJob) -> Manifest:
     if not is_complete(job.output_dir):
         raise TrainingFault(f"{job.output_dir} exists and is not a complete checkpoint; remove it or train elsewhere")
     manifest = read_manifest(job.output_dir)
@@ -397,6 +407,6 @@ def _finished(job: TrainingJob) -> Manifest:
             f"{job.output_dir} holds the checkpoint of another training (job {manifest.job}, not {job.fingerprint}); "
             "remove it or train elsewhere"
         )
-    if job.work.root.exists():
-        shutil.rmtree(job.work.root)
+    if job.work_folder.root.exists():
+        shutil.rmtree(job.work_folder.root)
     return manifest

@@ -20,11 +20,11 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 
 from agentr_core.errors import ConfigError
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.texts import fault_list
-from agentr_core.training.process import read_zero, splits_weights
+from agentr_core.texts import faults_message
+from agentr_core.training.process import read_deepspeed, splits_weights
 
-_ATTENTION: Final = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
-_FSDP: Final = (
+_ATTENTION_NAMES: Final = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+_FSDP_FIELDS: Final = (
     "auto_wrap_policy",
     "cpu_offload",
     "min_num_params",
@@ -33,8 +33,8 @@ _FSDP: Final = (
     "transformer_layer_cls_to_wrap",
 )
 """The fields of the Trainer's `fsdp_config` that have an effect with FSDP 2 and our checkpoints."""
-_STEPS_ALONE: Final = re.compile("lomo|layerwise")
-_PACKAGES: Final = {
+_STEPS_IN_BACKWARD: Final = re.compile("lomo|layerwise")
+_PACKAGES_BY_OPTIMIZER: Final = {
     "galore": "galore_torch",
     "apollo": "apollo_torch",
     "schedule_free": "schedulefree",
@@ -51,7 +51,7 @@ _PACKAGES: Final = {
 """The packages that optimizers need, by a part of the optimizer's name; the first match counts."""
 
 
-OF_PAIRS = "eto.dpo"
+PREFERENCE_SECTION = "eto.dpo"
 """The section of a recipe that configures preference training."""
 
 
@@ -62,23 +62,23 @@ def check_requirements(config: TrainingConfig) -> None:
     if config.bf16 == "auto":
         raise ConfigError("training.bf16 is still auto; give true or false, or settle the recipe first")
     if faults := [*name_faults(config), *machine_faults(config)]:
-        raise ConfigError(fault_list(faults))
+        raise ConfigError(faults_message(faults))
 
 
 def name_faults(config: TrainingConfig, *, section: str = "training") -> list[str]:
     """Return the faults of the settings that do not depend on the machine, one sentence each.
 
     Args:
-        section: the section of the recipe with the learning-rate schedule; `OF_PAIRS` also checks
-            for preference training.
+        section: the section of the recipe with the learning-rate schedule; `PREFERENCE_SECTION`
+            also checks for preference training.
     """
     faults = _schedule_faults(config, section)
-    optimizers = [kind.value for kind in OptimizerNames if not _STEPS_ALONE.search(kind.value)]
+    optimizers = [kind.value for kind in OptimizerNames if not _STEPS_IN_BACKWARD.search(kind.value)]
     if config.optim not in optimizers:
-        reason = "takes its steps inside the backward pass" if _STEPS_ALONE.search(config.optim) else "is unknown"
+        reason = "takes its steps inside the backward pass" if _STEPS_IN_BACKWARD.search(config.optim) else "is unknown"
         faults.append(f"training.optim: {config.optim!r} {reason}; choose among {', '.join(optimizers)}")
-    if config.attn_implementation and config.attn_implementation not in _ATTENTION:
-        choices = ", ".join(_ATTENTION)
+    if config.attn_implementation and config.attn_implementation not in _ATTENTION_NAMES:
+        choices = ", ".join(_ATTENTION_NAMES)
         faults.append(
             f"training.attn_implementation: {config.attn_implementation!r} is unknown; choose among {choices}"
         )
@@ -87,22 +87,23 @@ def name_faults(config: TrainingConfig, *, section: str = "training") -> list[st
             f"training.attn_implementation: {config.attn_implementation} computes in 16 bits only; set training.bf16 "
             "or training.fp16, or choose sdpa"
         )
-    if config.use_liger_kernel and section == OF_PAIRS:
+    if config.use_liger_kernel and section == PREFERENCE_SECTION:
         faults.append("training.use_liger_kernel: preferences are trained without it; leave it out")
     for name in config.report_to:
         if name not in INTEGRATION_TO_CALLBACK:
             choices = ", ".join(sorted(INTEGRATION_TO_CALLBACK))
             faults.append(f"training.report_to: {name!r} is unknown; choose among {choices}")
     if config.launch and config.launch.fsdp:
-        if section == OF_PAIRS:
+        if section == PREFERENCE_SECTION:
             faults.append("training.launch.fsdp: preferences are trained without it; use training.launch.deepspeed")
-        if unknown := sorted(set(config.launch.fsdp_config) - set(_FSDP)):
+        if unknown := sorted(set(config.launch.fsdp_config) - set(_FSDP_FIELDS)):
             faults.append(
-                f"training.launch.fsdp_config: {', '.join(unknown)} is unknown here; choose among {', '.join(_FSDP)}"
+                f"training.launch.fsdp_config: {', '.join(unknown)} is unknown here; choose among "
+                f"{', '.join(_FSDP_FIELDS)}"
             )
     if config.launch and config.launch.deepspeed:
         try:
-            content = read_zero(config.launch.deepspeed)
+            content = read_deepspeed(config.launch.deepspeed)
         except ConfigError as error:
             return [*faults, str(error)]
         if config.load_in_4bit and splits_weights(content) and not config.launch.deepspeed.startswith("zero3"):
@@ -119,11 +120,11 @@ def machine_faults(config: TrainingConfig, *, online: bool = False) -> list[str]
     Args:
         online: whether they are those of group RL, which uses PyTorch's FSDP without Accelerate.
     """
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     faults = []
-    if config.bf16 is True and gpus and not torch.cuda.is_bf16_supported():
+    if config.bf16 is True and num_gpus and not torch.cuda.is_bf16_supported():
         faults.append(f"{torch.cuda.get_device_name()} has no bfloat16; set training.bf16=false")
-    faults += _kernel_faults(config, gpus)
+    faults += _kernel_faults(config, num_gpus)
     available = get_available_reporting_integrations()
     faults += [
         f"training.report_to: {name} is not installed; install its package or leave it out"
@@ -131,7 +132,7 @@ def machine_faults(config: TrainingConfig, *, online: bool = False) -> list[str]
         if name in INTEGRATION_TO_CALLBACK and name not in available
     ]
     if config.load_in_4bit:
-        if not gpus:
+        if not num_gpus:
             faults.append("training.load_in_4bit (QLoRA) needs a CUDA device, and torch sees none; set it to false")
         if find_spec("bitsandbytes") is None:
             faults.append(
@@ -146,16 +147,16 @@ def machine_faults(config: TrainingConfig, *, online: bool = False) -> list[str]
             "training.launch.deepspeed needs the package deepspeed; in the checkout, "
             "`pip install -c constraints.txt -e '.[deepspeed]'`"
         )
-    if launch.fsdp and not gpus and not online:
+    if launch.fsdp and not num_gpus and not online:
         faults.append(
             "training.launch.fsdp needs CUDA devices, since Accelerate leaves it out on a CPU without a word; use "
             "training.launch.deepspeed there, or leave it out"
         )
-    local_processes = config.num_processes // launch.num_machines
-    if gpus and local_processes > gpus:
+    num_local_processes = config.num_processes // launch.num_machines
+    if num_gpus and num_local_processes > num_gpus:
         faults.append(
-            f"training.launch asks for {local_processes} processes, one for each GPU, and the number of GPUs here "
-            f"is {gpus}; lower it, or use num_processes=auto"
+            f"training.launch asks for {num_local_processes} processes, one for each GPU, and the number of GPUs here "
+            f"is {num_gpus}; lower it, or use num_processes=auto"
         )
     return faults
 
@@ -165,22 +166,22 @@ def gpu_memory() -> int:
     return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else 0
 
 
-def _kernel_faults(config: TrainingConfig, gpus: int) -> list[str]:
+def _kernel_faults(config: TrainingConfig, num_gpus: int) -> list[str]:
     """Return what this machine lacks for the optimizer, dtype and kernels, one sentence each."""
     faults = []
-    package = next((package for part, package in _PACKAGES.items() if part in config.optim), None)
+    package = next((package for infix, package in _PACKAGES_BY_OPTIMIZER.items() if infix in config.optim), None)
     if package and find_spec(package) is None:
         faults.append(f"training.optim: {config.optim} needs the package {package}; install it, or choose another")
-    if config.fp16 and not gpus:
+    if config.fp16 and not num_gpus:
         faults.append("training.fp16 needs a CUDA device, and torch sees none; set it to false")
     kernels = {"flash_attention_2": is_flash_attn_2_available, "flash_attention_3": is_flash_attn_3_available}
-    available = kernels.get(config.attn_implementation)
-    if available is not None and not available():
+    is_available = kernels.get(config.attn_implementation)
+    if is_available is not None and not is_available():
         faults.append(
             f"training.attn_implementation: {config.attn_implementation} needs a CUDA device and its package of "
             "flash-attn; install it, or choose sdpa"
         )
-    if config.use_liger_kernel and not (gpus and find_spec("liger_kernel")):
+    if config.use_liger_kernel and not (num_gpus and find_spec("liger_kernel")):
         faults.append(
             "training.use_liger_kernel needs a CUDA device and the package liger-kernel; install it, or set it to false"
         )

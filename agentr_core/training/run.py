@@ -23,11 +23,11 @@ from transformers import TrainerCallback, set_seed
 from transformers.integrations.deepspeed import set_hf_deepspeed_config
 
 from agentr_core.errors import AlarmRaised, ConfigError, DataFault, ModelDirectoryError, OutOfMemory, TrainingFault
-from agentr_core.samples.identity import IGNORED
+from agentr_core.samples.identity import IGNORE_INDEX
 from agentr_core.system import keep_freed_memory
 from agentr_core.training.checkpoints import Manifest, publish, publish_step
-from agentr_core.training.job import JOB, LESS_MEMORY, Fault, Preference, Report, TrainingJob, TrainingStep
-from agentr_core.training.packing import Plan, TokenPair, TokenRow, plan, trained_tokens
+from agentr_core.training.job import JOB, LESS_MEMORY_HINT, Fault, Preference, Report, TrainingJob, TrainingStep
+from agentr_core.training.packing import Plan, TokenPair, TokenRow, make_plan, num_trained_tokens
 from agentr_core.training.parent import Parent, adapter_faults, load_parent, mixing_faults, text_config, write_result
 from agentr_core.training.requirements import check_requirements
 from agentr_core.training.trainers import (
@@ -44,15 +44,15 @@ from agentr_core.training.trainers import (
 
 # Writers in Rust and C++ report a failed write only in their message; torch's does not give the
 # cause.
-_WRITE_FAILED = ("No space left on device", "PytorchStreamWriter failed", "inline_container")
-_MEMORY = ("can't allocate memory", "CUDA out of memory")
+_WRITE_ERRORS = ("No space left on device", "PytorchStreamWriter failed", "inline_container")
+_MEMORY_ERRORS = ("can't allocate memory", "CUDA out of memory")
 
 
-def describe(error: BaseException, folder: Path, *, less_memory: str = LESS_MEMORY) -> Fault:
+def make_fault(error: BaseException, folder: Path, *, memory_hint: str = LESS_MEMORY_HINT) -> Fault:
     """Return the fault for an exception: its kind, what happened and what the user can do.
 
     `folder` is where the training writes; after a failed write, the message says how much space is
-    left there. `less_memory` tells the user which fields of a recipe reduce the need for memory.
+    left there. `memory_hint` tells the user which fields of a recipe reduce the need for memory.
     """
     if isinstance(error, AlarmRaised | ConfigError | DataFault | ModelDirectoryError | TrainingFault):
         return Fault(kind=type(error).__name__, message=str(error))
@@ -63,65 +63,69 @@ def describe(error: BaseException, folder: Path, *, less_memory: str = LESS_MEMO
         link = link.__cause__ or link.__context__
     if any(
         (isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT))
-        or any(text in str(link) for text in _WRITE_FAILED)
+        or any(text in str(link) for text in _WRITE_ERRORS)
         for link in chain
     ):
         free_mb = shutil.disk_usage(folder).free / 1e6
         return Fault(
             kind=TrainingFault.__name__,
-            message=f"a checkpoint could not be written to {folder}: {_line(error)}; its disk has {free_mb:.1f} MB "
-            "left, free some and train again",
+            message=f"a checkpoint could not be written to {folder}: {_first_line(error)}; its disk has {free_mb:.1f} "
+            "MB left, free some and train again",
         )
     if any(
         isinstance(link, MemoryError | torch.OutOfMemoryError)
-        or (isinstance(link, RuntimeError) and any(text in str(link) for text in _MEMORY))
+        or (isinstance(link, RuntimeError) and any(text in str(link) for text in _MEMORY_ERRORS))
         for link in chain
     ):
-        return Fault(kind=OutOfMemory.__name__, message=f"memory ran out ({_line(error)}); {less_memory}")
-    return Fault(kind=TrainingFault.__name__, message=f"the trainer failed with {type(error).__name__}: {_line(error)}")
+        return Fault(kind=OutOfMemory.__name__, message=f"memory ran out ({_first_line(error)}); {memory_hint}")
+    return Fault(
+        kind=TrainingFault.__name__, message=f"the trainer failed with {type(error).__name__}: {_first_line(error)}"
+    )
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 # The number of threads that compute on a CPU.
 
 
-def use_threads(count: int) -> None:
-    """Let PyTorch compute on `count` threads of this process.
+def use_threads(num_threads: int) -> None:
+    """Let PyTorch compute on `num_threads` threads of this process.
 
     0 leaves the number to `OMP_NUM_THREADS`; if that is not set and there is no GPU, one thread is
     used. Threads meet at the end of every operation, of which a step has thousands, and spin until
     the last one arrives: when another program takes a core from one of them, all wait.
     """
-    if count:
-        torch.set_num_threads(count)
+    if num_threads:
+        torch.set_num_threads(num_threads)
     elif "OMP_NUM_THREADS" not in os.environ and not torch.cuda.is_available():
         torch.set_num_threads(1)
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Let PyTorch compute on `count` threads, as with `use_threads`, but only during the block."""
-    before = torch.get_num_threads()
-    use_threads(count)
+def limited_threads(num_threads: int) -> Iterator[None]:
+    """Let PyTorch compute on `num_threads` threads, as with `use_threads`, but only during the
+    block.
+    """
+    num_before = torch.get_num_threads()
+    use_threads(num_threads)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(num_before)
 
 
 # Datasets of token rows, read and checked before any compute is spent on them.
 
 
-def read_rows(file: Path, *, vocabulary: int, context: int, side: str = "") -> list[TokenRow]:
+def read_rows(file: Path, *, vocabulary: int, context: int, column_prefix: str = "") -> list[TokenRow]:
     """Return the checked rows of a .parquet, .arrow or .feather file, in the file's order.
 
     Args:
         vocabulary: how many token ids the model knows.
         context: the most tokens the model takes.
-        side: the prefix of the columns `input_ids` and `labels`, for a file of pairs.
+        column_prefix: the prefix of the columns `input_ids` and `labels`, for a file of pairs.
 
     Raises:
         DataFault: the file cannot be read, or a row is invalid; the message names the first such
@@ -136,18 +140,20 @@ def read_rows(file: Path, *, vocabulary: int, context: int, side: str = "") -> l
             raise DataFault(f"dataset {file} has the unknown type {file.suffix!r}; write .parquet, .arrow or .feather")
     except (OSError, pa.ArrowInvalid) as error:
         raise DataFault(f"dataset {file} cannot be read ({error}); build it again") from error
-    ids, labels = f"{side}input_ids", f"{side}labels"
+    ids, labels = f"{column_prefix}input_ids", f"{column_prefix}labels"
     missing = [name for name in (ids, labels) if name not in table.column_names]
     if missing:
         raise DataFault(
             f"dataset {file} lacks the columns {', '.join(missing)}; it has {', '.join(table.column_names)}"
         )
     columns = zip(table[ids].to_pylist(), table[labels].to_pylist(), strict=True)
-    rows = [TokenRow(tuple(tokens or ()), tuple(flags or ())) for tokens, flags in columns]
+    rows = [TokenRow(tuple(tokens or ()), tuple(row_labels or ())) for tokens, row_labels in columns]
     for number, row in enumerate(rows):
-        fault = _fault_of_row(row, vocabulary=vocabulary, context=context)
+        fault = _row_fault(row, vocabulary=vocabulary, context=context)
         if fault:
-            raise DataFault(f"dataset {file}, row {number}{f' ({side[:-1]} side)' if side else ''}: {fault}")
+            raise DataFault(
+                f"dataset {file}, row {number}{f' ({column_prefix[:-1]} side)' if column_prefix else ''}: {fault}"
+            )
     return rows
 
 
@@ -155,11 +161,13 @@ def read_pairs(file: Path, *, vocabulary: int, context: int) -> list[TokenPair]:
     """Return the checked pairs of a file, in the file's order. Arguments and errors are those of
     `read_rows`.
     """
-    sides = (read_rows(file, vocabulary=vocabulary, context=context, side=side) for side in ("chosen_", "rejected_"))
+    sides = (
+        read_rows(file, vocabulary=vocabulary, context=context, column_prefix=side) for side in ("chosen_", "rejected_")
+    )
     return [TokenPair(*pair) for pair in zip(*sides, strict=True)]
 
 
-def _fault_of_row(row: TokenRow, *, vocabulary: int, context: int) -> str:
+def _row_fault(row: TokenRow, *, vocabulary: int, context: int) -> str:
     if len(row.input_ids) != len(row.labels):
         return f"{len(row.input_ids)} token ids and {len(row.labels)} labels; there must be a label for each token"
     if len(row.input_ids) > context:
@@ -170,9 +178,9 @@ def _fault_of_row(row: TokenRow, *, vocabulary: int, context: int) -> str:
             f"token id {unknown_ids[0]} is not in the model's vocabulary of {vocabulary}; use the model's own tokenizer"
         )
     pairs = zip(row.input_ids, row.labels, strict=True)
-    if any(label not in (IGNORED, token) for token, label in pairs):
-        return f"a label is neither its own token id nor {IGNORED}; labels are not shifted"
-    if not trained_tokens(row):
+    if any(label not in (IGNORE_INDEX, token) for token, label in pairs):
+        return f"a label is neither its own token id nor {IGNORE_INDEX}; labels are not shifted"
+    if not num_trained_tokens(row):
         return "no token is trained; leave the row out"
     return ""
 
@@ -180,7 +188,7 @@ def _fault_of_row(row: TokenRow, *, vocabulary: int, context: int) -> str:
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 
 
-def run(job: TrainingJob, tell: Callable[[Report], None]) -> Manifest | None:
+def run(job: TrainingJob, on_report: Callable[[Report], None]) -> Manifest | None:
     """Train a job, starting from its last intermediate checkpoint if there is one, and publish the
     result.
 
@@ -202,9 +210,9 @@ def run(job: TrainingJob, tell: Callable[[Report], None]) -> Manifest | None:
         keep_freed_memory()
     check_requirements(job.config)
     set_seed(job.seed)
-    rows = _rows(job)
-    steps = plan(
-        [trained_tokens(row) for row in rows],
+    rows = _load_rows(job)
+    plan = make_plan(
+        [num_trained_tokens(row) for row in rows],
         per_step=samples_per_step(job.config),
         # A plan that is repeated until the time is up must consist of whole passes.
         epochs=math.ceil(job.num_train_epochs) if job.config.max_seconds else job.num_train_epochs,
@@ -215,12 +223,12 @@ def run(job: TrainingJob, tell: Callable[[Report], None]) -> Manifest | None:
     )
     # The arguments come before the model: they create the process group and tell Transformers about
     # ZeRO-3.
-    on_pairs = isinstance(job.objective, Preference)
-    settings = (preference_arguments if on_pairs else supervised_arguments)(job, steps=len(steps.steps))
+    is_preference = isinstance(job.objective, Preference)
+    settings = (preference_arguments if is_preference else supervised_arguments)(job, steps=len(plan.steps))
     # This machine may have joined late or after a crash.
-    main = broadcast_object_list([job.fingerprint])[0]
-    if main != job.fingerprint:
-        raise TrainingFault(f"the main machine trains job {main}, this one {job.fingerprint}; join it again")
+    main_job = broadcast_object_list([job.fingerprint])[0]
+    if main_job != job.fingerprint:
+        raise TrainingFault(f"the main machine trains job {main_job}, this one {job.fingerprint}; join it again")
     zero3 = settings.deepspeed_plugin is not None and settings.deepspeed_plugin.zero_stage == 3
     if zero3:
         # On a CPU DeepSpeed would learn of the process group only after splitting the weights.
@@ -229,33 +237,33 @@ def run(job: TrainingJob, tell: Callable[[Report], None]) -> Manifest | None:
         if not comm.is_initialized():
             comm.init_distributed(dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False)
     parent = load_parent(job.model_dir, job.config, zero3=zero3)
-    make_trainer: Any = preference_trainer if on_pairs else supervised_trainer
-    hf_trainer = make_trainer(job, steps, rows, parent=parent, settings=settings, tell=tell)
+    make_trainer: Any = preference_trainer if is_preference else supervised_trainer
+    hf_trainer = make_trainer(job, plan, rows, parent=parent, settings=settings, on_report=on_report)
     if settings.deepspeed_plugin is not None and not hf_trainer.is_deepspeed_enabled:
         raise TrainingFault("training.launch.deepspeed is set, but Accelerate left DeepSpeed out of this training")
     fsdp = bool(settings.fsdp)
     if fsdp and not hf_trainer.is_fsdp_enabled:
         raise TrainingFault("training.launch.fsdp is set, but Accelerate left FSDP out of this training")
-    resume_from = last_checkpoint(job.work.checkpoints, settings)
+    resume_from = last_checkpoint(job.work_folder.checkpoints, settings)
     if job.config.save_total_limit != 0:
         # Before `MarkSaved`: who resumes from a marked checkpoint does not publish it again.
-        marks = hf_trainer.pop_callback(MarkSaved)
-        hf_trainer.add_callback(_PublishSteps(job, steps, hf_trainer, parent, split=zero3 or fsdp))
-        hf_trainer.add_callback(marks)
+        mark_saved = hf_trainer.pop_callback(MarkSaved)
+        hf_trainer.add_callback(_PublishSteps(job, plan, hf_trainer, parent, split=zero3 or fsdp))
+        hf_trainer.add_callback(mark_saved)
     hf_trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
 
     ended_by: str = job.config.ended_by
-    if hf_trainer.crossed:
-        ended_by = f"alarms.{hf_trainer.crossed[0].name}"
-        hf_trainer.go_back()
-    history = hf_trainer.steps_done()
+    if hf_trainer.crossings:
+        ended_by = f"alarms.{hf_trainer.crossings[0].name}"
+        hf_trainer.load_last_checkpoint()
+    history = hf_trainer.step_history()
     weights = hf_trainer.accelerator.get_state_dict(hf_trainer.model_wrapped) if zero3 or fsdp else None
-    _part(hf_trainer)
+    _leave_process_group(hf_trainer)
     if not hf_trainer.is_world_process_zero():
         return None
     model = hf_trainer.accelerator.unwrap_model(hf_trainer.model)
     write_result(job, model, history, parent.dtype, weights)
-    return publish(job.work.staging, job.output_dir, _manifest(job, steps, history, ended_by))
+    return publish(job.work_folder.staging, job.output_dir, _manifest(job, plan, history, ended_by))
 
 
 class _PublishSteps(TrainerCallback):  # type: ignore[misc]
@@ -263,8 +271,8 @@ class _PublishSteps(TrainerCallback):  # type: ignore[misc]
     whose weights are the result. `split` says whether each process holds only a part of them.
     """
 
-    def __init__(self, job: TrainingJob, steps: Plan, hf_trainer: Any, parent: Parent, *, split: bool) -> None:
-        self._job, self._steps, self._trainer, self._parent, self._split = job, steps, hf_trainer, parent, split
+    def __init__(self, job: TrainingJob, plan: Plan, hf_trainer: Any, parent: Parent, *, split: bool) -> None:
+        self._job, self._plan, self._trainer, self._parent, self._split = job, plan, hf_trainer, parent, split
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Publish the weights after the current step, and wait for all processes. Raises what
@@ -275,7 +283,7 @@ class _PublishSteps(TrainerCallback):  # type: ignore[misc]
             return
         weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if self._split else None
         if state.is_world_process_zero:
-            model, history = trainer.accelerator.unwrap_model(trainer.model), trainer.steps_done()
+            model, history = trainer.accelerator.unwrap_model(trainer.model), trainer.step_history()
             if weights is None and not job.config.lora_r:
                 # Not copied, so that names that share a tensor still share it.
                 weights = model.state_dict(keep_vars=True)
@@ -283,15 +291,15 @@ class _PublishSteps(TrainerCallback):  # type: ignore[misc]
             # the dropout from here on.
             with torch.random.fork_rng():
                 write_result(job, model, history, self._parent.dtype, weights)
-            manifest = _manifest(job, self._steps, history, "save_steps")
-            publish_step(job.work.staging, job.output_dir, manifest, limit=job.config.save_total_limit)
+            manifest = _manifest(job, self._plan, history, "save_steps")
+            publish_step(job.work_folder.staging, job.output_dir, manifest, max_folders=job.config.save_total_limit)
         if args.deepspeed:
             # Merging made Transformers load whole models from then on; undo that.
             set_hf_deepspeed_config(args.hf_deepspeed_config)
         args.distributed_state.wait_for_everyone()
 
 
-def _rows(job: TrainingJob) -> Sequence[Any]:
+def _load_rows(job: TrainingJob) -> Sequence[Any]:
     """Return the rows or pairs of the dataset, checked against the vocabulary and the context of
     the model.
 
@@ -299,7 +307,7 @@ def _rows(job: TrainingJob) -> Sequence[Any]:
     not fit it, and what `read_rows` raises.
     """
     # Only for samples: each side of a pair has a row of its own.
-    if job.objective.rows == "samples" and (faults := mixing_faults(job.model_dir, job.config)):
+    if job.objective.row_type == "samples" and (faults := mixing_faults(job.model_dir, job.config)):
         raise TrainingFault("; ".join(faults))
     if faults := adapter_faults(job.model_dir, job.config):
         raise ConfigError("; ".join(faults))
@@ -310,7 +318,7 @@ def _rows(job: TrainingJob) -> Sequence[Any]:
     )
 
 
-def _manifest(job: TrainingJob, steps: Plan, history: Sequence[TrainingStep], ended_by: str) -> Manifest:
+def _manifest(job: TrainingJob, plan: Plan, history: Sequence[TrainingStep], ended_by: str) -> Manifest:
     launch = job.config.launch
     packages = (*_PACKAGES, "deepspeed") if launch and launch.deepspeed else _PACKAGES
     return Manifest(
@@ -320,7 +328,7 @@ def _manifest(job: TrainingJob, steps: Plan, history: Sequence[TrainingStep], en
         config=JOB.dump_python(job, mode="json")["config"],
         seed=job.seed,
         steps=len(history),
-        epochs=steps.epochs * len(history) / len(steps.steps),
+        epochs=plan.epochs * len(history) / len(plan.steps),
         ended_by=ended_by,
         parent_weights=job.parent_weights,
         iteration=job.iteration,
@@ -331,15 +339,15 @@ def _manifest(job: TrainingJob, steps: Plan, history: Sequence[TrainingStep], en
     )
 
 
-def _part(hf_trainer: Any) -> None:
+def _leave_process_group(hf_trainer: Any) -> None:
     """Wait for all processes, then end the process group, so that none is left waiting for one that
     is gone.
     """
-    processes = hf_trainer.args.distributed_state
-    processes.wait_for_everyone()
+    distributed_state = hf_trainer.args.distributed_state
+    distributed_state.wait_for_everyone()
     if torch.distributed.is_initialized():
         # The object that exchanged gradients refers to the group and must not be freed: that would
         # wait, holding the interpreter's lock, for a thread of Gloo, which may itself be waiting
         # for this lock to free a tensor. So it is kept until the process exits.
         atexit.register(lambda: hf_trainer)
-    processes.destroy_process_group()
+    distributed_state.destroy_process_group()

@@ -26,30 +26,30 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from agentr_core.errors import NonFiniteLoss
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.samples.identity import IGNORED
+from agentr_core.samples.identity import IGNORE_INDEX
 from agentr_core.training.job import Preference, Report, TrainingJob, TrainingStep
 from agentr_core.training.packing import (
     LENGTH_STEP,
     Plan,
     TokenPair,
     TokenRow,
+    balanced_shares,
     forward_passes,
     idle_pass,
+    max_rows_per_pass,
+    num_trained_tokens,
     padded_length,
-    shared_out,
-    together,
-    trained_tokens,
 )
-from agentr_core.training.parent import Parent, recomputes
-from agentr_core.training.process import read_zero
+from agentr_core.training.parent import Parent, uses_gradient_checkpointing
+from agentr_core.training.process import read_deepspeed
 
-_SAVED = "complete"
+_COMPLETE_MARK = "complete"
 """The file that marks an intermediate checkpoint as complete."""
-_FOREVER = 1_000_000
+_MAX_EPOCHS = 1_000_000
 """The number of epochs over a plan when the clock ends a training."""
-_TICKS = 1000
+_NUM_CLOCK_STEPS = 1000
 """The number of steps of a learning-rate schedule that follows the clock."""
-_SCORES = {
+_NAMES_BY_TRL_METRIC = {
     "logps/chosen": "chosen_logps",
     "logps/rejected": "rejected_logps",
     "rewards/chosen": "chosen_rewards",
@@ -59,7 +59,7 @@ _SCORES = {
 """TRL's names of the metrics of preference training, and ours."""
 
 
-class FollowsPlan:
+class PlanMixin:
     """A mixin for TRL's trainers that takes the steps of a `Plan` and reports each.
 
     With `max_seconds` above 0 it repeats the plan until the time is up, by the clock of the main
@@ -74,15 +74,15 @@ class FollowsPlan:
     state: Any
     control: Any
 
-    def __init__(self, *, job: TrainingJob, plan: Plan, tell: Callable[[Report], None], **options: Any) -> None:
+    def __init__(self, *, job: TrainingJob, plan: Plan, on_report: Callable[[Report], None], **options: Any) -> None:
         super().__init__(**options)
         self._job = job
         self._plan = plan
-        self._tell = tell
+        self._on_report = on_report
         self._max_seconds = job.config.max_seconds
-        self.crossed = job.alarms.crossed(())
+        self.crossings = job.alarms.find_crossings(())
         """The thresholds that were crossed in the step that ended the training."""
-        self._clock = time.monotonic()
+        self._last_log_time = time.monotonic()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log a step with its trained tokens and seconds, so that they are kept in the trainer's
@@ -94,27 +94,27 @@ class FollowsPlan:
             return
         number = self.state.global_step
         seconds = self._seconds()
-        entry = {**logs, "trained_tokens": self._plan.tokens_after(number), "seconds": seconds}
-        self._clock = time.monotonic()
+        entry = {**logs, "trained_tokens": self._plan.cumulative_tokens_after(number), "seconds": seconds}
+        self._last_log_time = time.monotonic()
         super().log(entry, start_time)  # type: ignore[misc]
         if 0 < self._max_seconds <= seconds:
             self.control.should_training_stop = True
         if self.is_world_process_zero():
-            self._tell(self._step(number, entry))
+            self._on_report(self._make_step(number, entry))
         # Report the thresholds that the step has crossed, and end the training if the recipe asks
         # for it; the weights of this step are not saved then.
         alarms = self._job.alarms
-        crossings = alarms.crossed(self.state.log_history, self._watched, step=number)
+        crossings = alarms.find_crossings(self.state.log_history, self._watched_values, step=number)
         if self.is_world_process_zero():
             for crossing in crossings:
-                self._tell(crossing)
+                self._on_report(crossing)
         if alarms.reaction != "tell":
             # The main process decides for all: rounding differs, and so might their decisions.
-            self.crossed = broadcast_object_list([crossings])[0]
-            if self.crossed:
+            self.crossings = broadcast_object_list([crossings])[0]
+            if self.crossings:
                 self.control.should_training_stop, self.control.should_save = True, False
 
-    def _watched(self, entry: dict[str, float]) -> dict[str, float | None]:
+    def _watched_values(self, entry: dict[str, float]) -> dict[str, float | None]:
         """Return the values of a logged step that alarms watch, by name; None for one that was not
         logged.
         """
@@ -128,13 +128,13 @@ class FollowsPlan:
         """
         if not self._max_seconds:
             return super().create_scheduler(num_training_steps, optimizer)  # type: ignore[misc]
-        scheduler = super().create_scheduler(_TICKS, optimizer)  # type: ignore[misc]
-        scheduler.lr_lambdas = [self._by_clock(share) for share in scheduler.lr_lambdas]
+        scheduler = super().create_scheduler(_NUM_CLOCK_STEPS, optimizer)  # type: ignore[misc]
+        scheduler.lr_lambdas = [self._timed_lambda(lr_lambda) for lr_lambda in scheduler.lr_lambdas]
         return scheduler
 
-    def _by_clock(self, share: Any) -> Callable[[int], float]:
-        # The share of the time that has passed, in [0, `_TICKS`].
-        return lambda _: float(share(_TICKS * min(1.0, self._seconds() / self._max_seconds)))
+    def _timed_lambda(self, lr_lambda: Any) -> Callable[[int], float]:
+        # The share of the time that has passed, in [0, `_NUM_CLOCK_STEPS`].
+        return lambda _: float(lr_lambda(_NUM_CLOCK_STEPS * min(1.0, self._seconds() / self._max_seconds)))
 
     def _seconds(self) -> float:
         """Return the seconds spent in training so far, including those of earlier attempts up to
@@ -143,10 +143,10 @@ class FollowsPlan:
         Where time is the budget, all processes get the value of the main process.
         """
         previous = self.state.log_history[-1]["seconds"] if self.state.log_history else 0.0
-        seconds: float = previous + time.monotonic() - self._clock
+        seconds: float = previous + time.monotonic() - self._last_log_time
         return float(broadcast_object_list([seconds])[0]) if self._max_seconds else seconds
 
-    def go_back(self) -> None:
+    def load_last_checkpoint(self) -> None:
         """Load the last checkpoint that was saved before an alarm ended the training, and drop the
         later steps from the history.
 
@@ -155,16 +155,18 @@ class FollowsPlan:
         checkpoint = last_checkpoint(Path(self.args.output_dir), self.args)
         if checkpoint is None or self._job.alarms.reaction != "back":
             # The last checkpoint that was saved stays, and a later attempt resumes from it.
-            raise self.crossed[0].ends("trains on" if checkpoint else "trains anew, since nothing was saved before")
+            raise self.crossings[0].to_error(
+                "trains on" if checkpoint else "trains anew, since nothing was saved before"
+            )
         step = int(checkpoint.name.rpartition("-")[2])
         self._load_from_checkpoint(str(checkpoint))  # type: ignore[attr-defined]
         self.state.log_history = [entry for entry in self.state.log_history if entry["step"] <= step]
 
-    def steps_done(self) -> list[TrainingStep]:
+    def step_history(self) -> list[TrainingStep]:
         """Return all steps of this training so far in order, including those before an
         interruption.
         """
-        return [self._step(entry["step"], entry) for entry in self.state.log_history if "loss" in entry]
+        return [self._make_step(entry["step"], entry) for entry in self.state.log_history if "loss" in entry]
 
     def check_finite(self, model: Any, loss: torch.Tensor) -> None:
         """Raise `NonFiniteLoss` if the loss or the norm of the gradient is not finite; under fp16,
@@ -186,7 +188,7 @@ class FollowsPlan:
             f"training.learning_rate (it is {self.args.learning_rate}) or look at the data"
         )
 
-    def _step(self, number: int, entry: dict[str, float]) -> TrainingStep:
+    def _make_step(self, number: int, entry: dict[str, float]) -> TrainingStep:
         num_steps = round(number * self._max_seconds / entry["seconds"]) if self._max_seconds else self.state.max_steps
         return TrainingStep(
             step=number,
@@ -196,7 +198,7 @@ class FollowsPlan:
             seconds=entry["seconds"],
             learning_rate=entry.get("learning_rate"),
             grad_norm=entry.get("grad_norm"),
-            scores={name: entry[trl_name] for trl_name, name in _SCORES.items() if trl_name in entry},
+            scores={name: entry[trl_name] for trl_name, name in _NAMES_BY_TRL_METRIC.items() if trl_name in entry},
         )
 
 
@@ -207,7 +209,7 @@ class MarkSaved(TrainerCallback):  # type: ignore[misc]
         """Wait for all processes, then write the mark."""
         args.distributed_state.wait_for_everyone()
         if state.is_world_process_zero:
-            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / _SAVED).touch()
+            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / _COMPLETE_MARK).touch()
 
 
 def last_checkpoint(folder: Path, settings: Any) -> Path | None:
@@ -215,7 +217,7 @@ def last_checkpoint(folder: Path, settings: Any) -> Path | None:
     complete one; None if there is none.
     """
     if settings.should_save:
-        for incomplete in [path for path in folder.glob("checkpoint-*") if not (path / _SAVED).exists()]:
+        for incomplete in [path for path in folder.glob("checkpoint-*") if not (path / _COMPLETE_MARK).exists()]:
             shutil.rmtree(incomplete)
     settings.distributed_state.wait_for_everyone()
     return max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), default=None)
@@ -226,7 +228,7 @@ def samples_per_step(config: TrainingConfig) -> int:
     return config.per_device_train_batch_size * config.gradient_accumulation_steps * config.num_processes
 
 
-def plain_arguments(job: TrainingJob, *, steps: int) -> dict[str, Any]:
+def common_arguments(job: TrainingJob, *, steps: int) -> dict[str, Any]:
     """Return the arguments of the Trainer's configuration that all trainers share, for a job of
     `steps` optimizer steps, on CUDA if available.
 
@@ -235,19 +237,19 @@ def plain_arguments(job: TrainingJob, *, steps: int) -> dict[str, Any]:
     """
     config = job.config
     on_gpu = torch.cuda.is_available()
-    checkpointing = recomputes(config)
+    checkpointing = uses_gradient_checkpointing(config)
     return {
-        "output_dir": str(job.work.checkpoints),
+        "output_dir": str(job.work_folder.checkpoints),
         "run_name": job.output_dir.name,
         # The plan contains all epochs in order; to the Trainer it is one epoch, or one of many.
-        "num_train_epochs": _FOREVER if config.max_seconds else 1,
+        "num_train_epochs": _MAX_EPOCHS if config.max_seconds else 1,
         "train_sampling_strategy": "sequential",
         "remove_unused_columns": False,
         "learning_rate": config.learning_rate,
         "optim": config.optim,
         "lr_scheduler_type": config.lr_scheduler_type,
         "lr_scheduler_kwargs": dict(config.lr_scheduler_kwargs) or None,
-        "warmup_steps": math.ceil((_TICKS if config.max_seconds else steps) * config.warmup_ratio),
+        "warmup_steps": math.ceil((_NUM_CLOCK_STEPS if config.max_seconds else steps) * config.warmup_ratio),
         "weight_decay": config.weight_decay,
         "max_grad_norm": config.max_grad_norm,
         "bf16": config.bf16,
@@ -258,7 +260,7 @@ def plain_arguments(job: TrainingJob, *, steps: int) -> dict[str, Any]:
         "dataloader_pin_memory": on_gpu,
         # Every pass uses all weights, even an idle one.
         "ddp_find_unused_parameters": False,
-        "deepspeed": read_zero(config.launch.deepspeed) if config.launch and config.launch.deepspeed else None,
+        "deepspeed": read_deepspeed(config.launch.deepspeed) if config.launch and config.launch.deepspeed else None,
         "fsdp": True if config.launch and config.launch.fsdp else None,
         "fsdp_config": dict(config.launch.fsdp_config) if config.launch and config.launch.fsdp else None,
         "logging_steps": 1,
@@ -283,7 +285,7 @@ def plain_arguments(job: TrainingJob, *, steps: int) -> dict[str, Any]:
 # Steps are divided here and not by the data loader, so that any number of processes has the losses
 # of one, up to rounding. TRL's own packing makes one row with a dense mask of a batch, which takes
 # three times as long on a CPU.
-class PlannedSFTTrainer(FollowsPlan, SFTTrainer):  # type: ignore[misc]
+class PlannedSFTTrainer(PlanMixin, SFTTrainer):  # type: ignore[misc]
     """An SFTTrainer that follows a `Plan`.
 
     The loss of a step is the mean over all trained tokens of all its passes in all processes, as in
@@ -295,8 +297,8 @@ class PlannedSFTTrainer(FollowsPlan, SFTTrainer):  # type: ignore[misc]
         # TRL scores only the trained positions where Triton runs; elsewhere it scores all, which
         # doubles the time of a step.
         forward = inspect.signature(type(self.accelerator.unwrap_model(self.model)).forward)
-        takes = {"logits_to_keep", "kwargs"} & set(forward.parameters)
-        self._keeps_logits = self.args.device.type == "cpu" and bool(takes)
+        supported_arguments = {"logits_to_keep", "kwargs"} & set(forward.parameters)
+        self._scores_trained_only = self.args.device.type == "cpu" and bool(supported_arguments)
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         """Return the loss of one optimizer step, after accumulating its gradient over the passes.
@@ -304,19 +306,19 @@ class PlannedSFTTrainer(FollowsPlan, SFTTrainer):  # type: ignore[misc]
         """
         model.train()
         inputs = self._prepare_inputs(inputs)
-        total = torch.zeros((), device=self.args.device)
+        loss_sum = torch.zeros((), device=self.args.device)
         for number, batch in enumerate(inputs["passes"], start=1):
-            last = number == len(inputs["passes"])
+            is_last = number == len(inputs["passes"])
             # Gradients are exchanged between processes once per step, with the last pass.
-            self.accelerator.gradient_state._set_sync_gradients(last)
-            with contextlib.nullcontext() if last else self.accelerator.no_sync(model):
+            self.accelerator.gradient_state._set_sync_gradients(is_last)
+            with contextlib.nullcontext() if is_last else self.accelerator.no_sync(model):
                 with self.compute_loss_context_manager():
                     loss = self.compute_loss(model, batch, num_items_in_batch=inputs["tokens"])
                 # To DeepSpeed, one of our steps is one batch, however many passes it takes.
                 self.accelerator.backward(loss, **({"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}))
-            total += loss.detach()
-        self.check_finite(model, total)
-        return total
+            loss_sum += loss.detach()
+        self.check_finite(model, loss_sum)
+        return loss_sum
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -325,10 +327,10 @@ class PlannedSFTTrainer(FollowsPlan, SFTTrainer):  # type: ignore[misc]
         `num_items_in_batch` and scaled by the number of processes. On a CPU only trained positions
         are scored.
         """
-        if not self._keeps_logits or return_outputs:
+        if not self._scores_trained_only or return_outputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         targets = inputs["labels"][0, 1:]
-        positions = (targets != IGNORED).nonzero().squeeze(1)
+        positions = (targets != IGNORE_INDEX).nonzero().squeeze(1)
         logits = model(
             input_ids=inputs["input_ids"],
             position_ids=inputs["position_ids"],
@@ -348,35 +350,35 @@ def supervised_trainer(
     *,
     parent: Parent,
     settings: Any,
-    tell: Callable[[Report], None],
+    on_report: Callable[[Report], None],
 ) -> PlannedSFTTrainer:
-    """Return the trainer of a supervised job. `settings` are its `supervised_arguments`; `tell` is
-    called with each report in the main process.
+    """Return the trainer of a supervised job. `settings` are its `supervised_arguments`;
+    `on_report` is called with each report in the main process.
     """
-    rows_per_pass = 1 if settings.use_cpu else together(job.config, job.config.per_device_train_batch_size)
-    processes = job.config.num_processes
+    rows_per_pass = 1 if settings.use_cpu else max_rows_per_pass(job.config, job.config.per_device_train_batch_size)
+    num_processes = job.config.num_processes
     # Accelerate deals out rows in turn: process i of n gets the rows i, i + n, i + 2n and so on.
-    shares = [(list(step), share) for step in plan.steps for share in range(processes)]
+    shares = [(list(step), share) for step in plan.steps for share in range(num_processes)]
 
     def collate(batch: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the forward passes of one process's share of a step."""
         step, share = [rows[row] for row in batch[0]["samples"]], batch[0]["share"]
         # Shares of about equal length, since processes wait for each other in each step.
-        shares_of_step = shared_out([len(row.labels) for row in step], processes)
+        shares_of_step = balanced_shares([len(row.labels) for row in step], num_processes)
         passes = [
             forward_passes([step[row] for row in part], packing=job.config.packing, rows_per_pass=rows_per_pass)
             for part in shares_of_step
         ]
-        idle = max(map(len, passes)) - len(passes[share])
+        num_idle = max(map(len, passes)) - len(passes[share])
         return {
-            "passes": passes[share] + [idle_pass()] * idle,
-            "tokens": torch.tensor(sum(trained_tokens(row) for row in step)),
+            "passes": passes[share] + [idle_pass()] * num_idle,
+            "tokens": torch.tensor(sum(num_trained_tokens(row) for row in step)),
         }
 
     return PlannedSFTTrainer(
         job=job,
         plan=plan,
-        tell=tell,
+        on_report=on_report,
         model=parent.model,
         args=settings,
         data_collator=collate,
@@ -390,9 +392,9 @@ def supervised_trainer(
 
 
 def supervised_arguments(job: TrainingJob, *, steps: int) -> Any:
-    """Return the trainer's configuration for `steps` optimizer steps; see `plain_arguments`."""
+    """Return the trainer's configuration for `steps` optimizer steps; see `common_arguments`."""
     return SFTConfig(
-        **plain_arguments(job, steps=steps),
+        **common_arguments(job, steps=steps),
         per_device_train_batch_size=1,
         dataset_kwargs={"skip_prepare_dataset": True},
         max_length=None,
@@ -408,18 +410,18 @@ def supervised_arguments(job: TrainingJob, *, steps: int) -> Any:
 # labels.
 
 
-class PlannedDPOTrainer(FollowsPlan, DPOTrainer):  # type: ignore[misc]
+class PlannedDPOTrainer(PlanMixin, DPOTrainer):  # type: ignore[misc]
     """A DPOTrainer that follows a `Plan` over pairs of token rows.
 
     The loss of a step is the mean over its pairs; if the last batch of a training is not full, its
     pairs weigh more.
     """
 
-    def _watched(self, entry: dict[str, float]) -> dict[str, float | None]:
+    def _watched_values(self, entry: dict[str, float]) -> dict[str, float | None]:
         objective, reward = self._job.objective, entry.get("rewards/chosen")
         assert isinstance(objective, Preference)
-        fell = None if reward is None else -reward / objective.preference.beta
-        return {**super()._watched(entry), "chosen_drop": fell}
+        chosen_drop = None if reward is None else -reward / objective.preference.beta
+        return {**super()._watched_values(entry), "chosen_drop": chosen_drop}
 
     def training_step(self, *inputs: Any, **options: Any) -> torch.Tensor:
         """Return the loss of one batch, after adding its gradient to that of the step. Raises
@@ -441,7 +443,7 @@ def preference_trainer(
     *,
     parent: Parent,
     settings: Any,
-    tell: Callable[[Report], None],
+    on_report: Callable[[Report], None],
 ) -> PlannedDPOTrainer:
     """Return the trainer of a preference job; `settings` are its `preference_arguments`. Before
     that, compute the reference model's log-probabilities of all pairs, unless an earlier attempt
@@ -454,7 +456,7 @@ def preference_trainer(
     disable_progress_bars()
     assert isinstance(job.objective, Preference)
     # A dataset with files of its own: TRL keeps what it computes from them beside these.
-    folder = job.work.reference_dataset
+    folder = job.work_folder.reference_dataset
     with PartialState().main_process_first():
         if not folder.exists():
             draft = folder.with_suffix(".new")
@@ -468,7 +470,7 @@ def preference_trainer(
     trainer = PlannedDPOTrainer(
         job=job,
         plan=plan,
-        tell=tell,
+        on_report=on_report,
         model=parent.model,
         args=settings,
         data_collator=collate,
@@ -480,7 +482,7 @@ def preference_trainer(
     if not all(np.isfinite(trainer.train_dataset[f"ref_{side}_logps"]).all() for side in SIDES):
         # A later attempt computes them again.
         if PartialState().is_main_process:
-            shutil.rmtree(job.work.reference_dataset)
+            shutil.rmtree(job.work_folder.reference_dataset)
         raise NonFiniteLoss(
             "the log-probabilities of the reference are NaN or infinite; look at the weights of the model that "
             "training starts from, or set training.bf16=false"
@@ -490,10 +492,10 @@ def preference_trainer(
 
 
 def preference_arguments(job: TrainingJob, *, steps: int) -> Any:
-    """Return the trainer's configuration for `steps` optimizer steps; see `plain_arguments`."""
+    """Return the trainer's configuration for `steps` optimizer steps; see `common_arguments`."""
     assert isinstance(job.objective, Preference)
     loss = job.objective.preference
-    common = plain_arguments(job, steps=steps)
+    common = common_arguments(job, steps=steps)
     return DPOConfig(
         **common,
         per_device_train_batch_size=job.config.per_device_train_batch_size,
@@ -518,14 +520,16 @@ def collate(batch: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
     rows = [TokenRow(pair[f"{side}_input_ids"], pair[f"{side}_labels"]) for side in SIDES for pair in batch]
     length = padded_length(max(len(row.labels) for row in rows))
 
-    def filled(values: Sequence[int]) -> list[int]:
+    def padded(values: Sequence[int]) -> list[int]:
         return [*values, *[0] * (length - len(values))]
 
     tensors = {
-        "input_ids": torch.tensor([filled(row.input_ids) for row in rows]),
-        "attention_mask": torch.tensor([filled([1] * len(row.labels)) for row in rows]),
+        "input_ids": torch.tensor([padded(row.input_ids) for row in rows]),
+        "attention_mask": torch.tensor([padded([1] * len(row.labels)) for row in rows]),
         # The first token has nothing before it from which to predict it.
-        "completion_mask": torch.tensor([filled([0, *(label != IGNORED for label in row.labels[1:])]) for row in rows]),
+        "completion_mask": torch.tensor(
+            [padded([0, *(label != IGNORE_INDEX for label in row.labels[1:])]) for row in rows]
+        ),
     }
     for side in SIDES:
         if f"ref_{side}_logps" in batch[0]:

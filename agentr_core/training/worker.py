@@ -19,9 +19,9 @@ from agentr_core.system import end_with_parent
 from agentr_core.training.checkpoints import is_complete
 from agentr_core.training.job import EVENT, JOB, Fault
 from agentr_core.training.process import start_launcher
-from agentr_core.training.rank import work
+from agentr_core.training.rank import run_job
 
-LOCK_WAIT = 30.0
+LOCK_WAIT_SECONDS = 30.0
 """Seconds to wait for another trainer of the same job to end: one whose parent was killed takes a
 moment to notice.
 """
@@ -37,13 +37,13 @@ def main(arguments: list[str]) -> int:
     end_with_parent()
     job = JOB.validate_json(job_file.read_bytes())
     try:
-        with locked(job.work.lock_file) as lock:
+        with hold_lock(job.work_folder.lock_file) as lock_fd:
             if is_complete(job.output_dir):
                 return 0
             if job.config.launch is None:
-                work(job, events_file)
+                run_job(job, events_file)
                 return 0
-            return start_launcher(job, job_file=job_file, events_file=events_file, keep=lock).wait()
+            return start_launcher(job, job_file=job_file, events_file=events_file, inherited_fd=lock_fd).wait()
     except TrainingFault as fault:
         with events_file.open("ab") as events:
             events.write(EVENT.dump_json(Fault(kind=TrainingFault.__name__, message=str(fault))) + b"\n")
@@ -51,14 +51,14 @@ def main(arguments: list[str]) -> int:
 
 
 @contextmanager
-def locked(file: Path) -> Iterator[int]:
+def hold_lock(file: Path) -> Iterator[int]:
     """Hold the lock of a job, an exclusive lock of `file`, during the block; yield the file's
     descriptor.
 
-    Raises `TrainingFault` if another process still holds it after `LOCK_WAIT` seconds.
+    Raises `TrainingFault` if another process still holds it after `LOCK_WAIT_SECONDS` seconds.
     """
     with file.open("a+") as stream:
-        deadline = time.monotonic() + LOCK_WAIT
+        deadline = time.monotonic() + LOCK_WAIT_SECONDS
         while True:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)

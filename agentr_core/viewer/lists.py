@@ -11,15 +11,23 @@ from typing import Any, Final, NamedTuple
 
 from agentr_core.reports import document, wording
 from agentr_core.store.database import Store
-from agentr_core.store.queries.evaluations import EvaluationName, changes, evaluation_names
-from agentr_core.store.queries.facts import with_facts
-from agentr_core.store.queries.listings import LISTINGS, Listing, choices, listing_sql, read_list, sortable, suggestions
-from agentr_core.texts import goal
+from agentr_core.store.queries.evaluations import EvaluationName, evaluation_names, outcome_changes
+from agentr_core.store.queries.facts import listing_with_facts
+from agentr_core.store.queries.listings import (
+    LISTINGS,
+    Listing,
+    filter_choices,
+    filter_suggestions,
+    listing_sql,
+    read_list,
+    sortable_columns,
+)
+from agentr_core.texts import goal_in
 
 PAGE_ROWS: Final = 50
-_COMPUTED: Final = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
 """The first characters of a text that a spreadsheet would take for a formula."""
-MOST_ROWS: Final = 100_000
+MAX_FILE_ROWS: Final = 100_000
 """The maximum number of rows of a list as a file."""
 Record = Mapping[str, Any]
 
@@ -41,8 +49,8 @@ class Column:
     title: str
     name: str
     kind: str = "number"
-    leads: Callable[[Record], str | None] = lambda record: None
-    extra: bool = False
+    link: Callable[[Record], str | None] = lambda record: None
+    is_optional: bool = False
     """Whether it is shown only to those who choose it."""
 
 
@@ -61,29 +69,29 @@ class ListPage:
     name: str
     title: str
     columns: tuple[Column, ...]
-    every: tuple[Column, ...]
+    all_columns: tuple[Column, ...]
     """All columns that can be chosen."""
-    heads: list[Cell]
+    headers: list[Cell]
     """The titles of the columns, with links that sort by them; their tone is `asc` or `desc`."""
     rows: list[list[Cell]]
     total: int
-    first: int
+    first_row: int
     """The number of the first row shown, from 1."""
     filters: dict[str, str]
     choices: dict[str, list[str]]
     """The possible values of each filter that has only a few."""
-    free: tuple[str, ...]
+    typed_filters: tuple[str, ...]
     """The filters whose value is typed in."""
     titles: dict[str, str]
     """The titles of the filters on facts that worlds give about their instances, by column."""
     suggestions: dict[str, list[tuple[str, str]]]
     """Suggested values for filters that are typed in, each with a name for it."""
     crumbs: list[Cell]
-    sides: dict[str, EvaluationName]
+    compared_evaluations: dict[str, EvaluationName]
     """For differences: the two evaluations that are compared, as `before` and `after`."""
     changes: dict[str, Cell]
     """For differences: how many episodes changed and how, with links to them."""
-    keeps: dict[str, str]
+    kept_query: dict[str, str]
     """The query parameters for order and columns, which the form with the filters passes on."""
     sql: str
     files: dict[str, str]
@@ -92,24 +100,24 @@ class ListPage:
     following: str | None
 
 
-def _own(kind: str, column: str) -> Callable[[Record], str | None]:
-    return lambda record: document.page_of(kind, record[column])
+def _page_link(kind: str, column: str) -> Callable[[Record], str | None]:
+    return lambda record: document.page_path(kind, record[column])
 
 
-def _instance(name: str) -> Column:
-    return Column("Instance", "instance_id", "code", lambda r: document.listing(name, instance=r["instance_id"]))
+def _instance_column(name: str) -> Column:
+    return Column("Instance", "instance_id", "code", lambda r: document.list_path(name, instance=r["instance_id"]))
 
 
 _GOAL = Column("Goal", "first_observation", "goal")
 _ITERATION = Column("Iteration", "iteration")
 _DEPTH = Column("Depth", "depth")
-SHOWN: Mapping[str, ListView] = {
+LIST_VIEWS: Mapping[str, ListView] = {
     "trajectories": ListView(
         "Trajectories",
         (
-            Column("Trajectory", "trajectory_id", "code", _own("trajectory", "trajectory_id")),
+            Column("Trajectory", "trajectory_id", "code", _page_link("trajectory", "trajectory_id")),
             _GOAL,
-            _instance("trajectories"),
+            _instance_column("trajectories"),
             _DEPTH,
             Column("Source", "source", "text"),
             _ITERATION,
@@ -117,22 +125,22 @@ SHOWN: Mapping[str, ListView] = {
             Column("Reward", "reward"),
             Column("Steps", "num_steps"),
             Column("Ended by", "stop", "text"),
-            Column("World", "environment", "text", extra=True),
-            Column("Split", "split", "text", extra=True),
-            Column("Run", "run_id", "code", _own("run", "run_id"), extra=True),
-            Column("Evaluation", "evaluation", "text", extra=True),
-            Column("Stored", "created_at", "text", extra=True),
+            Column("World", "environment", "text", is_optional=True),
+            Column("Split", "split", "text", is_optional=True),
+            Column("Run", "run_id", "code", _page_link("run", "run_id"), is_optional=True),
+            Column("Evaluation", "evaluation", "text", is_optional=True),
+            Column("Stored", "created_at", "text", is_optional=True),
             # Not shown unless chosen, so that no bundle has them.
-            Column("Tags", "tags", "text", lambda r: f"/notes/{r['trajectory_id']}", extra=True),
-            Column("Note", "note", "long", lambda r: f"/notes/{r['trajectory_id']}", extra=True),
+            Column("Tags", "tags", "text", lambda r: f"/notes/{r['trajectory_id']}", is_optional=True),
+            Column("Note", "note", "long", lambda r: f"/notes/{r['trajectory_id']}", is_optional=True),
         ),
     ),
     "trees": ListView(
         "Search trees",
         (
-            Column("Tree", "tree_id", "code", _own("tree", "tree_id")),
+            Column("Tree", "tree_id", "code", _page_link("tree", "tree_id")),
             _GOAL,
-            _instance("trees"),
+            _instance_column("trees"),
             _DEPTH,
             _ITERATION,
             Column("Nodes", "nodes"),
@@ -145,9 +153,9 @@ SHOWN: Mapping[str, ListView] = {
     "pairs": ListView(
         "Pairs of a good and a bad path",
         (
-            Column("Pair", "pair_id", "code", _own("pair", "pair_id")),
+            Column("Pair", "pair_id", "code", _page_link("pair", "pair_id")),
             _GOAL,
-            _instance("pairs"),
+            _instance_column("pairs"),
             _ITERATION,
             Column("Good reward", "good_reward"),
             Column("Bad reward", "bad_reward"),
@@ -159,10 +167,10 @@ SHOWN: Mapping[str, ListView] = {
     "samples": ListView(
         "Samples",
         (
-            Column("Sample", "sample_id", "code", _own("sample", "sample_id")),
+            Column("Sample", "sample_id", "code", _page_link("sample", "sample_id")),
             _GOAL,
             Column("Kind", "kind", "text"),
-            _instance("samples"),
+            _instance_column("samples"),
             _ITERATION,
             Column("Tokens", "num_tokens"),
             Column("Trained", "num_trained_tokens"),
@@ -172,10 +180,10 @@ SHOWN: Mapping[str, ListView] = {
     "preferences": ListView(
         "Preferences",
         (
-            Column("Preference", "preference_id", "code", _own("preference", "preference_id")),
+            Column("Preference", "preference_id", "code", _page_link("preference", "preference_id")),
             _GOAL,
             Column("Kind", "kind", "text"),
-            _instance("preferences"),
+            _instance_column("preferences"),
             _ITERATION,
             Column("Chosen", "chosen_reward"),
             Column("Rejected", "rejected_reward"),
@@ -187,9 +195,11 @@ SHOWN: Mapping[str, ListView] = {
         "Groups of reinforcement learning",
         (
             Column("Step", "step"),
-            Column("Group", "number", "number", lambda r: document.group(r["iteration_id"], r["step"], r["number"])),
+            Column(
+                "Group", "number", "number", lambda r: document.group_path(r["iteration_id"], r["step"], r["number"])
+            ),
             _GOAL,
-            _instance("groups"),
+            _instance_column("groups"),
             _ITERATION,
             Column("Episodes", "episodes"),
             Column("Wins", "wins"),
@@ -210,33 +220,33 @@ SHOWN: Mapping[str, ListView] = {
     "regrades": ListView(
         "Episodes and paths of trees that were scored again",
         (
-            Column("Trajectory", "trajectory_id", "code", _own("trajectory", "trajectory_id")),
-            Column("Leaf", "node", "code", _own("node", "node")),
+            Column("Trajectory", "trajectory_id", "code", _page_link("trajectory", "trajectory_id")),
+            Column("Leaf", "node", "code", _page_link("node", "node")),
             _GOAL,
             Column("Change", "change", "text"),
             Column("Reward", "reward"),
             Column("New", "new_reward"),
             Column("Success", "success", "flag"),
             Column("New", "new_success", "flag"),
-            _instance("trajectories"),
+            _instance_column("trajectories"),
             Column("Episodes of", "episodes_of", "text"),
             _ITERATION,
             Column("Scored by", "grader", "text"),
-            Column("Scoring", "scoring_id", "code", extra=True),
-            Column("Run", "run_id", "code", _own("run", "run_id"), extra=True),
-            Column("Reply", "reply", "long", extra=True),
+            Column("Scoring", "scoring_id", "code", is_optional=True),
+            Column("Run", "run_id", "code", _page_link("run", "run_id"), is_optional=True),
+            Column("Reply", "reply", "long", is_optional=True),
         ),
     ),
     "differences": ListView(
         "The same instances before and after",
         (
             _GOAL,
-            _instance("trajectories"),
+            _instance_column("trajectories"),
             _DEPTH,
             Column("Repeat", "repeat"),
             Column("Given steps", "cut"),
-            Column("Before", "before", "flag", _own("trajectory", "before_id")),
-            Column("After", "after", "flag", _own("trajectory", "after_id")),
+            Column("Before", "before", "flag", _page_link("trajectory", "before_id")),
+            Column("After", "after", "flag", _page_link("trajectory", "after_id")),
             Column("Reward before", "before_reward"),
             Column("Reward after", "after_reward"),
         ),
@@ -248,69 +258,82 @@ def list_page(store: Store, name: str, query: Mapping[str, str]) -> ListPage:
     """Return a page of a list. Unknown filters, orders and columns in `query` are ignored, since a
     link may be old; without a valid page number, the page is the first.
     """
-    shape = _shape(store, name)
-    source = shape.source
-    filters, sort, columns = _wanted(shape, query)
+    facts_list = _list_with_facts(store, name)
+    source = facts_list.source
+    filters, sort, columns = _parse_query(facts_list, query)
     page_text = query.get("page", "")
     page = min(int(page_text), 10**9) if page_text.isascii() and page_text.isdigit() else 0
     matches = read_list(store, source, filters, offset=page * PAGE_ROWS, limit=PAGE_ROWS, sort=sort)
-    keeps = {"sort": sort, "columns": query["columns"] if columns != shape.usual else ""}
-    keeps = {key: value for key, value in keeps.items() if value}
-    sides = evaluation_names(store, [filters[key] for key in ("before", "after", "evaluation") if key in filters])
-    both = name == "differences" and set(source.always) <= filters.keys()
+    kept_query = {"sort": sort, "columns": query["columns"] if columns != facts_list.default_columns else ""}
+    kept_query = {key: value for key, value in kept_query.items() if value}
+    evaluation_by_id = evaluation_names(
+        store, [filters[key] for key in ("before", "after", "evaluation") if key in filters]
+    )
+    has_both_sides = name == "differences" and set(source.required_filters) <= filters.keys()
 
-    of = next((sides[filters[key]] for key in ("evaluation", "after", "before") if filters.get(key) in sides), None)
-    run = filters.get("run") or (of.run_id if of else None)
-    crumbs = [Cell(run, document.page_of("run", run))] if run else []
-    if "evaluation" in filters and of:
-        crumbs.append(Cell(f"{wording.label(of.name)}, {wording.iteration(of.iteration)}"))
+    evaluation = next(
+        (
+            evaluation_by_id[filters[key]]
+            for key in ("evaluation", "after", "before")
+            if filters.get(key) in evaluation_by_id
+        ),
+        None,
+    )
+    run = filters.get("run") or (evaluation.run_id if evaluation else None)
+    crumbs = [Cell(run, document.page_path("run", run))] if run else []
+    if "evaluation" in filters and evaluation:
+        crumbs.append(Cell(f"{wording.label(evaluation.name)}, {wording.iteration_name(evaluation.iteration)}"))
 
-    def link(path: str = f"/{name}", **more: Any) -> str:
-        return document.with_query(path, {**filters, **keeps, **more})
+    def link(path: str = f"/{name}", **more_query: Any) -> str:
+        return document.with_query(path, {**filters, **kept_query, **more_query})
 
     return ListPage(
         name=name,
-        title=SHOWN[name].title,
+        title=LIST_VIEWS[name].title,
         columns=columns,
-        every=shape.columns,
-        heads=[_head(column, sort, column.name in sortable(source), link) for column in columns],
+        all_columns=facts_list.columns,
+        headers=[_header_cell(column, sort, column.name in sortable_columns(source), link) for column in columns],
         rows=[[_cell(column, record) for column in columns] for record in matches.rows],
         total=matches.total,
-        first=page * PAGE_ROWS + 1,
+        first_row=page * PAGE_ROWS + 1,
         filters=filters,
-        choices=choices(store, source),
-        free=tuple(key for key in source.filters if key not in source.choices),
-        titles=shape.titles,
-        suggestions=suggestions(store, source),
+        choices=filter_choices(store, source),
+        typed_filters=tuple(key for key in source.filters if key not in source.choices),
+        titles=facts_list.titles,
+        suggestions=filter_suggestions(store, source),
         crumbs=crumbs,
-        sides={key: sides[filters[key]] for key in ("before", "after") if filters.get(key) in sides},
+        compared_evaluations={
+            key: evaluation_by_id[filters[key]] for key in ("before", "after") if filters.get(key) in evaluation_by_id
+        },
         changes={
             kind: Cell(wording.count(count), link(change=kind))
-            for kind, count in (changes(store, filters["before"], filters["after"]) if both else {}).items()
+            for kind, count in (
+                outcome_changes(store, filters["before"], filters["after"]) if has_both_sides else {}
+            ).items()
         },
-        keeps=keeps,
+        kept_query=kept_query,
         sql=listing_sql(source, filters, sort=sort),
-        files={form: link(f"/{name}.{form}") for form in ("csv", "json")},
+        files={file_format: link(f"/{name}.{file_format}") for file_format in ("csv", "json")},
         previous=link(page=page - 1) if page else None,
         following=link(page=page + 1) if (page + 1) * PAGE_ROWS < matches.total else None,
     )
 
 
-def list_file(store: Store, name: str, form: str, query: Mapping[str, str]) -> str | None:
-    """Return all rows of a list that pass the filters as CSV or JSON (`form`); None if there are
-    more than `MOST_ROWS`.
+def list_file(store: Store, name: str, file_format: str, query: Mapping[str, str]) -> str | None:
+    """Return all rows of a list that pass the filters as CSV or JSON (`file_format`); None if there
+    are more than `MAX_FILE_ROWS`.
 
     JSON also has the SQL query and the total. In CSV, a text that a spreadsheet would take for a
     formula gets an apostrophe in front.
     """
-    shape = _shape(store, name)
-    filters, sort, columns = _wanted(shape, query)
-    matches = read_list(store, shape.source, filters, offset=0, limit=MOST_ROWS, sort=sort)
-    if matches.total > MOST_ROWS:
+    facts_list = _list_with_facts(store, name)
+    filters, sort, columns = _parse_query(facts_list, query)
+    matches = read_list(store, facts_list.source, filters, offset=0, limit=MAX_FILE_ROWS, sort=sort)
+    if matches.total > MAX_FILE_ROWS:
         return None
     names = [column.name for column in columns]
-    if form == "json":
-        sql = listing_sql(shape.source, filters, sort=sort)
+    if file_format == "json":
+        sql = listing_sql(facts_list.source, filters, sort=sort)
         rows = [{name: row[name] for name in names} for row in matches.rows]
         return json.dumps({"sql": sql, "total": matches.total, "rows": rows}, default=str, indent=1)
     lines = io.StringIO()
@@ -318,12 +341,12 @@ def list_file(store: Store, name: str, form: str, query: Mapping[str, str]) -> s
     writer.writerow(names)
     for row in matches.rows:
         cells = [", ".join(row[name]) if isinstance(row[name], list) else row[name] for name in names]
-        writer.writerow([f"'{c}" if isinstance(c, str) and c.startswith(_COMPUTED) else c for c in cells])
+        writer.writerow([f"'{c}" if isinstance(c, str) and c.startswith(_FORMULA_STARTS) else c for c in cells])
     return lines.getvalue()
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class _ListWithFacts:
     """A list including the columns and filters of facts that worlds give about their instances;
     `titles` has the titles of these filters, by column.
     """
@@ -333,52 +356,61 @@ class _Shape:
     titles: dict[str, str]
 
     @property
-    def usual(self) -> tuple[Column, ...]:
+    def default_columns(self) -> tuple[Column, ...]:
         """The columns that are shown unless others are chosen."""
-        return tuple(column for column in self.columns if not column.extra)
+        return tuple(column for column in self.columns if not column.is_optional)
 
 
-def _shape(store: Store, name: str) -> _Shape:
-    columns = SHOWN[name].columns
-    source, facts = with_facts(store, name)
+def _list_with_facts(store: Store, name: str) -> _ListWithFacts:
+    columns = LIST_VIEWS[name].columns
+    source, facts = listing_with_facts(store, name)
     own_names = {column.title.lower() for column in columns} | set(LISTINGS[name].filters)
-    words = {fact.column: fact.name.replace("_", " ") for fact in facts}
-    titles = {column: f"{word} of the world" if word in own_names else word for column, word in words.items()}
-    from_world = [
+    name_by_column = {fact.column: fact.name.replace("_", " ") for fact in facts}
+    titles = {
+        column: f"{fact_name} of the world" if fact_name in own_names else fact_name
+        for column, fact_name in name_by_column.items()
+    }
+    fact_columns = [
         Column(titles[fact.column].capitalize(), fact.column, "number" if fact.numeric else "text") for fact in facts
     ]
     # Next to the column of the instance.
-    place = next((at for at, column in enumerate(columns, 1) if column.name == "instance_id"), 0)
-    return _Shape(source, (*columns[:place], *from_world, *columns[place:]), titles)
+    index = next((number for number, column in enumerate(columns, 1) if column.name == "instance_id"), 0)
+    return _ListWithFacts(source, (*columns[:index], *fact_columns, *columns[index:]), titles)
 
 
-def _wanted(shape: _Shape, query: Mapping[str, str]) -> tuple[dict[str, str], str, tuple[Column, ...]]:
+def _parse_query(
+    facts_list: _ListWithFacts, query: Mapping[str, str]
+) -> tuple[dict[str, str], str, tuple[Column, ...]]:
     """Return the filters, the order (empty: the usual one) and the columns that a query names."""
-    filters = {key: value for key, value in query.items() if key in shape.source.filters and value}
+    filters = {key: value for key, value in query.items() if key in facts_list.source.filters and value}
     sort = query.get("sort", "")
-    if sort.removeprefix("-") not in sortable(shape.source):
+    if sort.removeprefix("-") not in sortable_columns(facts_list.source):
         sort = ""
     names = query.get("columns", "").split(",")
-    return filters, sort, tuple(column for column in shape.columns if column.name in names) or shape.usual
+    return (
+        filters,
+        sort,
+        tuple(column for column in facts_list.columns if column.name in names) or facts_list.default_columns,
+    )
 
 
-def _head(column: Column, sort: str, can: bool, link: Callable[..., str]) -> Cell:
-    if not can:
+def _header_cell(column: Column, sort: str, is_sortable: bool, link: Callable[..., str]) -> Cell:
+    if not is_sortable:
         return Cell(column.title)
     # First the largest numbers; texts from A to Z.
-    ways = ("-", "") if column.kind in ("number", "flag") else ("", "-")
-    first, second = (f"{way}{column.name}" for way in ways)
+    signs = ("-", "") if column.kind in ("number", "flag") else ("", "-")
+    first, second = (f"{sign}{column.name}" for sign in signs)
     tone = "desc" if sort == f"-{column.name}" else "asc" if sort == column.name else ""
     return Cell(column.title, link(sort=second if sort == first else first), tone)
 
 
 def _cell(column: Column, record: Record) -> Cell:
     value = record[column.name]
-    href = column.leads(record) if value is not None else None
+    href = column.link(record) if value is not None else None
     if value is None:
         return Cell(wording.NOTHING)
     if column.kind == "goal":
-        return Cell(goal(value), href)
+        return Cell(goal_in(value), href)
     if isinstance(value, list):
         return Cell(", ".join(value) or wording.NOTHING, href)
     if column.kind == "flag":

@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from math import sqrt
 from typing import Any, Final, NamedTuple
 from xml.etree import ElementTree as ET
@@ -17,49 +16,44 @@ from markupsafe import Markup
 
 from agentr_core.errors import ConfigError
 from agentr_core.evaluation.failures import failure_steps
-from agentr_core.recipes.models import masked
-from agentr_core.recipes.parsing import restored
+from agentr_core.recipes.models import mask_secrets
+from agentr_core.recipes.parsing import restore_recipe
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.reports import document, wording
-from agentr_core.reports.comparison import MEANS_NOTE, group_means
+from agentr_core.reports.comparison import MEANS_NOTE, group_means_table
 from agentr_core.reports.document import Figure
 from agentr_core.runtime.live import read_progress, read_steps
-from agentr_core.samples.rendering import ReadToken
-from agentr_core.stages.curves import fine_tuning, group_learning
+from agentr_core.samples.rendering import RenderedToken
+from agentr_core.stages.curves import fine_tuning_figures, group_rl_figures
 from agentr_core.stages.means import means_over_seeds
 from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.database import Store
-from agentr_core.store.queries.datasets import (
-    preference_head,
-    rejection_counts,
-    sample_head,
-    training_curve,
-)
-from agentr_core.store.queries.facts import facts_of
-from agentr_core.store.queries.failures import failures_beside, win_beside
+from agentr_core.store.queries.datasets import preference_head, rejection_counts, sample_head, training_curve
+from agentr_core.store.queries.facts import load_facts
+from agentr_core.store.queries.failures import closest_win, neighbour_failures
 from agentr_core.store.queries.listings import (
     ancestry,
-    entities_beginning,
     evaluation_lines,
     event_lines,
-    instance_beginning,
+    find_entities,
+    find_first_observation,
+    find_instance_id,
     iteration_lines,
     last_episodes,
-    opening,
     run_line,
     run_lines,
     stage_lines,
 )
-from agentr_core.store.queries.runs import configs_of_all, iteration_key, run_config, run_versions, runs_beginning
-from agentr_core.store.queries.scorings import rescored, scorings_of
+from agentr_core.store.queries.runs import configs_of_all, find_iteration_id, find_runs, run_config, run_versions
+from agentr_core.store.queries.scorings import comparisons_by_scoring, episode_rescores
 from agentr_core.store.queries.trees import (
-    Derivation,
+    FamilyMember,
     PathStep,
     SampledTokens,
-    ToolCall,
+    StoredToolCall,
     TreeNode,
     VerdictLine,
-    family,
+    family_members,
     group_head,
     group_rollouts,
     group_steps,
@@ -76,8 +70,8 @@ from agentr_core.store.queries.trees import (
     validations,
     verdicts_of_pair,
 )
-from agentr_core.store.text_index import RANKED, Matches, Place, phrases, texts_of
-from agentr_core.texts import visible
+from agentr_core.store.text_index import MAX_RANKED, Matches, TextLocation, load_texts, phrases
+from agentr_core.texts import escape_invisible
 from agentr_core.viewer import strip
 from agentr_core.viewer.lists import list_page
 
@@ -90,111 +84,114 @@ class Page:
 
     template: str
     values: Mapping[str, Any]
-    elsewhere: str | None = None
+    redirect_to: str | None = None
 
 
 # A search tree as a drawing: numbers and short labels in, SVG out.
 
-_ROW: Final = 38
-_COLUMN: Final = 188
+_ROW_HEIGHT: Final = 38
+_COLUMN_WIDTH: Final = 188
 _BEND: Final = 34
 _MARGIN: Final = 30
-_UPRIGHT: Final = 1000
-"""A wider drawing is printed in landscape: scaled to a portrait page, its text would be too small
-to read.
-"""
-_LABEL: Final = 20
+_MAX_PORTRAIT_WIDTH: Final = 1000
+"""A wider drawing is printed in landscape: on a portrait page its text would be too small."""
+_MAX_LABEL_CHARS: Final = 20
 """Characters of an action that are shown; the page of its node shows all of it."""
 _TONES: Final = ("passed", "", "bad", "good", "both")
-MOST_NODES: Final = 1500
+MAX_NODES: Final = 1500
 """A drawing of more nodes is too long to look at and slow to show."""
 
 
 def tree_drawing(
     nodes: Sequence[TreeNode],
     tree_id: str,
-    good: Collection[int],
-    bad: Collection[int],
-    first: Sequence[Collection[int]] = (),
+    good_nodes: Collection[int],
+    bad_nodes: Collection[int],
+    first_nodes: Sequence[Collection[int]] = (),
 ) -> str:
     """Return the SVG drawing of a tree with the root at the top left; each node links to its page.
     Children are ordered from the most visited one down, but nodes on given paths come first.
 
     Args:
         nodes: in the order of their numbers; not empty.
-        good, bad: the numbers of nodes on good and bad paths of pairs, which are coloured.
-        first: sets of node numbers; the nodes of an earlier set are placed before others.
+        good_nodes, bad_nodes: the numbers of nodes on good and bad paths of pairs, which are
+            coloured.
+        first_nodes: sets of node numbers; the nodes of an earlier set are placed before others.
     """
-    paths = (*first, good, bad)
+    paths = (*first_nodes, good_nodes, bad_nodes)
 
-    def place(node: TreeNode) -> tuple[int, int]:
+    def sort_key(node: TreeNode) -> tuple[int, int]:
         return next((number for number, path in enumerate(paths) if node.number in path), len(paths)), -node.visits
 
     children: dict[int, list[int]] = {}
-    for node in sorted(nodes, key=place):
+    for node in sorted(nodes, key=sort_key):
         children.setdefault(node.parent, []).append(node.number)
-    rows = _rows(children)
-    width = 2 * _MARGIN + _COLUMN * (max(node.depth for node in nodes) + 1)
-    height = 2 * _MARGIN + _ROW * max(rows.values())
-    shape = "tree wide" if width > max(_UPRIGHT, height) else "tree"
-    svg = ET.Element("svg", {"class": shape, "viewBox": f"0 0 {width} {height:g}", "role": "img"})
+    rows = _row_by_node(children)
+    width = 2 * _MARGIN + _COLUMN_WIDTH * (max(node.depth for node in nodes) + 1)
+    height = 2 * _MARGIN + _ROW_HEIGHT * max(rows.values())
+    css_class = "tree wide" if width > max(_MAX_PORTRAIT_WIDTH, height) else "tree"
+    svg = ET.Element("svg", {"class": css_class, "viewBox": f"0 0 {width} {height:g}", "role": "img"})
     svg.attrib.update({"width": str(width), "height": f"{height:g}", "aria-label": f"{len(nodes)} nodes"})
-    spots = {node.number: (_MARGIN + _COLUMN * node.depth, _MARGIN + _ROW * rows[node.number]) for node in nodes}
+    positions = {
+        node.number: (_MARGIN + _COLUMN_WIDTH * node.depth, _MARGIN + _ROW_HEIGHT * rows[node.number]) for node in nodes
+    }
     # Edges that were not taken are drawn below those that were.
-    for node in sorted(nodes[1:], key=lambda node: _TONES.index(_tone(node, good, bad))):
-        (x1, y1), (x2, y2) = spots[node.parent], spots[node.number]
+    for node in sorted(nodes[1:], key=lambda node: _TONES.index(_tone(node, good_nodes, bad_nodes))):
+        (x1, y1), (x2, y2) = positions[node.parent], positions[node.number]
         bend = x2 - _BEND
         middle = (bend + x2) / 2
         # Straight along the label of the parent, which is written above and below the edge.
         curve = f"M{x1:g} {y1:g}H{bend:g}C{middle:g} {y1:g} {middle:g} {y2:g} {x2:g} {y2:g}"
-        tone = _tone(node, good, bad)
+        tone = _tone(node, good_nodes, bad_nodes)
         ET.SubElement(svg, "path", {"class": f"edge {tone}".strip(), "d": curve})
         if tone == "both":
             # As in the legend: green above red.
             ET.SubElement(svg, "path", {"class": "edge bad", "d": curve, "transform": "translate(0 2.2)"})
-    most = max(node.visits for node in nodes)
+    max_visits = max(node.visits for node in nodes)
     for node in nodes:
-        _node(svg, node, tree_id, spots[node.number], most, _tone(node, good, bad))
+        _draw_node(svg, node, tree_id, positions[node.number], max_visits, _tone(node, good_nodes, bad_nodes))
     return ET.tostring(svg, encoding="unicode")
 
 
-def _rows(children: dict[int, list[int]]) -> dict[int, int]:
+def _row_by_node(children: dict[int, list[int]]) -> dict[int, int]:
     """Return the row of each node, by number; the root is in row 0.
 
     A node, its first child, that one's first child and so on share a row, the topmost that is free
     for all of them. So short branches are beside long ones, and no edges cross.
     """
     rows: dict[int, int] = {}
-    free: dict[int, int] = {}
+    free_row_by_column: dict[int, int] = {}
     stack = [(0, 0)]
     while stack:
         node, depth = stack.pop()
-        line = [node]
-        while below := children.get(line[-1]):
-            line.append(below[0])
-        places = range(depth, depth + len(line))
-        row = max(free.get(place, 0) for place in places)
-        free.update(dict.fromkeys(places, row + 1))
-        for place, node in zip(places, line, strict=True):
+        chain = [node]
+        while child_numbers := children.get(chain[-1]):
+            chain.append(child_numbers[0])
+        columns = range(depth, depth + len(chain))
+        row = max(free_row_by_column.get(column, 0) for column in columns)
+        free_row_by_column.update(dict.fromkeys(columns, row + 1))
+        for column, node in zip(columns, chain, strict=True):
             rows[node] = row
             # The stack ends with the branches of the deepest node, so they are placed first.
-            stack.extend((child, place + 1) for child in reversed(children.get(node, [])[1:]))
+            stack.extend((child, column + 1) for child in reversed(children.get(node, [])[1:]))
     return rows
 
 
-def _tone(node: TreeNode, good: Collection[int], bad: Collection[int]) -> str:
-    if node.number in good:
-        return "both" if node.number in bad else "good"
-    if node.number in bad:
+def _tone(node: TreeNode, good_nodes: Collection[int], bad_nodes: Collection[int]) -> str:
+    if node.number in good_nodes:
+        return "both" if node.number in bad_nodes else "good"
+    if node.number in bad_nodes:
         return "bad"
     return "" if node.visits else "passed"
 
 
-def _node(svg: ET.Element, node: TreeNode, tree_id: str, spot: tuple[float, float], most: int, tone: str) -> None:
-    x, y = spot
+def _draw_node(
+    svg: ET.Element, node: TreeNode, tree_id: str, position: tuple[float, float], max_visits: int, tone: str
+) -> None:
+    x, y = position
     href = f"/node/{tree_id}/{node.number}"
     link = ET.SubElement(svg, "a", {"href": href, "class": f"node {tone}".strip()})
-    radius = 3.5 + 7 * sqrt(node.visits / most) if most else 3.5
+    radius = 3.5 + 7 * sqrt(node.visits / max_visits) if max_visits else 3.5
     shape = {"cx": f"{x:g}", "cy": f"{y:g}", "r": f"{radius:.1f}"}
     ET.SubElement(link, "circle", {"class": "ground", **shape})
     # The better the value, the fuller the circle.
@@ -203,62 +200,60 @@ def _node(svg: ET.Element, node: TreeNode, tree_id: str, spot: tuple[float, floa
     if node.success or node.disaster:
         ring = {"class": "ring win" if node.success else "ring lost", "cx": f"{x:g}", "cy": f"{y:g}"}
         ET.SubElement(link, "circle", {**ring, "r": f"{radius + 3:.1f}"})
-    action = visible(" ".join((node.action or ("start" if node.parent < 0 else "no action")).split()))
-    _text(link, x + radius + 5, y - 5, action if len(action) <= _LABEL else action[: _LABEL - 1] + "…", "action")
-    words = [f"{node.visits} {wording.TIMES}", wording.NOTHING if node.value is None else f"{node.value:.2f}"]
+    action = escape_invisible(" ".join((node.action or ("start" if node.parent < 0 else "no action")).split()))
+    short_action = action if len(action) <= _MAX_LABEL_CHARS else action[: _MAX_LABEL_CHARS - 1] + "…"
+    _draw_text(link, x + radius + 5, y - 5, short_action, "action")
+    label_parts = [f"{node.visits} {wording.TIMES}", wording.NOTHING if node.value is None else f"{node.value:.2f}"]
     if not node.duplicates:
-        words.append("the expert's")
+        label_parts.append("the expert's")
     elif node.duplicates > 1:
-        words.append(f"{node.duplicates} alike")
+        label_parts.append(f"{node.duplicates} alike")
     if not node.valid:
-        words.append("invalid")
-    words.extend(wording.label(word) for word in (node.verdict, node.stop) if word)
-    _text(link, x + radius + 5, y + 13, " ".join(words), "numbers")
-    ET.SubElement(link, "title").text = f"node {node.number}: {action[:300]}\n{visible(node.text)}".rstrip()
+        label_parts.append("invalid")
+    label_parts.extend(wording.label(label_part) for label_part in (node.verdict, node.stop) if label_part)
+    _draw_text(link, x + radius + 5, y + 13, " ".join(label_parts), "numbers")
+    ET.SubElement(link, "title").text = f"node {node.number}: {action[:300]}\n{escape_invisible(node.text)}".rstrip()
 
 
-def _text(parent: ET.Element, x: float, y: float, text: str, kind: str) -> None:
+def _draw_text(parent: ET.Element, x: float, y: float, text: str, kind: str) -> None:
     ET.SubElement(parent, "text", {"class": kind, "x": f"{x:g}", "y": f"{y:g}"}).text = text
 
 
 # The page of a search: the texts that match, with their places.
 
 PAGE_ROWS: Final = 20
-MOST_CHARS: Final = 300
+MAX_SEARCH_CHARS: Final = 300
 """The maximum length of a search."""
-_AROUND: Final = 160
+_CONTEXT_CHARS: Final = 160
 """Characters that are shown before and after the first word that was found."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
-    """A text that was found: an extract in pieces, each with a flag for a search word, and the
-    places of the text.
-    """
+class SearchHit:
+    """A text that was found: an extract in pieces, each with a flag for a search word."""
 
     pieces: list[tuple[str, bool]]
     places: list[tuple[str, str]]
     """The name and the address of each place."""
 
 
-def results(store: Store, words: str, matches: Matches, *, page: int, complete: bool) -> Page:
+def search_page(store: Store, words: str, matches: Matches, *, page: int, complete: bool) -> Page:
     """Return the page of a search; `complete` says whether the index has all texts of the store."""
-    texts = texts_of(store, matches.texts)
+    texts = load_texts(store, matches.texts)
+    has_more = (page + 1) * PAGE_ROWS < matches.total
     values = {
         "words": words,
         "hits": [
-            Hit(extract(texts[match.digest], phrases(words)), list(map(_place, match.places)))
+            SearchHit(extract(texts[match.digest], phrases(words)), list(map(_place_link, match.locations)))
             for match in matches.texts
             if match.digest in texts
         ],
         "total": matches.total,
-        "many": matches.total >= RANKED,
+        "many": matches.total >= MAX_RANKED,
         "first": page * PAGE_ROWS + 1,
         "complete": complete,
         "previous": document.with_query("/search", {"q": words, "page": page - 1}) if page else None,
-        "following": document.with_query("/search", {"q": words, "page": page + 1})
-        if (page + 1) * PAGE_ROWS < matches.total
-        else None,
+        "following": document.with_query("/search", {"q": words, "page": page + 1}) if has_more else None,
     }
     return Page("search", values)
 
@@ -268,41 +263,43 @@ def extract(text: str, words: Sequence[str]) -> list[tuple[str, bool]]:
     the beginning of the text if no search word occurs in it literally.
     """
     pattern = re.compile("|".join(re.escape(word) for word in words), re.IGNORECASE)
-    first = pattern.search(text) if words else None
-    middle = first.start() if first else 0
-    start, end = max(0, middle - _AROUND), min(len(text), middle + 2 * _AROUND)
+    first_match = pattern.search(text) if words else None
+    middle = first_match.start() if first_match else 0
+    start, end = max(0, middle - _CONTEXT_CHARS), min(len(text), middle + 2 * _CONTEXT_CHARS)
     excerpt = ("… " if start else "") + text[start:end] + (" …" if end < len(text) else "")
     pieces: list[tuple[str, bool]] = []
-    at = 0
+    end_of_piece = 0
     for match in pattern.finditer(excerpt) if words else ():
-        pieces += [(excerpt[at : match.start()], False), (match[0], True)]
-        at = match.end()
-    return [piece for piece in [*pieces, (excerpt[at:], False)] if piece[0]]
+        pieces += [(excerpt[end_of_piece : match.start()], False), (match[0], True)]
+        end_of_piece = match.end()
+    return [piece for piece in [*pieces, (excerpt[end_of_piece:], False)] if piece[0]]
 
 
-def _place(place: Place) -> tuple[str, str]:
+def _place_link(place: TextLocation) -> tuple[str, str]:
     if place.kind == "node":
         return f"node {place.key[:8]}#{place.position}", f"/node/{place.key}/{place.position}"
-    where = "" if place.position is None else f", {'message' if place.kind == 'sample' else 'step'} {place.position}"
+    position_text = (
+        "" if place.position is None else f", {'message' if place.kind == 'sample' else 'step'} {place.position}"
+    )
     anchor = "" if place.position is None else f"#{place.position}"
-    return f"{place.kind} {place.key[:8]}{where}", f"{document.page_of(place.kind, place.key)}{anchor}"
+    return f"{place.kind} {place.key[:8]}{position_text}", f"{document.page_path(place.kind, place.key)}{anchor}"
 
 
 # The pages of search trees, their nodes, and the pairs that were taken from them.
 
 
 def tree(store: Store, tree_id: str) -> Page | None:
-    """Return the page of a search tree, with a drawing if it has at most `MOST_NODES` nodes."""
+    """Return the page of a search tree, with a drawing if it has at most `MAX_NODES` nodes."""
     head = tree_head(store, tree_id)
     if head is None:
         return None
     nodes = tree_nodes(store, tree_id)
     pairs = pairs_of_tree(store, tree_id)
-    good = _ways(nodes, (leaf for _, leaf, _ in pairs))
-    bad = _ways(nodes, (leaf for _, _, leaf in pairs))
-    first = [_ways(nodes, [leaf]) for _, *leaves in pairs[:1] for leaf in leaves]
-    drawable = 0 < len(nodes) <= MOST_NODES
-    drawing = Markup(tree_drawing(nodes, tree_id, good, bad, first)) if drawable else None
+    good = _with_ancestors(nodes, (leaf for _, leaf, _ in pairs))
+    bad = _with_ancestors(nodes, (leaf for _, _, leaf in pairs))
+    first_pair_nodes = [_with_ancestors(nodes, [leaf]) for _, *leaves in pairs[:1] for leaf in leaves]
+    drawable = 0 < len(nodes) <= MAX_NODES
+    drawing = Markup(tree_drawing(nodes, tree_id, good, bad, first_pair_nodes)) if drawable else None
     values = {
         "head": head,
         "nodes": nodes,
@@ -316,23 +313,22 @@ def tree(store: Store, tree_id: str) -> Page | None:
 
 
 def node(store: Store, tree_id: str, index: int) -> Page | None:
-    """Return the page of a node: the path to it, step by step, and the siblings it was chosen
-    from.
-    """
+    """Return the page of a node: the path to it, step by step, and its siblings."""
     head = tree_head(store, tree_id)
     nodes = {node.number: node for node in tree_nodes(store, tree_id)} if head else {}
     if head is None or index not in nodes:
         return None
-    calls = tool_calls(store, "node", tree_id)
-    steps = node_steps(store, tree_id, _ways(nodes.values(), [index]))
-    way = {step.node: step.position for step in steps}
+    steps = node_steps(store, tree_id, _with_ancestors(nodes.values(), [index]))
+    position_by_node = {step.node: step.position for step in steps}
+    tree_calls = [call for call in tool_calls(store, "node", tree_id) if call.position in position_by_node]
+    calls = [call._replace(position=position_by_node[call.position]) for call in tree_calls]
     values = {
         "head": head,
         "node": nodes[index],
         "steps": steps,
         "siblings": _siblings(nodes.values(), steps),
         "children": [node for node in nodes.values() if node.parent == index],
-        "calls": by_position([c._replace(position=way[c.position]) for c in calls if c.position in way]),
+        "calls": calls_by_position(calls),
         "ancestry": ancestry(store, f"{tree_id}#{index}", "node"),
     }
     return Page("node", values)
@@ -344,10 +340,10 @@ def pair(store: Store, pair_id: str) -> Page | None:
     if head is None:
         return None
     nodes = tree_nodes(store, head.tree_id)
-    on_good, on_bad = _ways(nodes, [head.good_leaf]), _ways(nodes, [head.bad_leaf])
-    steps = node_steps(store, head.tree_id, on_good | on_bad)
-    good = [step for step in steps if step.node in on_good]
-    bad = [step for step in steps if step.node in on_bad]
+    good_numbers, bad_numbers = _with_ancestors(nodes, [head.good_leaf]), _with_ancestors(nodes, [head.bad_leaf])
+    steps = node_steps(store, head.tree_id, good_numbers | bad_numbers)
+    good = [step for step in steps if step.node in good_numbers]
+    bad = [step for step in steps if step.node in bad_numbers]
     samples = samples_of_pair(store, pair_id)
     oracle = oracle_verdicts(store, head.tree_id)
     siblings = _siblings(nodes, steps)
@@ -357,18 +353,18 @@ def pair(store: Store, pair_id: str) -> Page | None:
         visits = sum(sibling.visits for sibling in siblings)
         return sum(sibling.visits * (sibling.value or 0.0) for sibling in siblings) / visits if visits else None
 
-    witnesses = [
-        Witnesses(step, verdicts.get(step.position), mean_value(siblings[step.node]), oracle.get(step.node))
+    step_verdicts = [
+        StepVerdicts(step, verdicts.get(step.position), mean_value(siblings[step.node]), oracle.get(step.node))
         for step in bad
         # Only steps from the first one on that the judge saw, so that all three can be compared.
         if step.node is not None and step.position >= min(verdicts, default=0)
     ]
-    drops = [witness.drop for witness in witnesses if witness.drop is not None]
+    max_drop = max((line.drop for line in step_verdicts if line.drop is not None), default=0.0)
     values = {
         "head": head,
-        "witnesses": witnesses,
-        "tree_error": next((w.step.position for w in witnesses if w.drop == max(drops) > 0), None) if drops else None,
-        "oracle_error": next((witness.step.position for witness in witnesses if witness.oracle == "bad"), None),
+        "witnesses": step_verdicts,
+        "tree_error": next((line.step.position for line in step_verdicts if line.drop == max_drop > 0), None),
+        "oracle_error": next((line.step.position for line in step_verdicts if line.oracle == "bad"), None),
         "knows": bool(oracle),
         "siblings": siblings,
         "shared": bad[: head.shared_steps],
@@ -382,7 +378,7 @@ def pair(store: Store, pair_id: str) -> Page | None:
     return Page("pair", values)
 
 
-class Witnesses(NamedTuple):
+class StepVerdicts(NamedTuple):
     """What the judge, the tree and the oracle say about a step of a bad path, None if nothing."""
 
     step: PathStep
@@ -407,16 +403,15 @@ def _siblings(nodes: Collection[TreeNode], steps: Sequence[PathStep]) -> dict[in
     return {number: [node for node in children[parents[number]] if node.number != number] for number in numbers}
 
 
-def by_position(calls: Sequence[ToolCall]) -> dict[int, list[ToolCall]]:
+def calls_by_position(calls: Sequence[StoredToolCall]) -> dict[int, list[StoredToolCall]]:
     """Return tool calls, grouped by the position of the step that made them."""
+    by_position: dict[int, list[StoredToolCall]] = {}
+    for call in sorted(calls, key=lambda call: call.position):
+        by_position.setdefault(call.position, []).append(call)
+    return by_position
 
-    def place(call: ToolCall) -> int:
-        return call.position
 
-    return {position: list(some) for position, some in groupby(sorted(calls, key=place), key=place)}
-
-
-def _ways(nodes: Collection[TreeNode], leaves: Iterable[int]) -> set[int]:
+def _with_ancestors(nodes: Collection[TreeNode], leaves: Iterable[int]) -> set[int]:
     """Return the numbers of the leaves and of all their ancestors."""
     parents = {node.number: node.parent for node in nodes}
     numbers: set[int] = set()
@@ -437,28 +432,28 @@ def runs(store: Store | None) -> Page:
 def means(store: Store) -> Page:
     """Return the page of the means over seeds of all runs of a workspace that were evaluated."""
     recipes: dict[str, Recipe] = {}
-    unread: list[str] = []
+    errors: list[str] = []
     for run_id, config in configs_of_all(store).items():
         try:
-            recipes[run_id] = restored(json.loads(config), source=f"recipe of run {run_id}")
+            recipes[run_id] = restore_recipe(json.loads(config), source=f"recipe of run {run_id}")
         except ConfigError as error:
-            unread.append(str(error))
+            errors.append(str(error))
     averages = means_over_seeds(store, recipes)
     groups = {mean.group: mean.runs for mean in sorted(averages, key=lambda mean: len(mean.runs))}
-    return Page("means", {"groups": groups, "table": group_means(averages), "note": MEANS_NOTE, "unread": unread})
+    return Page("means", {"groups": groups, "table": group_means_table(averages), "note": MEANS_NOTE, "unread": errors})
 
 
 def scorings(store: Store, run_id: str = "") -> Page:
     """Return the page of the scorings of stored episodes, of one run or of all."""
-    return Page("scorings", {"scorings": scorings_of(store, run_id), "run_id": run_id})
+    return Page("scorings", {"scorings": comparisons_by_scoring(store, run_id), "run_id": run_id})
 
 
 # The parts of the pages of a run and its stages that change while the run is at work.
 
-_EPISODES: Final = 10
+_NUM_LAST_EPISODES: Final = 10
 
 
-def moving(store: Store, run_id: str, iteration: int | None = None, stage: str = "") -> Page | None:
+def live_page(store: Store, run_id: str, iteration: int | None = None, stage: str = "") -> Page | None:
     """Return the part of a run's page, or with `iteration` and `stage` of a stage's page, that
     changes while the run is at work: progress, learning curves, times of the stages, and the last
     episodes. None if the run is not stored.
@@ -469,59 +464,59 @@ def moving(store: Store, run_id: str, iteration: int | None = None, stage: str =
     progress = read_progress(store.path.parent, run_id) if head.at_work else None
     work = None
     if progress is not None and (iteration is None or (progress.iteration, progress.stage) == (iteration, stage)):
-        since = max(0.0, time.time() - progress.told)
-        remaining = [s if s is None else max(0.0, s - since) for s in (progress.stage_left, progress.run_left)]
-        work = {"progress": progress, "elapsed": progress.told + since - progress.began, "left": remaining}
+        age_s = max(0.0, time.time() - progress.told)
+        seconds_left = [s if s is None else max(0.0, s - age_s) for s in (progress.stage_left, progress.run_left)]
+        work = {"progress": progress, "elapsed": progress.told + age_s - progress.began, "left": seconds_left}
     stages = stage_lines(store, run_id)
-    own = [line for line in stages if (line.iteration, line.stage) == (iteration, stage)]
-    current = iteration if iteration is not None else progress.iteration if progress else None
-    if own and not work and not any(line.train for line in own):
+    own_stages = [line for line in stages if (line.iteration, line.stage) == (iteration, stage)]
+    current_iteration = iteration if iteration is not None else progress.iteration if progress else None
+    if own_stages and not work and not any(line.train for line in own_stages):
         # The stage itself trained nothing, so the curves of its iteration do not belong here.
-        current = None
-    here = document.page_of("run", run_id) if iteration is None else document.stage_page(run_id, iteration, stage)
+        current_iteration = None
+    path = document.page_path("run", run_id) if iteration is None else document.stage_path(run_id, iteration, stage)
     values = {
         "run": head,
         "work": work,
-        "waits": head.at_work and not work and not own,
-        "learning": {} if current is None else {current: learning(store, run_id, current)},
+        "waits": head.at_work and not work and not own_stages,
+        "learning": {}
+        if current_iteration is None
+        else {current_iteration: learning_curves(store, run_id, current_iteration)},
         "stages": stages,
-        "own": own,
-        "episodes": last_episodes(store, run_id, iteration=iteration, limit=_EPISODES),
-        "moves": f"/moving{here}" if head.at_work else None,
+        "own": own_stages,
+        "episodes": last_episodes(store, run_id, iteration=iteration, limit=_NUM_LAST_EPISODES),
+        "moves": f"/moving{path}" if head.at_work else None,
         "state": f"{head.status} {progress.iteration} {progress.stage}" if progress else head.status,
         "every": 2,
     }
     return Page("moving", values)
 
 
-def learning(store: Store, run_id: str, iteration: int) -> list[Figure]:
-    """Return the learning curves of an iteration; those of a fine-tuning that is still running, up
-    to its last reported step.
-    """
-    iteration_id = iteration_key(store, run_id, iteration)
+def learning_curves(store: Store, run_id: str, iteration: int) -> list[Figure]:
+    """Return an iteration's learning curves; during fine-tuning, up to its last reported step."""
+    iteration_id = find_iteration_id(store, run_id, iteration)
     if iteration_id is None:
         return []
     if steps := group_steps(store, iteration_id):
-        size = json.loads(run_config(store, run_id) or "{}").get("grpo", {}).get("num_generations", "n")
-        return group_learning(steps, validations(store, iteration_id), size)
-    return fine_tuning(training_curve(store, iteration_id) or read_steps(store.path.parent, run_id, iteration))
+        group_size = json.loads(run_config(store, run_id) or "{}").get("grpo", {}).get("num_generations", "n")
+        return group_rl_figures(steps, validations(store, iteration_id), group_size)
+    return fine_tuning_figures(training_curve(store, iteration_id) or read_steps(store.path.parent, run_id, iteration))
 
 
 def stage(store: Store, run_id: str, iteration: int, name: str) -> Page | None:
     """Return the page of a stage: progress, time, events, rejections. None if it is not known."""
-    page = moving(store, run_id, iteration, name)
-    iteration_id = iteration_key(store, run_id, iteration)
+    page = live_page(store, run_id, iteration, name)
+    iteration_id = find_iteration_id(store, run_id, iteration)
     if page is None or iteration_id is None:
         return None
     events = [line for line in event_lines(store, run_id) if line.stage == name]
     if not (page.values["own"] or events or page.values["work"]):
         return None
     rejections = rejection_counts(store, iteration_id).get(name, {})
-    own = {"iteration": iteration, "stage": name, "events": events, "rejections": rejections}
-    return Page("stage", {**page.values, **own})
+    own_values = {"iteration": iteration, "stage": name, "events": events, "rejections": rejections}
+    return Page("stage", {**page.values, **own_values})
 
 
-class Setting(NamedTuple):
+class SettingDifference(NamedTuple):
     """A field in which two runs differ, as text."""
 
     name: str
@@ -529,19 +524,23 @@ class Setting(NamedTuple):
     there: str
 
 
-def differing(here: Any, there: Any, name: str = "") -> list[Setting]:
+def setting_differences(value: Any, other_value: Any, name: str = "") -> list[SettingDifference]:
     """Return the fields in which two JSON-like values differ, each with its dotted path."""
-    if isinstance(here, dict) and isinstance(there, dict):
-        keys = [*here, *(key for key in there if key not in here)]
+    if isinstance(value, dict) and isinstance(other_value, dict):
+        keys = [*value, *(key for key in other_value if key not in value)]
         return [
             setting
             for key in keys
-            for setting in differing(here.get(key, _ABSENT), there.get(key, _ABSENT), f"{name}.{key}".removeprefix("."))
+            for setting in setting_differences(
+                value.get(key, _ABSENT), other_value.get(key, _ABSENT), f"{name}.{key}".removeprefix(".")
+            )
         ]
-    if here == there:
+    if value == other_value:
         return []
-    texts = ["not there" if v is _ABSENT else v if v and isinstance(v, str) else json.dumps(v) for v in (here, there)]
-    return [Setting(name, *texts)]
+    texts = [
+        "not there" if v is _ABSENT else v if v and isinstance(v, str) else json.dumps(v) for v in (value, other_value)
+    ]
+    return [SettingDifference(name, *texts)]
 
 
 _ABSENT: Final = object()
@@ -554,42 +553,41 @@ def run(store: Store, run_id: str, against: str = "") -> Page | None:
         against: the id of the run with which its settings are compared; if empty or unknown, that
             is another run of the same recipe that started before it, if there is one.
     """
-    page = moving(store, run_id)
+    page = live_page(store, run_id)
     if page is None:
         return None
     head = page.values["run"]
     others = [line for line in run_lines(store) if line.run_id != run_id]
-    before = [line.run_id for line in others if line.recipe == head.recipe and line.started_at <= head.started_at]
-    against = next((key for key in [against, *before] if key in {line.run_id for line in others}), "")
-    config = masked(json.loads(run_config(store, run_id) or "{}"))
+    earlier = [line for line in others if line.recipe == head.recipe and line.started_at <= head.started_at]
+    candidates = [against, *(line.run_id for line in earlier)]
+    against = next((key for key in candidates if key in {line.run_id for line in others}), "")
+    config = mask_secrets(json.loads(run_config(store, run_id) or "{}"))
     versions = run_versions(store, run_id)
-    settings: list[Setting] = []
+    settings: list[SettingDifference] = []
     if against:
-        settings = differing(config, masked(json.loads(run_config(store, against) or "{}")))
-        settings += differing({"versions": versions}, {"versions": run_versions(store, against)})
+        settings = setting_differences(config, mask_secrets(json.loads(run_config(store, against) or "{}")))
+        settings += setting_differences({"versions": versions}, {"versions": run_versions(store, against)})
     iterations, curves = iteration_lines(store, run_id), page.values["learning"]
-    evaluations = evaluation_lines(store, run_id)
     # Each evaluation is compared with the earliest one on the same set.
-    firsts: dict[tuple[str, str], str] = {}
-    for line in evaluations:
-        firsts.setdefault((line.name, line.split), line.evaluation_id)
-    bases = [firsts[line.name, line.split] for line in evaluations]
+    evaluations = []
+    first_by_set: dict[tuple[str, str], str] = {}
+    for line in evaluation_lines(store, run_id):
+        base = first_by_set.setdefault((line.name, line.split), line.evaluation_id)
+        evaluations.append((line, base if base != line.evaluation_id else None))
     values = {
         **page.values,
-        "scorings": scorings_of(store, run_id),
+        "scorings": comparisons_by_scoring(store, run_id),
         "config": yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=110),
         "versions": versions,
         "others": others,
         "against": against,
         "settings": settings,
         "iterations": iterations,
-        "evaluations": [
-            (line, base if base != line.evaluation_id else None) for line, base in zip(evaluations, bases, strict=True)
-        ],
+        "evaluations": evaluations,
         "events": event_lines(store, run_id),
         # The curves of the iteration at work are drawn already.
         "learning": {
-            number: curves[number] if number in curves else learning(store, run_id, number)
+            number: curves[number] if number in curves else learning_curves(store, run_id, number)
             for number in (line.iteration for line in iterations)
         },
         "steps": {line.iteration: group_steps(store, line.iteration_id) for line in iterations if line.groups},
@@ -613,38 +611,38 @@ def trajectory(store: Store, trajectory_id: str) -> Page | None:
     if head is None:
         return None
     steps = trajectory_steps(store, trajectory_id)
-    win = None if head.success else win_beside(store, head)
-    apart = strip.parting([step.action for step in steps], win.actions) if win else None
-    line = strip.folds(steps, apart)
+    winner = None if head.success else closest_win(store, head)
+    parting_step = strip.parting_position([step.action for step in steps], winner.actions) if winner else None
+    folds = strip.folds(steps, parting_step)
     values = {
         "head": head,
-        "facts": facts_of(store, head.instance_id),
-        "rescored": rescored(store, trajectory_id),
+        "facts": load_facts(store, head.instance_id),
+        "rescored": episode_rescores(store, trajectory_id),
         "steps": steps,
-        "strip": line,
+        "strip": folds,
         "wrong": [] if head.success else failure_steps(steps, head.stop),
-        "win": win,
-        "parting": apart,
-        "beside": strip.folds(trajectory_steps(store, win.trajectory_id), apart) if win else [],
-        "failures": failures_beside(store, trajectory_id),
-        "same": strip.same_before(head.first_observation, steps),
-        "calls": by_position(tool_calls(store, "step", trajectory_id)),
+        "win": winner,
+        "parting": parting_step,
+        "beside": strip.folds(trajectory_steps(store, winner.trajectory_id), parting_step) if winner else [],
+        "failures": neighbour_failures(store, trajectory_id),
+        "same": strip.first_same_observation(head.first_observation, steps),
+        "calls": calls_by_position(tool_calls(store, "step", trajectory_id)),
         "ancestry": ancestry(store, trajectory_id, "trajectory"),
     }
     return Page("trajectory", values)
 
 
-def relatives(store: Store, trajectory_id: str) -> Page | None:
+def family_page(store: Store, trajectory_id: str) -> Page | None:
     """Return the page of a trajectory's family: which was derived from which, by what operator."""
-    members = family(store, trajectory_id)
+    members = family_members(store, trajectory_id)
     if not members:
         return None
     ids = {member.child_id for member in members}
-    children: dict[str | None, list[Derivation]] = {}
+    children: dict[str | None, list[FamilyMember]] = {}
     for member in members:
         children.setdefault(member.parent_id if member.parent_id in ids else None, []).append(member)
     # Depth first: each is listed below the one that it was derived from, or below each of these.
-    lines: list[tuple[int, Derivation]] = []
+    lines: list[tuple[int, FamilyMember]] = []
     stack = [(0, member) for member in reversed(children.get(None, []))]
     while stack:
         depth, member = stack.pop()
@@ -660,7 +658,7 @@ def sample(store: Store, sample_id: str) -> Page | None:
         return None
     values = {
         "head": head,
-        "opening": head.instance_id and opening(store, head.instance_id),
+        "opening": head.instance_id and find_first_observation(store, head.instance_id),
         "messages": load_samples(store, [sample_id])[sample_id].messages,
         "ancestry": ancestry(store, sample_id, "sample"),
     }
@@ -671,23 +669,23 @@ class TokenTurn(NamedTuple):
     """Consecutive tokens of one writer and the end of turn after them, each with its position."""
 
     name: str
-    tokens: list[tuple[int, ReadToken]]
+    tokens: list[tuple[int, RenderedToken]]
     trained: int
 
 
-def token_turns(tokens: Sequence[ReadToken]) -> list[TokenTurn]:
+def token_turns(tokens: Sequence[RenderedToken]) -> list[TokenTurn]:
     """Return the tokens of a conversation as turns, one for each change of writer; an end of turn
     belongs to the turn that it ends.
     """
-    turns: list[tuple[str, list[tuple[int, ReadToken]]]] = []
-    for at, token in enumerate(tokens):
+    turns: list[tuple[str, list[tuple[int, RenderedToken]]]] = []
+    for position, token in enumerate(tokens):
         if not turns or token.writer not in (turns[-1][0], "end of turn"):
             turns.append((token.writer, []))
-        turns[-1][1].append((at, token))
-    return [TokenTurn(name, parts, sum(token.train for _, token in parts)) for name, parts in turns]
+        turns[-1][1].append((position, token))
+    return [TokenTurn(name, turn, sum(token.train for _, token in turn)) for name, turn in turns]
 
 
-class Reply(NamedTuple):
+class ReplyRange(NamedTuple):
     """The tokens from `start` to before `end` of a conversation, which are the reply of a step."""
 
     conversation: int
@@ -696,32 +694,32 @@ class Reply(NamedTuple):
     sampled: SampledTokens
 
 
-def replies_in(conversations: Sequence[Sequence[ReadToken]], replies: Sequence[SampledTokens]) -> dict[int, Reply]:
+def locate_replies(
+    conversations: Sequence[Sequence[RenderedToken]], replies: Sequence[SampledTokens]
+) -> dict[int, ReplyRange]:
     """Return, by the position of the step, where the sampled tokens of each reply of a trajectory
     are in its conversations: up to the first reply whose token ids are not found there, and without
     those whose ids were not stored.
     """
     queue = [reply for reply in replies if reply.token_ids]
-    places: dict[int, Reply] = {}
+    range_by_step: dict[int, ReplyRange] = {}
     for number, tokens in enumerate(conversations):
         ids = [token.token for token in tokens]
-        at = 0
+        position = 0
         while queue:
             reply_ids = queue[0].token_ids
-            ends = (start + len(reply_ids) for start in range(at, len(ids)) if tokens[start].train)
-            at = next((end for end in ends if ids[end - len(reply_ids) : end] == reply_ids), 0)
-            if not at:
+            ends = (start + len(reply_ids) for start in range(position, len(ids)) if tokens[start].train)
+            position = next((end for end in ends if ids[end - len(reply_ids) : end] == reply_ids), 0)
+            if not position:
                 break
             step = queue.pop(0)
-            places[step.position] = Reply(number, at - len(reply_ids), at, step)
-    return places
+            range_by_step[step.position] = ReplyRange(number, position - len(reply_ids), position, step)
+    return range_by_step
 
 
 def token_text(text: str) -> str:
-    """Return the text of a token with visible signs in place of white space and of characters that
-    cannot be seen.
-    """
-    return visible(text.replace("\n", "\u23ce").replace("\t", "\u21e5")).replace(" ", "\u00b7")
+    """Return the text of a token with visible signs for white space and invisible characters."""
+    return escape_invisible(text.replace("\n", "\u23ce").replace("\t", "\u21e5")).replace(" ", "\u00b7")
 
 
 def preference(store: Store, preference_id: str) -> Page | None:
@@ -737,7 +735,7 @@ def preference(store: Store, preference_id: str) -> Page | None:
     )
     values = {
         "head": head,
-        "opening": head.instance_id and opening(store, head.instance_id),
+        "opening": head.instance_id and find_first_observation(store, head.instance_id),
         "shared": chosen[:num_shared],
         "chosen": chosen[num_shared:],
         "rejected": rejected[num_shared:],
@@ -752,8 +750,8 @@ def group(store: Store, iteration_id: str, step: int, number: int) -> Page | Non
     if head is None:
         return None
     rollouts = group_rollouts(store, iteration_id, step, number)
-    most = max((abs(rollout.advantage) for rollout in rollouts), default=0.0) or 1.0
-    return Page("group", {"head": head, "rollouts": rollouts, "most": most})
+    max_advantage = max((abs(rollout.advantage) for rollout in rollouts), default=0.0) or 1.0
+    return Page("group", {"head": head, "rollouts": rollouts, "most": max_advantage})
 
 
 def find(store: Store, words: str) -> Page:
@@ -761,39 +759,39 @@ def find(store: Store, words: str) -> Page:
     trajectories of instances whose id does, or else to the search for these words.
     """
     words = words.strip()
-    instead = document.with_query("/search", {"q": words})
+    address = document.with_query("/search", {"q": words})
     if re.fullmatch(r"[0-9a-f]{4,64}(#\d+)?", words):
-        matches = [("run", key) for key in runs_beginning(store, words)]
-        matches += [(entity.kind, entity.key) for entity in entities_beginning(store, words, limit=3)]
+        matches = [("run", key) for key in find_runs(store, words)]
+        matches += [(entity.kind, entity.key) for entity in find_entities(store, words, limit=3)]
         if len(matches) == 1:
-            instead = document.page_of(*matches[0])
-    if "/" in words and instance_beginning(store, words) is not None:
-        instead = document.listing("trajectories", instance=words)
-    return Page("", {}, elsewhere=instead)
+            address = document.page_path(*matches[0])
+    if "/" in words and find_instance_id(store, words) is not None:
+        address = document.list_path("trajectories", instance=words)
+    return Page("", {}, redirect_to=address)
 
 
-def origin(kind: str) -> Detail:
+def origin_page_maker(kind: str) -> MakeDetailPage:
     """Return the function that makes the page of a checkpoint, a dataset or an evaluation, which
     shows only what it was made from.
     """
 
-    def shown(store: Store, key: str) -> Page | None:
+    def origin_page(store: Store, key: str) -> Page | None:
         lines = ancestry(store, key, kind)
         return Page("origin", {"kind": kind, "key": key, "ancestry": lines}) if lines else None
 
-    return shown
+    return origin_page
 
 
-Detail = Callable[[Store, str], Page | None]
-DETAILS: Mapping[str, Detail] = {
+MakeDetailPage = Callable[[Store, str], Page | None]
+DETAIL_PAGES: Mapping[str, MakeDetailPage] = {
     "trajectory": trajectory,
-    "family": relatives,
+    "family": family_page,
     "tree": tree,
     "pair": pair,
     "sample": sample,
     "preference": preference,
-    "checkpoint": origin("checkpoint"),
-    "dataset": origin("dataset"),
-    "evaluation": origin("evaluation"),
+    "checkpoint": origin_page_maker("checkpoint"),
+    "dataset": origin_page_maker("dataset"),
+    "evaluation": origin_page_maker("evaluation"),
 }
 """For each kind of entity, the function that returns its page by id, None if there is none."""

@@ -23,21 +23,21 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentr_core.episodes.transcript import readable_turns
+from agentr_core.episodes.transcript import turn_texts
 from agentr_core.errors import StoreBusy, UserError
 from agentr_core.http_server import Guard, TokenGuard
 from agentr_core.reports import document
-from agentr_core.reports.html import environment
-from agentr_core.samples.rendering import ReadToken
+from agentr_core.reports.html import jinja_environment
+from agentr_core.samples.rendering import RenderedToken
 from agentr_core.store.database import Store, snapshot
-from agentr_core.store.queries.listings import LISTINGS, note_of, write_note
+from agentr_core.store.queries.listings import LISTINGS, load_note, write_note
 from agentr_core.store.queries.trees import sampled_tokens, trajectory_head
 from agentr_core.store.tables import Note
 from agentr_core.store.text_index import TextIndex
-from agentr_core.texts import goal
+from agentr_core.texts import goal_in
 from agentr_core.viewer import pages
-from agentr_core.viewer.lists import MOST_ROWS, list_file, number
-from agentr_core.viewer.pages import MOST_CHARS, PAGE_ROWS, Page, node, results
+from agentr_core.viewer.lists import MAX_FILE_ROWS, list_file, number
+from agentr_core.viewer.pages import MAX_SEARCH_CHARS, PAGE_ROWS, Page, node, search_page
 
 # Limits on what a browser may do with the pages.
 
@@ -54,14 +54,14 @@ HEADERS: Final = {
 }
 
 
-_OF_A_REPORT: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
+_REPORT_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
 """The content security policy of a report, which is one file with its style in it and no script."""
-_PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
+_REPORT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 """The names of the folders and pages of reports."""
 
 
 # Escaping and this policy each suffice alone; a test with a browser tries both.
-class SealedApp:
+class SecurityHeadersApp:
     """A wrapper that adds headers to the answers of an application, which keep the shown texts from
     running or loading anything.
     """
@@ -72,20 +72,20 @@ class SealedApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
 
-        async def sealed(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
-        await self._app(scope, receive, sealed if scope["type"] == "http" else send)
+        await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)
 
 
 _WAIT_FOR_TEXTS_S: Final = 0.15
 _WAIT_FOR_STORE_S: Final = 10.0
-Make = Callable[[Store, Request], Page | None]
-Reading = Callable[[Store, str, str], Callable[[], list[list[ReadToken]]]]
+MakePage = Callable[[Store, Request], Page | None]
+TokenReader = Callable[[Store, str, str], Callable[[], list[list[RenderedToken]]]]
 """Looks up a sample or trajectory in a store by kind and id, and returns a function that reads its
 conversations token by token without the store.
 """
@@ -97,8 +97,8 @@ def app(
     index: Path,
     hosts: Collection[str] | None,
     token: str | None = None,
-    reading: Reading | None = None,
-    notes: bool = True,
+    token_reader: TokenReader | None = None,
+    takes_notes: bool = True,
 ) -> ASGIApp:
     """Return the application that shows the store at a path, and changes nothing in it but the
     notes.
@@ -107,10 +107,10 @@ def app(
         index: the file of the search index of its texts; created if missing.
         hosts: the host names that a request may be for; None allows any.
         token: the token that a browser must present; None admits every request.
-        reading: how samples and trajectories are read token by token; None shows no tokens.
-        notes: whether notes of trajectories are shown and taken.
+        token_reader: how samples and trajectories are read token by token; None shows no tokens.
+        takes_notes: whether notes of trajectories are shown and taken.
     """
-    viewer = _Viewer(Store(store, wait_s=_WAIT_FOR_STORE_S), index, reading, notes=notes)
+    viewer = _Viewer(Store(store, wait_s=_WAIT_FOR_STORE_S), index, token_reader, takes_notes=takes_notes)
     routes = [
         Route("/", viewer.page(lambda store, _: pages.runs(store))),
         Route("/find", viewer.page(lambda store, request: pages.find(store, request.query_params.get("q", "")[:100]))),
@@ -129,71 +129,75 @@ def app(
                 lambda store, r: pages.stage(store, *(r.path_params[x] for x in ("key", "iteration", "stage")))
             ),
         ),
-        Route("/moving/run/{key}", viewer.page(_moving)),
-        Route("/moving/stage/{key}/{iteration:int}/{stage}", viewer.page(_moving)),
-        *([Route("/notes/{key}", viewer.note, methods=["GET", "POST"])] if notes else []),
+        Route("/moving/run/{key}", viewer.page(_live_page)),
+        Route("/moving/stage/{key}/{iteration:int}/{stage}", viewer.page(_live_page)),
+        *([Route("/notes/{key}", viewer.note, methods=["GET", "POST"])] if takes_notes else []),
         Route("/node/{tree}/{node:int}", viewer.page(_node)),
         Route("/group/{iteration}/{step:int}/{number:int}", viewer.page(_group)),
-        *(Route(f"/tokens/{kind}/{{key}}", viewer.tokens(kind)) for kind in ("sample", "trajectory") if reading),
-        *(Route(f"/{name}", viewer.page(_listing(name))) for name in LISTINGS),
-        *(Route(f"/{name}.{form}", viewer.file(name, form)) for name in LISTINGS for form in _FORMS),
-        *(Route(f"/{kind}/{{key}}", viewer.page(_detail(make))) for kind, make in pages.DETAILS.items()),
+        *(Route(f"/tokens/{kind}/{{key}}", viewer.tokens(kind)) for kind in ("sample", "trajectory") if token_reader),
+        *(Route(f"/{name}", viewer.page(_list_page(name))) for name in LISTINGS),
+        *(
+            Route(f"/{name}.{file_format}", viewer.file(name, file_format))
+            for name in LISTINGS
+            for file_format in _FILE_TYPES
+        ),
+        *(Route(f"/{kind}/{{key}}", viewer.page(_detail_page(make))) for kind, make in pages.DETAIL_PAGES.items()),
     ]
-    site: ASGIApp = Starlette(
+    application: ASGIApp = Starlette(
         routes=routes,
-        lifespan=viewer.running,
-        exception_handlers={404: viewer.missing, UserError: viewer.refused},
+        lifespan=viewer.lifespan,
+        exception_handlers={404: viewer.not_found, UserError: viewer.store_error},
     )
     if token is not None:
-        site = TokenGuard(
-            site,
+        application = TokenGuard(
+            application,
             token,
             why="open the address that `agentr view` printed; it has the token",
             refusal=lambda scope, status, why: PlainTextResponse(f"{why}\n", status),
             cookie="agentr_view",
         )
-    return SealedApp(Guard(site, hosts, linked=True, posts=notes))
+    return SecurityHeadersApp(Guard(application, hosts, linked=True, posts=takes_notes))
 
 
 class _Viewer:
     """The endpoints of the pages. A search also adds new texts to the index in the background."""
 
-    def __init__(self, store: Store, index: Path, reading: Reading | None, *, notes: bool) -> None:
+    def __init__(self, store: Store, index: Path, token_reader: TokenReader | None, *, takes_notes: bool) -> None:
         self._store = store
         self._index = TextIndex(store, index)
         self._reports = store.path.parent / "reports"
-        self._reading = reading
-        self._templates = templates(shows_tokens=reading is not None, takes_notes=notes)
+        self._read_tokens = token_reader
+        self._templates = templates(shows_tokens=token_reader is not None, takes_notes=takes_notes)
         # In each form: without it, another program of this machine could post, too.
-        self._key = secrets.token_urlsafe(16)
+        self._form_key = secrets.token_urlsafe(16)
         self._indexing: asyncio.Task[None] | None = None
 
     @asynccontextmanager
-    async def running(self, _: Starlette) -> AsyncIterator[None]:
+    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
         """Warm up the store in the background, and stop all background work when the application
         ends.
         """
-        warming = asyncio.create_task(run_in_threadpool(self._warm))
+        warm_up = asyncio.create_task(run_in_threadpool(self._warm_up))
         yield
-        warming.cancel()
+        warm_up.cancel()
         if self._indexing is not None:
             self._indexing.cancel()
 
-    def _warm(self) -> None:
+    def _warm_up(self) -> None:
         """Query the store once, so that the first visitor does not wait: DuckDB loads a library for
         the first query with a parameter, and the first access checks the whole schema.
         """
         # If the store cannot be read, the pages say why.
-        with suppress(UserError), snapshot(self._store) as state:
-            pages.runs(state)
+        with suppress(UserError), snapshot(self._store) as store_snapshot:
+            pages.runs(store_snapshot)
 
-    def page(self, make: Make) -> Callable[[Request], Response]:
+    def page(self, make: MakePage) -> Callable[[Request], Response]:
         """Return an endpoint that makes a page from one snapshot of the store; 404 for None."""
 
         def endpoint(request: Request) -> Response:
-            with snapshot(self._store) as state:
-                page = make(state, request)
-            return self._answer(request, page)
+            with snapshot(self._store) as store_snapshot:
+                page = make(store_snapshot, request)
+            return self._respond(request, page)
 
         return endpoint
 
@@ -202,38 +206,38 @@ class _Viewer:
         POST request sends.
         """
         key = request.path_params["key"]
-        before = await run_in_threadpool(note_of, self._store, key)
-        if before is None:
-            return self.missing(request, LookupError())
+        stored_note = await run_in_threadpool(load_note, self._store, key)
+        if stored_note is None:
+            return self.not_found(request, LookupError())
         if request.method == "POST":
             form = dict(parse_qsl((await request.body()).decode("utf-8", "replace"), keep_blank_values=True))
-            if not secrets.compare_digest(form.get("key", "").encode(), self._key.encode()):
-                why = "The form is of a viewer that has ended; load its page again."
-                return self._render("message", 403, title="Nothing was stored", text=why)
+            if not secrets.compare_digest(form.get("key", "").encode(), self._form_key.encode()):
+                reason = "The form is of a viewer that has ended; load its page again."
+                return self._render("message", 403, title="Nothing was stored", text=reason)
             tags = tuple(dict.fromkeys(tag for part in form.get("tags", "").split(",") if (tag := part.strip())))
-            if len(tags) > _MOST_TAGS or max(map(len, (*tags, ""))) > _TAG_CHARS:
-                why = f"A trajectory has at most {_MOST_TAGS} tags of {_TAG_CHARS} characters each."
-                return self._render("message", 400, title="Nothing was stored", text=why)
-            after = Note(tags=tags, text=form.get("text", "").replace("\r\n", "\n")[:_NOTE_CHARS])
-            await run_in_threadpool(write_note, self._store, key, after)
+            if len(tags) > _MAX_TAGS or max(map(len, (*tags, ""))) > _MAX_TAG_CHARS:
+                reason = f"A trajectory has at most {_MAX_TAGS} tags of {_MAX_TAG_CHARS} characters each."
+                return self._render("message", 400, title="Nothing was stored", text=reason)
+            new_note = Note(tags=tags, text=form.get("text", "").replace("\r\n", "\n")[:_MAX_NOTE_CHARS])
+            await run_in_threadpool(write_note, self._store, key, new_note)
             return RedirectResponse(f"/notes/{key}", 303)
         head = await run_in_threadpool(trajectory_head, self._store, key)
-        page = self._render("notes", 200, head=head, note=before, key=self._key, most_chars=_NOTE_CHARS)
+        page = self._render("notes", 200, head=head, note=stored_note, key=self._form_key, most_chars=_MAX_NOTE_CHARS)
         # With `no-referrer`, a browser would not name the origin of the form.
         page.headers["Referrer-Policy"] = "same-origin"
         return page
 
-    def file(self, name: str, form: str) -> Callable[[Request], Response]:
+    def file(self, name: str, file_format: str) -> Callable[[Request], Response]:
         """Return an endpoint that answers with a whole list as a file."""
 
         def endpoint(request: Request) -> Response:
-            with snapshot(self._store) as state:
-                text = list_file(state, name, form, query_of(request))
+            with snapshot(self._store) as store_snapshot:
+                text = list_file(store_snapshot, name, file_format, query_of(request))
             if text is None:
-                why = f"This list has more than {MOST_ROWS:,} rows; narrow it by filters, or ask `agentr sql`."
-                return self._render("message", 413, title="Too many rows", text=why)
-            head = {"Content-Disposition": f'attachment; filename="{name}.{form}"'}
-            return Response(text, media_type=_FORMS[form], headers=head)
+                reason = f"This list has more than {MAX_FILE_ROWS:,} rows; narrow it by filters, or ask `agentr sql`."
+                return self._render("message", 413, title="Too many rows", text=reason)
+            headers = {"Content-Disposition": f'attachment; filename="{name}.{file_format}"'}
+            return Response(text, media_type=_FILE_TYPES[file_format], headers=headers)
 
         return endpoint
 
@@ -243,23 +247,23 @@ class _Viewer:
         """
 
         def endpoint(request: Request) -> Response:
-            assert self._reading is not None
+            assert self._read_tokens is not None
             key, why, conversations, sampled_replies = request.path_params["key"], "", [], []
-            with snapshot(self._store) as state:
-                page = pages.DETAILS[kind](state, key)
+            with snapshot(self._store) as store_snapshot:
+                page = pages.DETAIL_PAGES[kind](store_snapshot, key)
                 if page is None:
-                    return self.missing(request, LookupError())
+                    return self.not_found(request, LookupError())
                 if kind == "trajectory":
-                    sampled_replies = sampled_tokens(state, key)
+                    sampled_replies = sampled_tokens(store_snapshot, key)
                 try:
-                    read = self._reading(state, kind, key)
+                    read = self._read_tokens(store_snapshot, kind, key)
                 except UserError as error:
                     why = str(error)
             try:
                 conversations = [] if why else read()
             except UserError as error:
                 why = str(error)
-            replies = pages.replies_in(conversations, sampled_replies)
+            replies = pages.locate_replies(conversations, sampled_replies)
             step = request.query_params.get("step", "")
             reply = replies.get(int(step)) if step.isascii() and step.isdecimal() and len(step) < 7 else None
             if reply is not None:
@@ -271,12 +275,12 @@ class _Viewer:
                     if earlier.conversation == reply.conversation and earlier.end <= reply.end
                 }
             logprobs = {
-                (place.conversation, place.start + number): logprob
-                for place in replies.values()
-                for number, logprob in enumerate(place.sampled.logprobs)
+                (reply_range.conversation, reply_range.start + number): logprob
+                for reply_range in replies.values()
+                for number, logprob in enumerate(reply_range.sampled.logprobs)
             }
-            own = {"kind": kind, "key": key, "asked": step, "reply": reply, "logprobs": logprobs}
-            return self._render("tokens", 200, **page.values, **own, conversations=conversations, why=why)
+            token_values = {"kind": kind, "key": key, "asked": step, "reply": reply, "logprobs": logprobs}
+            return self._render("tokens", 200, **page.values, **token_values, conversations=conversations, why=why)
 
         return endpoint
 
@@ -284,55 +288,55 @@ class _Viewer:
         """Answer with the file of a page of a run's reports, unchanged."""
         run, name = request.path_params["run"], request.path_params["name"]
         page = self._reports / run / f"{name}.html"
-        if not (_PLAIN.fullmatch(run) and _PLAIN.fullmatch(name) and page.is_file()):
-            return self.missing(request, LookupError())
-        return HTMLResponse(page.read_bytes(), headers={"Content-Security-Policy": _OF_A_REPORT})
+        if not (_REPORT_NAME.fullmatch(run) and _REPORT_NAME.fullmatch(name) and page.is_file()):
+            return self.not_found(request, LookupError())
+        return HTMLResponse(page.read_bytes(), headers={"Content-Security-Policy": _REPORT_POLICY})
 
     async def search(self, request: Request) -> Response:
         """Answer a search from the index, and continue to add new texts to the index."""
-        words = request.query_params.get("q", "").strip()[:MOST_CHARS]
-        complete = await self._indexed()
-        return await run_in_threadpool(self._results, request, words, complete)
+        words = request.query_params.get("q", "").strip()[:MAX_SEARCH_CHARS]
+        complete = await self._refresh_index()
+        return await run_in_threadpool(self._search_results, request, words, complete)
 
-    def missing(self, request: Request, error: Exception) -> Response:
+    def not_found(self, request: Request, error: Exception) -> Response:
         """Answer a request for an address that shows nothing."""
         return self._render("message", 404, title="Nothing here", text="This store has nothing at that address.")
 
-    def refused(self, request: Request, error: Exception) -> Response:
+    def store_error(self, request: Request, error: Exception) -> Response:
         """Answer a request when the store cannot be read, or is not there yet."""
         if not self._store.path.exists():
             return self._render("runs", 200 if request.url.path == "/" else 503, **pages.runs(None).values)
         status = 503 if isinstance(error, StoreBusy) else 500
         return self._render("message", status, title="The store cannot be read", text=str(error))
 
-    async def _indexed(self) -> bool:
+    async def _refresh_index(self) -> bool:
         """Add new texts to the index, waiting only a moment and then going on in the background;
         return whether the index has all texts.
         """
         if self._indexing is None or self._indexing.done():
-            self._indexing = asyncio.create_task(self._take_in())
+            self._indexing = asyncio.create_task(self._index_all_texts())
         done, _ = await asyncio.wait([self._indexing], timeout=_WAIT_FOR_TEXTS_S)
         for task in done:
             task.result()
         return bool(done)
 
-    async def _take_in(self) -> None:
-        while not await run_in_threadpool(self._index.refresh, seconds=1):
+    async def _index_all_texts(self) -> None:
+        while not await run_in_threadpool(self._index.refresh, budget_s=1):
             pass
 
-    def _results(self, request: Request, words: str, complete: bool) -> Response:
+    def _search_results(self, request: Request, words: str, complete: bool) -> Response:
         page_text = request.query_params.get("page", "")
         page = min(int(page_text), 10_000) if page_text.isascii() and page_text.isdigit() else 0
         matches = self._index.search(words, offset=page * PAGE_ROWS, limit=PAGE_ROWS)
-        with snapshot(self._store) as state:
-            answer = results(state, words, matches, page=page, complete=complete)
-        return self._answer(request, answer)
+        with snapshot(self._store) as store_snapshot:
+            page_with_results = search_page(store_snapshot, words, matches, page=page, complete=complete)
+        return self._respond(request, page_with_results)
 
-    def _answer(self, request: Request, page: Page | None) -> Response:
+    def _respond(self, request: Request, page: Page | None) -> Response:
         if page is None:
-            return self.missing(request, LookupError())
-        if page.elsewhere is not None:
-            return RedirectResponse(page.elsewhere, 303)
+            return self.not_found(request, LookupError())
+        if page.redirect_to is not None:
+            return RedirectResponse(page.redirect_to, 303)
         return self._render(page.template, 200, **page.values)
 
     def _render(self, template: str, status: int, **values: object) -> Response:
@@ -344,16 +348,16 @@ def templates(*, shows_tokens: bool, takes_notes: bool) -> Environment:
     """Return the templates of the pages, which link to what the viewer has: tokens, if it reads a
     tokenizer, and notes, if it takes any.
     """
-    jinja_env = environment("agentr_core.viewer")
+    jinja_env = jinja_environment("agentr_core.viewer")
     # As in reports: markup made by `plots` from numbers.
     jinja_env.filters.update(inline_svg=lambda figure: Markup(figure.svg))
     jinja_env.filters.update(
-        number=number, fact=_fact, goal=goal, results=readable_turns, turns=pages.token_turns, token=pages.token_text
+        number=number, fact=_fact, goal=goal_in, results=turn_texts, turns=pages.token_turns, token=pages.token_text
     )
-    jinja_env.globals.update(page_of=document.page_of, listing=document.listing, group_page=document.group)
-    jinja_env.globals.update(stage_page=document.stage_page)
+    jinja_env.globals.update(page_path=document.page_path, list_path=document.list_path, group_path=document.group_path)
+    jinja_env.globals.update(stage_path=document.stage_path)
     # Only some pages change while they are shown.
-    jinja_env.globals.update(moves=None, most_steps=_MOST_STEPS)
+    jinja_env.globals.update(moves=None, most_steps=_MAX_STEPS)
     jinja_env.globals.update(shows_tokens=shows_tokens, takes_notes=takes_notes)
     for name in jinja_env.list_templates():
         # Compiled now, so that the first visitor does not wait for it.
@@ -370,7 +374,7 @@ def _fact(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _listing(name: str) -> Make:
+def _list_page(name: str) -> MakePage:
     return lambda store, request: pages.listing(store, name, query_of(request))
 
 
@@ -384,13 +388,13 @@ def query_of(request: Request) -> dict[str, str]:
     return query
 
 
-def _detail(make: pages.Detail) -> Make:
+def _detail_page(make: pages.MakeDetailPage) -> MakePage:
     return lambda store, request: make(store, request.path_params["key"])
 
 
-def _moving(store: Store, request: Request) -> Page | None:
+def _live_page(store: Store, request: Request) -> Page | None:
     params = request.path_params
-    return pages.moving(store, params["key"], params.get("iteration"), params.get("stage", ""))
+    return pages.live_page(store, params["key"], params.get("iteration"), params.get("stage", ""))
 
 
 def _node(store: Store, request: Request) -> Page | None:
@@ -402,12 +406,12 @@ def _group(store: Store, request: Request) -> Page | None:
     return pages.group(store, params["iteration"], params["step"], params["number"])
 
 
-_MOST_TAGS: Final = 20
-_TAG_CHARS: Final = 60
-_NOTE_CHARS: Final = 10_000
-_FORMS: Final = {"csv": "text/csv", "json": "application/json"}
+_MAX_TAGS: Final = 20
+_MAX_TAG_CHARS: Final = 60
+_MAX_NOTE_CHARS: Final = 10_000
+_FILE_TYPES: Final = {"csv": "text/csv", "json": "application/json"}
 """The formats of a list as a file, with their types."""
-_MOST_STEPS: Final = 200
+_MAX_STEPS: Final = 200
 """The rows of the table of the steps of reinforcement learning on the page of a run."""
 _STATIC: Final = {
     "page.css": ("agentr_core.reports", "templates/page.css", "text/css"),
@@ -422,5 +426,5 @@ def _static(request: Request) -> Response:
     entry = _STATIC.get(request.path_params["name"])
     if entry is None:
         return Response(status_code=404)
-    package, path, kind = entry
-    return Response(files(package).joinpath(path).read_bytes(), media_type=kind)
+    package, path, media_type = entry
+    return Response(files(package).joinpath(path).read_bytes(), media_type=media_type)

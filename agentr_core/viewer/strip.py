@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from agentr_core.evaluation.metrics import IN_A_ROW, all_loops
+from agentr_core.evaluation.metrics import MIN_LOOP_REPEATS, all_loops
 from agentr_core.store.queries.trees import PathStep
 
 
@@ -15,29 +15,29 @@ class Line(NamedTuple):
     position: int
     """The position of its first occurrence."""
     action: str
-    times: int
-    refused: list[int]
+    num_times: int
+    refused_positions: list[int]
     """The positions at which the world refused it."""
-    parting: int | None
+    parting_position: int | None
     """The position of the step at which two episodes part, if it is one of these; else None."""
-    summary: bool
+    is_summary: bool
     """Whether it is not an action but a summary of the history."""
 
 
 class Fold(NamedTuple):
-    """A sequence of actions that occurs `times` times in a row, a line for each of the actions; a
-    single action is a fold, too.
+    """A sequence of actions that occurs `num_times` times in a row, a line for each of the actions;
+    a single action is a fold, too.
     """
 
     lines: list[Line]
-    times: int
-    loop: bool
+    num_times: int
+    is_loop: bool
     """Whether the evaluation metrics count this as a loop."""
 
     @property
     def end(self) -> int:
         """The position of the last step."""
-        return self.lines[0].position + len(self.lines) * self.times - 1
+        return self.lines[0].position + len(self.lines) * self.num_times - 1
 
 
 def folds(steps: Sequence[PathStep], parting: int | None = None) -> list[Fold]:
@@ -47,42 +47,47 @@ def folds(steps: Sequence[PathStep], parting: int | None = None) -> list[Fold]:
     """
     actions = [step.action for step in steps]
     strip = []
-    at = 0
+    start = 0
     loops = all_loops(actions)
     loop = next(loops, None)
-    while at < len(steps):
+    while start < len(steps):
         length = times = 1
-        if loop and loop.start == at:
+        if loop and loop.start == start:
             length, times = loop.length, loop.times
             loop = next(loops, None)
         else:
             end = loop.start if loop else len(steps)
-            while at + times < end and actions[at + times] == actions[at]:
+            while start + times < end and actions[start + times] == actions[start]:
                 times += 1
         lines = []
-        for place in range(at, at + length):
-            alike = steps[place : at + length * times : length]
-            refusals = [step.position for step in alike if step.valid is False]
-            here = next((step.position for step in alike if step.position == parting), None)
-            summary = steps[place].summary_of is not None
-            lines.append(Line(steps[place].position, steps[place].action, times, refusals, here, summary))
-        strip.append(Fold(lines, times, times >= IN_A_ROW))
-        at += length * times
+        for index in range(start, start + length):
+            repetitions = steps[index : start + length * times : length]
+            refused_positions = [step.position for step in repetitions if step.valid is False]
+            fold_parting = next((step.position for step in repetitions if step.position == parting), None)
+            is_summary = steps[index].summary_of is not None
+            lines.append(
+                Line(steps[index].position, steps[index].action, times, refused_positions, fold_parting, is_summary)
+            )
+        strip.append(Fold(lines, times, times >= MIN_LOOP_REPEATS))
+        start += length * times
     return strip
 
 
-def parting(first: Sequence[str], second: Sequence[str]) -> int:
+def parting_position(first: Sequence[str], second: Sequence[str]) -> int:
     """Return the position of the first action in which two episodes differ; if one is the beginning
     of the other, the position after its last action.
     """
     pairs = enumerate(zip(first, second, strict=False))
-    return next((at for at, (here, there) in pairs if here != there), min(len(first), len(second)))
+    return next(
+        (position for position, (first_action, second_action) in pairs if first_action != second_action),
+        min(len(first), len(second)),
+    )
 
 
-def same_before(first: str, steps: Sequence[PathStep]) -> dict[int, int]:
+def first_same_observation(first_observation: str, steps: Sequence[PathStep]) -> dict[int, int]:
     """Return, by the position of each step whose observation already occurred in the episode, the
-    position of the step where it occurred first, -1 for the first observation `first`.
+    position of the step where it occurred first, -1 for `first_observation`.
     """
-    positions = {first: -1}
-    firsts = [(step.position, positions.setdefault(step.observation, step.position)) for step in steps]
-    return {position: at for position, at in firsts if at != position}
+    positions = {first_observation: -1}
+    first_positions = [(step.position, positions.setdefault(step.observation, step.position)) for step in steps]
+    return {position: first_position for position, first_position in first_positions if first_position != position}

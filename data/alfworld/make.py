@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentr_core.environments.alfworld.engine import borrow
+from agentr_core.environments.alfworld.engine import acquire_game
 
 SEED = 20261121
 GAMES = {"train": 60, "valid_seen": 12, "valid_unseen": 12}
@@ -237,7 +237,7 @@ def package_data(name: str) -> str:
 def make(folder: Path, counts: dict[str, int]) -> None:
     """Write the games of each split below `folder`/json_2.1.1."""
     domain, grammar = package_data("alfred.pddl"), package_data("alfred.twl2")
-    game = borrow()
+    game = acquire_game()
     for split, count in counts.items():
         for task, rng in chosen(split, count):
             said = _SAID[task.kind].format(thing=task.thing.lower(), place=task.place.lower(), lamp=_LAMP.lower())

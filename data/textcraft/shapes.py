@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from statistics import fmean
 
-from agentr_core.environments.crafting.game import CraftingProblem, Plan, plan
+from agentr_core.environments.crafting.game import CraftingProblem, Plan, shortest_plan
 from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.types import Instance
 
@@ -29,7 +29,7 @@ def shape(problem: CraftingProblem, best: Plan, lazy: int) -> dict[str, float]:
     recipes: dict[str, int] = {}
     for recipe in problem.commands:
         recipes[recipe.output] = recipes.get(recipe.output, 0) + 1
-    used = [best.recipes[item] for item in best.crafts]
+    used = [best.recipe_by_item[item] for item in best.craft_counts]
     tags = {i.name for recipe in problem.commands for i in recipe.inputs if i.is_tag}
     return {
         "commands listed": len(problem.commands),
@@ -37,13 +37,13 @@ def shape(problem: CraftingProblem, best: Plan, lazy: int) -> dict[str, float]:
         "count of an ingredient": fmean(i.count for recipe in problem.commands for i in recipe.inputs),
         "pieces that a command makes": fmean(recipe.count for recipe in problem.commands),
         "share with a tag among the ingredients": bool(tags),
-        "share with several commands for a needed item": any(recipes[item] > 1 for item in best.crafts),
-        "different items to craft": len(best.crafts),
-        "different items to get": len(best.gets),
-        "crafts": sum(best.crafts.values()),
-        "share with a part that is crafted twice or more": any(times > 1 for times in best.crafts.values()),
+        "share with several commands for a needed item": any(recipes[item] > 1 for item in best.craft_counts),
+        "different items to craft": len(best.craft_counts),
+        "different items to get": len(best.get_counts),
+        "crafts": sum(best.craft_counts.values()),
+        "share with a part that is crafted twice or more": any(times > 1 for times in best.craft_counts.values()),
         "ingredients of a needed command": fmean(len(recipe.inputs) for recipe in used),
-        "steps, fetching everything first": best.steps,
+        "steps, fetching everything first": best.num_steps,
         "steps, fetching for the next craft (lazy)": lazy,
     }
 
@@ -55,7 +55,7 @@ def by_depth(env: TextCraft, instances: Iterable[Instance]) -> dict[int, dict[st
     found: dict[int, list[dict[str, float]]] = {}
     for instance in instances:
         problem = env.problem(instance)
-        best = plan(problem, {})
+        best = shortest_plan(problem, {})
         replies = env.expert(instance)
         depth = env.depth(instance)
         if best is not None and replies is not None and depth is not None:

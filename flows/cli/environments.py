@@ -12,7 +12,7 @@ from typing import Literal
 
 import click
 
-from agentr_core.texts import counted
+from agentr_core.texts import count_text
 from flows.cli import interrupted
 from flows.cli.options import CountOrAll, NamedPath, finite, refuse_given, standard_input, web_address
 
@@ -125,7 +125,7 @@ def play(
     from flows.commands.environments import play as play_by_hand
 
     if model is not None:
-        from flows.commands.playing import Player, watch
+        from flows.commands.playing import Player, play_and_show
 
         player = Player(
             name=model,
@@ -137,7 +137,7 @@ def play(
             max_new_tokens=max_new_tokens,
         )
         width = shutil.get_terminal_size().columns
-        watch(name, options_of(options), split, index, player, width=width, write=click.echo)
+        play_and_show(name, options_of(options), split, index, player, width=width, write=click.echo)
         return
     refuse_given("belongs to --model", *_OF_A_MODEL)
 
@@ -164,7 +164,7 @@ def env_examples(name: str, file: Path, options: tuple[str, ...], split: str, co
     """
     from flows.commands.environments import examples, options_of
 
-    click.echo(f"{counted(examples(name, options_of(options), split, count, file), 'example')} in {file}")
+    click.echo(f"{count_text(examples(name, options_of(options), split, count, file), 'example')} in {file}")
 
 
 @env.command("serve")

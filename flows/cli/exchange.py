@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from agentr_core.system import importing
-from agentr_core.texts import visible
+from agentr_core.system import gc_paused_for_imports
+from agentr_core.texts import escape_invisible
 from flows.cli.options import WORKSPACE, IdPrefix, NamedPath, refuse_given
 from flows.cli.prefect_settings import quiet_prefect
 
@@ -201,7 +201,7 @@ def import_records(
         opening=opening,
         skip_bad=skip_bad,
         tools=tools,
-        say=lambda fault: click.echo(visible(fault), err=True),
+        say=lambda fault: click.echo(escape_invisible(fault), err=True),
     )
     click.echo(summary)
 
@@ -211,7 +211,7 @@ def _import_training(folder: Path, target: Path | None, workspace: Path, run: st
         raise click.UsageError(f"--as iteration writes no file, but into the workspace; leave out {target}")
     refuse_given("belongs to records, and --as iteration takes none", *_OF_RECORDS)
     quiet_prefect()
-    with importing():
+    with gc_paused_for_imports():
         from flows.local import import_training
 
     click.echo(import_training(folder, workspace, run or ""))

@@ -15,7 +15,7 @@ from click.exceptions import Abort
 
 from agentr_core.errors import AgentrError, UserError
 from agentr_core.system import DISTRIBUTION
-from agentr_core.texts import visible
+from agentr_core.texts import escape_invisible
 from flows.cli import (
     GO_ON,
     environments,
@@ -115,10 +115,10 @@ def run() -> None:
         error.show()
         sys.exit(error.exit_code)
     except UserError as error:
-        click.echo(f"agentr: {visible(str(error))}", err=True)
+        click.echo(f"agentr: {escape_invisible(str(error))}", err=True)
         sys.exit(2)
     except AgentrError as error:
-        click.echo(f"agentr: {type(error).__name__}: {visible(str(error))}", err=True)
+        click.echo(f"agentr: {type(error).__name__}: {escape_invisible(str(error))}", err=True)
         sys.exit(1)
     except Exception as error:
         if _interruptions:
@@ -150,7 +150,7 @@ def _refused(error: Exception) -> str:
     """Return a message for an error that is due to the machine, such as a full disk; the empty
     string for any other error.
     """
-    message = visible(" ".join(str(error).split()))
+    message = escape_invisible(" ".join(str(error).split()))
     if isinstance(error, MemoryError) or any(words in message for words in _NO_MEMORY):
         return f"memory ran out ({message or type(error).__name__}); free some, or raise the limit (`ulimit -v`)"
     if not isinstance(error, OSError):

@@ -101,9 +101,9 @@ def _note_workspace(ctx: click.Context, _: click.Parameter, value: str | None) -
     if value is not None:
         # Not with the other imports: importing recipes takes a third of a second, which other
         # commands save.
-        from agentr_core.recipes.parsing import quoted
+        from agentr_core.recipes.parsing import yaml_quoted
 
-        ctx.meta[_WORKSPACE_FIELD] = f"workspace={quoted(value)}"
+        ctx.meta[_WORKSPACE_FIELD] = f"workspace={yaml_quoted(value)}"
 
 
 def _with_workspace(ctx: click.Context, _: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:

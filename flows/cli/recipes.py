@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from agentr_core.system import importing
+from agentr_core.system import gc_paused_for_imports
 from flows.cli.options import IdPrefix, NamedPath, finite, of_recipe, refuse_given
 from flows.cli.prefect_settings import quiet_prefect
 
@@ -25,7 +25,7 @@ def run(recipe: Path, overrides: tuple[str, ...], resume: str | None, more: int 
     The same command again goes on where it stopped.
     """
     quiet_prefect()
-    with importing():
+    with gc_paused_for_imports():
         from flows.local import run_recipe
 
     click.echo(run_recipe(recipe, overrides, resume=resume, more=more))
@@ -54,7 +54,7 @@ def collect(recipe: Path, overrides: tuple[str, ...], limit: int | None, enough:
     first.
     """
     quiet_prefect()
-    with importing():
+    with gc_paused_for_imports():
         from flows.local import collect_recipe
 
     click.echo(collect_recipe(recipe, overrides, limit=limit, enough=enough))
@@ -75,7 +75,7 @@ def improve(recipe: Path, overrides: tuple[str, ...], enough: int) -> None:
     It is evaluated and reported, too. Nothing is gathered.
     """
     quiet_prefect()
-    with importing():
+    with gc_paused_for_imports():
         from flows.local import improve_recipe
 
     click.echo(improve_recipe(recipe, overrides, enough=enough))
@@ -98,7 +98,7 @@ def compare(recipe: Path, overrides: tuple[str, ...], arms: tuple[str, ...], see
     other arms, seeds and budgets use the same pool.
     """
     quiet_prefect()
-    with importing():
+    with gc_paused_for_imports():
         from flows.local import compare_recipe
 
     click.echo(compare_recipe(recipe, overrides, arms, seeds))
@@ -156,13 +156,13 @@ def evaluate(
         return
     refuse_given("belongs to --answers", "opening")
     quiet_prefect()
-    with importing():
-        from agentr_core.recipes.parsing import quoted
+    with gc_paused_for_imports():
+        from agentr_core.recipes.parsing import yaml_quoted
         from flows.local import evaluate_recipe
 
     # Quoted, since a path of digits would be read as a number. The recipe's `from_run` would
     # replace the path, so it is emptied.
-    this = () if model is None else (f"model.path={quoted(str(model))}", "model.from_run=''")
+    this = () if model is None else (f"model.path={yaml_quoted(str(model))}", "model.from_run=''")
     click.echo(evaluate_recipe(recipe, (*overrides, *this), states))
 
 
@@ -213,10 +213,10 @@ def headroom(
     quiet_prefect()
     from flows.commands.headroom import render
 
-    with importing():
-        from flows.local import headroom_of
+    with gc_paused_for_imports():
+        from flows.local import measure_headroom
 
-    result = headroom_of(recipe, overrides, episodes=episodes, instances=instances, judged=judged, judges=judges)
+    result = measure_headroom(recipe, overrides, episodes=episodes, instances=instances, judged=judged, judges=judges)
     click.echo(render(result, form), nl=False)
 
 

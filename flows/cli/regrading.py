@@ -85,11 +85,11 @@ def regrade(
              fails there is no score
     rubric   a model that reads a rubric; what it thinks is no answer
     """
-    from flows.commands.regrading import regraded
+    from flows.commands.regrading import regrade_run
 
     grader_settings = {name: value for name, value in settings.items() if value is not None}
     of_evaluations = None if only is None else only == "evaluations"
-    text, faults = regraded(
+    text, faults = regrade_run(
         workspace,
         run,
         grader,

@@ -26,7 +26,7 @@ def machine_doctor(attempts: bool) -> None:
 
     from flows import scheduler
 
-    click.echo(scheduler.health())
+    click.echo(scheduler.scheduler_line())
 
 
 @click.group()

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from agentr_core.environment import Environment
-from agentr_core.episodes.grading import graded
+from agentr_core.episodes.grading import grade_episode
 from agentr_core.episodes.rollout import no_helper
 from agentr_core.errors import ConfigError, DataFileError
 from agentr_core.exchange.imports import Demonstration, read_demonstrations
@@ -18,13 +18,13 @@ from agentr_core.reports import wording
 from agentr_core.reports.document import Column, Row, Table
 from agentr_core.reports.model_card import table_text
 from agentr_core.samples.chat_file import World
-from agentr_core.stages.demonstrate import played_live
+from agentr_core.stages.demonstrate import replay_replies
 from agentr_core.stages.evaluate import gain, measure
-from agentr_core.stages.report import estimate, finite
+from agentr_core.stages.report import finite_estimate, report_estimate
 from agentr_core.store.codec.trajectories import Episode, load_episodes
 from agentr_core.store.queries.datasets import finished_evaluations
 from agentr_core.types import Instance, Trajectory
-from tasks.wiring import load_recipe, make_environment, reference
+from tasks.wiring import load_recipe, make_environment, run_reference
 from tasks.workspaces import open_store
 
 
@@ -56,10 +56,10 @@ def score_answers(path: Path, overrides: Sequence[str], answers: Path, *, openin
         Column(f"{answers.name} against it", "text"),
         Column("Episodes"),
     )
-    evaluations = {answers.name: episodes, **dict(_of_run(recipe, {episode.instance for episode in episodes}))}
-    counts = recipe.evaluation.disaster_counts
+    evaluations = {answers.name: episodes, **dict(_episodes_of_run(recipe, {episode.instance for episode in episodes}))}
+    disaster_reward = recipe.evaluation.disaster_counts
     rows = (
-        _row(name, evaluation, episodes if evaluation is not episodes else (), counts)
+        _row(name, evaluation, episodes if evaluation is not episodes else (), disaster_reward)
         for name, evaluation in evaluations.items()
     )
     return table_text(Table(columns, tuple(rows)))
@@ -82,7 +82,7 @@ def _episodes(recipe: Recipe, answers: Path, opening: int) -> list[Episode]:
                 instance=demonstration.instance,
                 repeat=number,
                 cut=0,
-                trajectory=_graded(env, played_live(env, demonstration.instance, demonstration.replies[:limit])),
+                trajectory=_grade(env, replay_replies(env, demonstration.instance, demonstration.replies[:limit])),
                 depth=env.depth(demonstration.instance),
                 origin=demonstration.instance.key,
             )
@@ -93,11 +93,11 @@ def _episodes(recipe: Recipe, answers: Path, opening: int) -> list[Episode]:
         env.close()
 
 
-def _graded(env: Environment, trajectory: Trajectory) -> Trajectory:
+def _grade(env: Environment, trajectory: Trajectory) -> Trajectory:
     """Return an episode with the reward of its environment's grader. Raises `ConfigError` if a
     model would have to give it.
     """
-    result, _ = asyncio.run(graded(env, trajectory, no_helper, seed=0))
+    result, _ = asyncio.run(grade_episode(env, trajectory, no_helper, seed=0))
     return result
 
 
@@ -109,27 +109,27 @@ def _check_held_out(demonstration: Demonstration, held_out: frozenset[Instance],
         )
 
 
-def _of_run(recipe: Recipe, instances: set[Instance]) -> Iterable[tuple[str, list[Episode]]]:
+def _episodes_of_run(recipe: Recipe, instances: set[Instance]) -> Iterable[tuple[str, list[Episode]]]:
     """Yield the name of each model of a recipe's run that was evaluated on all given instances, and
     its episodes on them.
     """
     store = open_store(Path(recipe.workspace))
-    for evaluation in finished_evaluations(store, reference(recipe).run_id, after=-1):
+    for evaluation in finished_evaluations(store, run_reference(recipe).run_id, after=-1):
         if evaluation.name == TEST:
             episodes = [
                 episode for episode in load_episodes(store, evaluation.evaluation_id) if episode.instance in instances
             ]
             if {episode.instance for episode in episodes} == instances:
-                yield wording.iteration(evaluation.iteration), episodes
+                yield wording.iteration_name(evaluation.iteration), episodes
 
 
 def _row(name: str, episodes: Sequence[Episode], answers: Sequence[Episode], disaster_counts: float) -> Row:
     measures = measure(episodes, disaster_counts=disaster_counts)
-    success = estimate(measures["success"])
+    success = report_estimate(measures["success"])
     against = wording.NOTHING
     if answers:
         difference = gain(answers, episodes)
-        interval = finite(difference)
+        interval = finite_estimate(difference)
         against = wording.points(difference.mean) + (f" ({wording.points_interval(interval)})" if interval else "")
     cells = (wording.percent(success.value), wording.interval(success), f"{measures['reward'].mean:.3f}", against)
     return Row((name, *cells, wording.count(len(episodes))))

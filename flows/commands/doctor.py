@@ -7,9 +7,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from agentr_core.runtime.machine import accelerators, bfloat16, bfloat16_speed
+from agentr_core.runtime.machine import accelerator_lines, bfloat16_hardware, bfloat16_note
 from agentr_core.tools.python.confinement import Level
-from agentr_core.tools.python.tool import PythonTool, named
+from agentr_core.tools.python.tool import PythonTool, level_setting
 from flows import interruption
 from tasks.wiring import vllm_environment
 
@@ -28,7 +28,7 @@ def sandbox(*, attempts: bool) -> list[str]:
 
 def numbers() -> str:
     """Return, in a line, what the number formats `auto` of a recipe become here."""
-    return f"number formats: auto means {'bfloat16' if bfloat16() else 'float32'}; {bfloat16_speed()}"
+    return f"number formats: auto means {'bfloat16' if bfloat16_hardware() else 'float32'}; {bfloat16_note()}"
 
 
 def machine() -> list[str]:
@@ -40,21 +40,21 @@ def machine() -> list[str]:
     room = shutil.disk_usage(Path.cwd())
     return [
         f"python: {platform.python_version()} in {sys.prefix}",
-        *accelerators(),
+        *accelerator_lines(),
         f"vllm: {f'{infos[0].name.removesuffix(_INFO)} in {server}' if infos else f'none in {server}; {_MAKES_IT}'}",
         f"disk: {room.free / 2**30:,.1f} GiB free of {room.total / 2**30:,.1f} GiB at {Path.cwd()}",
     ]
 
 
 async def _sandbox(attempts: bool) -> list[str]:
-    async with PythonTool(concurrency=1, weaker=True) as tool:
+    async with PythonTool(concurrency=1, allows_weaker=True) as tool:
         count = len(tool.findings)
         lines = [f"python tool: level {tool.level} holds, as {count} attempts show"]
-        lines += [f"python tool: {reason}" for reason in tool.refused]
+        lines += [f"python tool: {reason}" for reason in tool.refusals]
         if not tool.level.includes(Level.LANDLOCK):
             lines.append(
                 f"python tool: at {tool.level.describe()}; no run takes that level unless its recipe names it: "
-                f"{named(tool.level)}"
+                f"{level_setting(tool.level)}"
             )
         if attempts:
             lines += [f"  {finding.level}: {finding.attempt}: held" for finding in tool.findings]

@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agentr_core.environment import Environment, Repeatability
 from agentr_core.environments import registry
-from agentr_core.environments.contract import ALL, StatePairs, Violation, check
+from agentr_core.environments.contract import ALL_INSTANCES, StatePairs, Violation, check
 from agentr_core.environments.gold import read_gold
-from agentr_core.environments.registry import Reads, listening, unseen
+from agentr_core.environments.registry import AccessLog, recording_access, unlisted_access
 from agentr_core.episodes.rollout import take_step
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.errors import AgentrError, ConfigError, DataFileError, EnvironmentUnavailable, MissingPart, UserError
-from agentr_core.recipes.parsing import read_yaml, unfit_values
+from agentr_core.recipes.parsing import read_yaml, unstorable_faults
 from agentr_core.stages.demonstrate import expert_trajectory
 from agentr_core.system import processors, token_for, write_text
-from agentr_core.texts import cause, counted, visible
+from agentr_core.texts import count_text, error_summary, escape_invisible
 from agentr_core.types import Instance, Message
-from flows.commands.playing import instance_of, own_calls, unanswered
-from flows.commands.progress import shown_progress
+from flows.commands.playing import environment_errors_translated, instance_of, unanswered
+from flows.commands.progress import progress_printer
 from tasks.wiring import gateway_token, named_environment
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def options_of(pairs: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"option {pair!r} must look like name=value, with a value in YAML")
         try:
             options[name] = read_yaml(text)
-            if unfit := unfit_values(options[name]):
-                raise ConfigError(visible(unfit[0]))
+            if unfit := unstorable_faults(options[name]):
+                raise ConfigError(escape_invisible(unfit[0]))
         except ConfigError as error:
             raise ConfigError(f"option {name} must have a value in YAML: {error}") from None
     return options
@@ -92,7 +92,7 @@ def diagnose(
     if name is None and (options or gold):
         raise ConfigError(f"{'options' if options else 'gold answers'} belong to one environment; name it")
     if name is not None and name not in registry.names():
-        registry.checked(name, options)
+        registry.checked_factory(name, options)
     return [_diagnose(env_name, options, count, gold) for env_name in ([name] if name else registry.names())]
 
 
@@ -104,19 +104,19 @@ def world_text(name: str, options: Mapping[str, Any]) -> str:
     Raises `ConfigError` for an unknown name or option, and `EnvironmentUnavailable` when something
     that it needs is not there.
     """
-    parameters = inspect.signature(registry.checked(name, options)).parameters.values()
+    parameters = inspect.signature(registry.checked_factory(name, options)).parameters.values()
     env = named_environment(name, options)
     try:
-        with own_calls(env):
+        with environment_errors_translated(env):
             sizes = {split: len(env.instances(split)) for split in env.splits()}
             first = env.instances("train")[0]
             start, replies, facts = env.reset(first), env.expert(first), env.facts(first)
-        expert = f"an expert wins {first.key} in {counted(len(replies), 'step')}" if replies else "no expert"
+        expert = f"an expert wins {first.key} in {count_text(len(replies), 'step')}" if replies else "no expert"
         lines = [
-            f"{name}: episodes of at most {counted(env.step_limit, 'step')}, {expert}",
+            f"{name}: episodes of at most {count_text(env.step_limit, 'step')}, {expert}",
             "",
             "splits",
-            *(f"  {split}: {counted(size, 'instance')}" for split, size in sizes.items()),
+            *(f"  {split}: {count_text(size, 'instance')}" for split, size in sizes.items()),
             "",
             "options",
             *(f"  {parameter.name}{_default(parameter)}" for parameter in parameters),
@@ -130,7 +130,7 @@ def world_text(name: str, options: Mapping[str, Any]) -> str:
         ]
     finally:
         env.close()
-    return visible("".join(f"{line}".rstrip() + "\n" for line in lines))
+    return escape_invisible("".join(f"{line}".rstrip() + "\n" for line in lines))
 
 
 def _default(parameter: inspect.Parameter) -> str:
@@ -152,17 +152,17 @@ def play(
     """
     env = named_environment(name, options)
     try:
-        with own_calls(env):
+        with environment_errors_translated(env):
             start = env.reset(instance_of(env, name, split, index))
-        write(visible(f"{env.instruction}\n\n{start}\n"))
+        write(escape_invisible(f"{env.instruction}\n\n{start}\n"))
         reward = 0.0
         while line := read().strip():
             # Some worlds mark actions in another way than with a label; there the action is typed
             # with its marks.
             action = env.parse(f"Action: {line}") or env.parse(line)
-            with own_calls(env):
+            with environment_errors_translated(env):
                 observation, reward, terminated, truncated, info = take_step(env, action)
-            write(visible(observation))
+            write(escape_invisible(observation))
             if terminated or truncated:
                 write(f"The episode is over: reward {reward:g}, {'success' if info['success'] else 'no success'}.")
                 return
@@ -234,30 +234,30 @@ def serve(
     """
     from agentr_core import http_server
     from agentr_core.environments.agentgym import server, worlds
-    from agentr_core.environments.agentgym.wire import WIRES
+    from agentr_core.environments.agentgym.wire import WIRE_FORMATS
     from agentr_core.environments.openenv.server import app
 
     env = named_environment(name, options)
     try:
         split_names = splits or [split for split in env.splits() if len(env.instances(split)) <= MAX_SERVED]
         instances = {split: env.instances(split) for split in split_names}
-        numbers = server.numbered(env, split_names) if protocol == "agentgym" else {}
-        worlds.check_served(name, numbers)
+        numbers = server.number_instances(env, split_names) if protocol == "agentgym" else {}
+        worlds.check_numbers(name, numbers)
     finally:
         env.close()
     prefix, size = "", sum(map(len, instances.values()))
     if protocol == "openenv":
-        application = app(lambda: named_environment(name, options), name, instances, idle_s=idle_s, limit=most)
+        application = app(lambda: named_environment(name, options), name, instances, idle_s=idle_s, max_slots=most)
     else:
-        wire, size = WIRES.get(name, WIRES["textcraft"]), len(numbers)
-        application = server.app(lambda: named_environment(name, options), wire, numbers, idle_s=idle_s, limit=most)
+        wire, size = WIRE_FORMATS.get(name, WIRE_FORMATS["textcraft"]), len(numbers)
+        application = server.app(lambda: named_environment(name, options), wire, numbers, idle_s=idle_s, max_slots=most)
         prefix = wire.prefix
     http_server.serve(
         application,
         host=host,
         port=port,
-        sockets=protocol == "openenv",
-        listening=lambda address: say(
+        websockets=protocol == "openenv",
+        on_listening=lambda address: say(
             f"{name} is served at {address}{prefix}: {size} instances of {', '.join(split_names)}"
         ),
     )
@@ -275,7 +275,7 @@ def serve_gateway(*, host: str, port: int, say: Callable[[str], Any]) -> None:
     from agentr_core.environments.gateway.server import app
 
     token, describe = _gateway_key(host)
-    http_server.serve(app(token), host=host, port=port, listening=lambda address: say(describe(address)))
+    http_server.serve(app(token), host=host, port=port, on_listening=lambda address: say(describe(address)))
 
 
 def run_agents(
@@ -307,23 +307,23 @@ def run_agents(
 
     launch = Launch(
         command=tuple(command),
-        copies=copies or processors(),
-        reward=reward,
-        score=tuple(score),
+        num_copies=copies or processors(),
+        reward_source=reward,
+        score_command=tuple(score),
         directory=directory,
-        logs=None if logs is None else logs.absolute(),
-        time_limit=time_limit,
-        idle=idle,
+        log_folder=None if logs is None else logs.absolute(),
+        time_limit_s=time_limit,
+        idle_s=idle,
     )
     if url:
-        return asyncio.run(_until_signal(Launcher(launch, url=url, token=gateway_token(), say=say)))
+        return asyncio.run(_until_signal(Launcher(launch, url=url, token=gateway_token(), print_line=say)))
     token, describe = _gateway_key(host)
     # Raises for a command that cannot be started before the gateway is there for a run to find.
-    Launcher(launch, url="", token="", say=say)
-    with http_server.serving(app(token), host=host, port=port) as address:
+    Launcher(launch, url="", token="", print_line=say)
+    with http_server.serve_in_thread(app(token), host=host, port=port) as address:
         say(describe(address))
         local_url = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-        return asyncio.run(_until_signal(Launcher(launch, url=local_url, token=token or "", say=say)))
+        return asyncio.run(_until_signal(Launcher(launch, url=local_url, token=token or "", print_line=say)))
 
 
 async def _until_signal(launcher: Launcher) -> signal.Signals | None:
@@ -375,7 +375,7 @@ def _diagnose(name: str, options: Mapping[str, Any], count: int | None, gold: Pa
         hints.append(env.start_hint())
         return env
 
-    reads, instances, states = Reads(), list[Instance](), list[StatePairs]()
+    reads, instances, states = AccessLog(), list[Instance](), list[StatePairs]()
     explicit = bool(options or gold or count is not None)
     diagnosis: dict[str, Any] = {
         "name": name,
@@ -388,17 +388,17 @@ def _diagnose(name: str, options: Mapping[str, Any], count: int | None, gold: Pa
     }
     try:
         answers = None if gold is None else _gold_replies(name, options, gold)
-        with listening(reads):
+        with recording_access(reads):
             violations = check(
                 make,
-                instances_per_split=ALL if count == 0 else count,
+                instances_per_split=ALL_INSTANCES if count == 0 else count,
                 gold=answers,
                 on_instance=instances.append,
                 on_states=states.append,
                 # A plain check plays only a few instances, so it shows no progress.
-                **({"progress": shown_progress()} if explicit else {}),
+                **({"progress": progress_printer()} if explicit else {}),
             )
-        outside = unseen(name, options, os.environ, reads)
+        outside = unlisted_access(name, options, os.environ, reads)
     except (UserError, EnvironmentUnavailable) as error:
         wrong = (explicit and isinstance(error, ConfigError)) or (gold and isinstance(error, DataFileError))
         if wrong and not isinstance(error, MissingPart):
@@ -410,7 +410,7 @@ def _diagnose(name: str, options: Mapping[str, Any], count: int | None, gold: Pa
         return diagnosis | {"status": "broken", "detail": str(error)}
     except (Exception, SystemExit) as error:
         # A third party's class may raise anything, even when it is imported.
-        return diagnosis | {"status": "broken", "detail": cause(error)}
+        return diagnosis | {"status": "broken", "detail": error_summary(error)}
     sizes = Counter(instance.split for instance in instances)
     counts = " and ".join(f"{size:,} of {split}" for split, size in sizes.items())
     scope = f" on {counts}" if gold or count is not None else ""

@@ -17,37 +17,37 @@ from agentr_core.exchange.formats import FORMATS, export
 from agentr_core.exchange.training_set import Launch, Origin, PairRow, Question, SampleRow, TrainingSet
 from agentr_core.exchange.verl import ABILITIES, SOURCES
 from agentr_core.methods.et_agent.reward import EfficiencyReward
-from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.context import RunContext
 from agentr_core.samples.identity import sample_id
-from agentr_core.stages.dataset import stored_tokens
+from agentr_core.stages.dataset import load_token_rows
 from agentr_core.store.codec.ledger import load_groups
 from agentr_core.store.codec.samples import load_dataset, load_preferences
 from agentr_core.store.codec.trajectories import load_trajectories
 from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import (
     DatasetHead,
-    GroupedInstance,
+    RlInstance,
     SampleHead,
-    calls_behind,
+    calls_by_sample,
     count_preferences,
     count_samples,
-    datasets_beginning,
     episodes_by_source,
-    grouped_beginning,
-    grouped_steps,
+    find_datasets,
+    find_rl_instances,
     rejection_counts,
+    rl_step_numbers,
     sample_heads,
     tree_counts,
 )
-from agentr_core.store.queries.runs import checkpoint_made
-from agentr_core.texts import visible
+from agentr_core.store.queries.runs import checkpoint_of_iteration
+from agentr_core.texts import escape_invisible
 from agentr_core.training.job import GroupRelative
 from agentr_core.types import Instance, Sample, Trajectory, grown_turn
 from flows.commands.pushing import check_push, push
-from tasks.wiring import RunRef, quiet_workplace
+from tasks.wiring import RunRef, quiet_context
 from tasks.workspaces import open_store
 
-Head = TypeVar("Head", bound=DatasetHead | GroupedInstance)
+Head = TypeVar("Head", bound=DatasetHead | RlInstance)
 _OF_EPISODES = ("atif", "claude-code", "codex", "pi")
 """The formats that take the episodes of group RL."""
 _OF_SAMPLE = (
@@ -89,27 +89,27 @@ def export_folder(
     if push_to:
         check_push(push_to)
     store = open_store(workspace, must_exist=True)
-    with_dataset, groups = datasets_beginning(store, prefix), grouped_beginning(store, prefix)
+    with_dataset, groups = find_datasets(store, prefix), find_rl_instances(store, prefix)
     takes_groups = form == "verl" or form in _OF_EPISODES
     if not takes_groups and not _of(with_dataset, iteration) and (online := _of(groups, iteration)):
         raise ConfigError(
             f"iteration {online[-1].iteration} of run {online[-1].run_id} is group RL, which has no dataset; "
             f"only --format verl, {', '.join(_OF_EPISODES[:-1])} and {_OF_EPISODES[-1]} take it"
         )
-    heads: list[DatasetHead | GroupedInstance] = [*with_dataset, *(groups if takes_groups else [])]
+    heads: list[DatasetHead | RlInstance] = [*with_dataset, *(groups if takes_groups else [])]
     head = _choose(heads, workspace, prefix, iteration)
-    if isinstance(head, GroupedInstance) and form in _OF_EPISODES:
+    if isinstance(head, RlInstance) and form in _OF_EPISODES:
         training_set = _episodes(store, workspace, head)
-    elif isinstance(head, GroupedInstance):
+    elif isinstance(head, RlInstance):
         training_set = _prompts(store, workspace, groups, head)
     else:
         training_set = _training_set(store, workspace, head)
     if form == "verl":
-        place = quiet_workplace(RunRef(workspace=str(workspace), run_id=head.run_id))
-        training_set = _for_verl(place, training_set, head.iteration, sources or SOURCES)
+        ctx = quiet_context(RunRef(workspace=str(workspace), run_id=head.run_id))
+        training_set = _for_verl(ctx, training_set, head.iteration, sources or SOURCES)
     files = export(replace(training_set, licence=licence), folder, form, without_mask=without_mask)
     names = files if len(files) <= 5 else (*files[:3], f"and {len(files) - 3} more")
-    summary = f"{FORMATS[form].told(training_set)} of {training_set.name} in {folder}: {', '.join(names)}"
+    summary = f"{FORMATS[form].contents_text(training_set)} of {training_set.name} in {folder}: {', '.join(names)}"
     lines = [summary, *FORMATS[form].notes_on(training_set)]
     if push_to:
         lines.append(f"pushed to {push(folder, push_to, message=f'{training_set.name}, exported by agentr as {form}')}")
@@ -148,7 +148,7 @@ def _choose(heads: Sequence[Head], workspace: Path, prefix: str, iteration: int 
 
 
 def _training_set(store: Store, workspace: Path, head: DatasetHead) -> TrainingSet:
-    place = quiet_workplace(RunRef(workspace=str(workspace), run_id=head.run_id))
+    ctx = quiet_context(RunRef(workspace=str(workspace), run_id=head.run_id))
     rows = load_dataset(store, head.dataset_id)
     name = f"{head.recipe}-{head.iteration}"
     facts = {**head._asdict(), "counts": json.dumps(json.loads(head.counts), sort_keys=True)}
@@ -158,13 +158,13 @@ def _training_set(store: Store, workspace: Path, head: DatasetHead) -> TrainingS
         f"{head.method}, in the order of training.",
         "How it was made": _history(store, head),
         "Counts": _list(_flat(json.loads(head.counts))),
-        "Licence of the world": _licences(place),
+        "Licence of the world": _licences(ctx),
     }
-    if place.plan(head.iteration).pairs:
-        pairs = _pairs(store, place.source_id(head.iteration), head, rows)
-        return TrainingSet(name=name, facts=facts, pairs=pairs, about=about)
-    tokens = stored_tokens(place, head.iteration)
-    calls = calls_behind(store, list(heads))
+    if ctx.plan(head.iteration).has_pairs:
+        pairs = _pairs(store, ctx.source_id(head.iteration), head, rows)
+        return TrainingSet(name=name, facts=facts, pairs=pairs, card_sections=about)
+    tokens = load_token_rows(ctx, head.iteration)
+    calls = calls_by_sample(store, list(heads))
     samples = [
         SampleRow(
             id=key,
@@ -175,7 +175,7 @@ def _training_set(store: Store, workspace: Path, head: DatasetHead) -> TrainingS
         )
         for position, ((key, sample), row) in enumerate(zip(rows, tokens, strict=True))
     ]
-    return TrainingSet(name=name, facts=facts, samples=samples, about=about)
+    return TrainingSet(name=name, facts=facts, samples=samples, card_sections=about)
 
 
 def _history(store: Store, head: DatasetHead) -> str:
@@ -206,25 +206,23 @@ def _flat(counts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _list(counts: Mapping[str, Any]) -> str:
-    return "\n".join(f"- {name.replace('_', ' ')}: {visible(str(count))}" for name, count in counts.items())
+    return "\n".join(f"- {name.replace('_', ' ')}: {escape_invisible(str(count))}" for name, count in counts.items())
 
 
-def _licences(place: Workplace) -> str:
+def _licences(ctx: RunContext) -> str:
     """Return, as a Markdown list, what each world of a run says about the licence of its texts."""
     unsaid = "it names none; ask its authors before you give its texts away"
-    return _list(
-        {name: licence_of(recipe.environment.name) or unsaid for name, recipe in place.recipe.worlds().items()}
-    )
+    return _list({name: licence_of(recipe.environment.name) or unsaid for name, recipe in ctx.recipe.worlds().items()})
 
 
-def _prompts(store: Store, workspace: Path, groups: Sequence[GroupedInstance], choice: GroupedInstance) -> TrainingSet:
+def _prompts(store: Store, workspace: Path, groups: Sequence[RlInstance], choice: RlInstance) -> TrainingSet:
     """Return the prompts that begin the episodes of each instance of an iteration of group RL."""
-    place = quiet_workplace(RunRef(workspace=str(workspace), run_id=choice.run_id))
+    ctx = quiet_context(RunRef(workspace=str(workspace), run_id=choice.run_id))
     heads = {head.trajectory_id: head for head in groups if head.iteration_id == choice.iteration_id}
     rows = []
-    with place.worlds() as worlds:
+    with ctx.worlds() as worlds:
         for key, trajectory in load_trajectories(store, list(heads)).items():
-            env = worlds.of(trajectory.instance)
+            env = worlds.env_of(trajectory.instance)
             prompt = transcript_of(env).prompt(env, trajectory.first_observation, ())
             sample = Sample(kind="rollout", messages=prompt, instance=trajectory.instance)
             rows.append(SampleRow(id=key, sample=sample, origin=heads[key]._asdict()))
@@ -232,27 +230,27 @@ def _prompts(store: Store, workspace: Path, groups: Sequence[GroupedInstance], c
     return TrainingSet(name=f"{choice.recipe}-{choice.iteration}", facts=facts, samples=rows)
 
 
-def _episodes(store: Store, workspace: Path, choice: GroupedInstance) -> TrainingSet:
+def _episodes(store: Store, workspace: Path, choice: RlInstance) -> TrainingSet:
     """Return the conversations of the episodes that an iteration of group RL was trained on, each
     with the reward of its episode. Raises `ConfigError` if there are none yet.
     """
-    place = quiet_workplace(RunRef(workspace=str(workspace), run_id=choice.run_id))
+    ctx = quiet_context(RunRef(workspace=str(workspace), run_id=choice.run_id))
     rows: list[SampleRow] = []
     groups = [
         (step, group)
-        for step in grouped_steps(store, choice.iteration_id)
+        for step in rl_step_numbers(store, choice.iteration_id)
         for group in load_groups(store, choice.iteration_id, step)
     ]
-    with place.worlds() as worlds:
+    with ctx.worlds() as worlds:
         for step, group in groups:
-            env = worlds.of(group.instance)
+            env = worlds.env_of(group.instance)
             for number, (key, trajectory) in enumerate(group.episodes.items()):
                 origin = {
                     **{name: getattr(choice, name) for name in ("run_id", "recipe", "iteration", "iteration_id")},
                     **{"instance_id": group.instance.key, "trajectory_id": key, "policy": group.policy},
                     **{"step": step, "group": group.number, "episode": number},
                     **{"reward": trajectory.reward, "success": trajectory.success, "stop": str(trajectory.stop)},
-                    **({} if group.shaped is None else {"shaped": group.shaped[number]}),
+                    **({} if group.shaped_rewards is None else {"shaped": group.shaped_rewards[number]}),
                 }
                 num_given = group.given.get(key, group.prefix)
                 rows += _conversations(env, key, trajectory, num_given, origin)
@@ -292,32 +290,32 @@ def _conversations(
         yield SampleRow(id=name, sample=sample, origin={**origin, **extra}, logprobs=logprobs)
 
 
-def _for_verl(place: Workplace, training_set: TrainingSet, iteration: int, sources: Mapping[str, str]) -> TrainingSet:
+def _for_verl(ctx: RunContext, training_set: TrainingSet, iteration: int, sources: Mapping[str, str]) -> TrainingSet:
     """Return a training set with the questions of its instances, and with the model and settings
     that a training by verl can start with.
     """
-    with place.worlds() as worlds:
+    with ctx.worlds() as worlds:
         samples = [
-            replace(row, question=_question(worlds.of(row.sample.instance), row.sample.instance, sources))
+            replace(row, question=_question(worlds.env_of(row.sample.instance), row.sample.instance, sources))
             if row.sample.instance is not None
             else row
             for row in training_set.samples
         ]
-    return replace(training_set, samples=samples, launch=_launch(place, iteration))
+    return replace(training_set, samples=samples, launch=_launch(ctx, iteration))
 
 
-def _launch(place: Workplace, iteration: int) -> Launch | None:
+def _launch(ctx: RunContext, iteration: int) -> Launch | None:
     """Return the model and settings that group RL by verl can start with: for an iteration of group
     RL its policy and its settings, else the checkpoint that the iteration made, if any, or its
     policy. None for a model behind an OpenAI server, which has no directory.
     """
-    training = place.plan(iteration).training
+    training = ctx.plan(iteration).training
     online = training is not None and isinstance(training.objective, GroupRelative)
-    checkpoint = checkpoint_made(place.store, place.iteration_id(iteration))
-    start = place.policy(iteration) if online or checkpoint is None else place.trained(iteration)
-    if place.recipe.model.backend == "openai":
+    checkpoint = checkpoint_of_iteration(ctx.store, ctx.iteration_id(iteration))
+    start = ctx.policy(iteration) if online or checkpoint is None else ctx.trained_checkpoint(iteration)
+    if ctx.recipe.model.backend == "openai":
         return None
-    launch = Launch(model=str(start.path.resolve()), workspace=str(place.root.resolve()), run_id=place.run_id)
+    launch = Launch(model=str(start.path.resolve()), workspace=str(ctx.root.resolve()), run_id=ctx.run_id)
     if training is None or not isinstance(training.objective, GroupRelative):
         return launch
     grpo, reward = training.objective.grpo, training.objective.reward

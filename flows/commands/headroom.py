@@ -14,8 +14,8 @@ from agentr_core.evaluation.metrics import Estimate
 from agentr_core.reports import wording
 from agentr_core.reports.document import Column, Row, Table
 from agentr_core.reports.model_card import table_text
-from agentr_core.stages.evaluate import Measures, ks_of_pass, of_depths
-from agentr_core.stages.headroom import GREEDY, TEST, TRAIN, HeadroomReport
+from agentr_core.stages.evaluate import Measures, measures_by_depth, pass_at_ks
+from agentr_core.stages.headroom import GREEDY_SUFFIX, TEST, TRAIN, HeadroomReport
 
 _SETS = {TRAIN: "training", TEST: "held-out"}
 _HOW = """\
@@ -48,11 +48,11 @@ def _scores(headroom: HeadroomReport) -> str:
     )
     rows = []
     for name, title in _SETS.items():
-        sampling_measures, greedy = headroom.measures[name], headroom.measures[name + GREEDY]
-        of_greedy = dict(of_depths(greedy))
+        sampling_measures, greedy = headroom.measures[name], headroom.measures[name + GREEDY_SUFFIX]
+        of_greedy = dict(measures_by_depth(greedy))
         classes = [
             (str(depth), of_greedy.get(depth, {}), part)
-            for depth, part in of_depths(sampling_measures)
+            for depth, part in measures_by_depth(sampling_measures)
             if "pass@1" in part
         ]
         for label, once, often in [("all", greedy, sampling_measures), *classes]:
@@ -136,7 +136,7 @@ def _verdicts(headroom: HeadroomReport) -> str:
 
 def _gap(headroom: HeadroomReport) -> str:
     """Return a line on what sampling finds beyond what the greedy policy does already."""
-    sampling_measures, greedy = headroom.measures[TRAIN], headroom.measures[TRAIN + GREEDY]
+    sampling_measures, greedy = headroom.measures[TRAIN], headroom.measures[TRAIN + GREEDY_SUFFIX]
     most = _shown_ks(headroom)[-1]
     number = wording.count(sampling_measures["pass@1"].n)
     best, now = sampling_measures[f"pass@{most}"].mean, greedy["success"].mean if greedy else math.nan
@@ -150,7 +150,7 @@ def _gap(headroom: HeadroomReport) -> str:
 
 def _shown_ks(headroom: HeadroomReport) -> list[int]:
     """Return those of k = 1, 8, 64 that were measured, and the largest k."""
-    all_ks = ks_of_pass(headroom.measures[TRAIN])
+    all_ks = pass_at_ks(headroom.measures[TRAIN])
     return [k for k in all_ks if k in (1, 8, 64) or k == all_ks[-1]]
 
 
@@ -164,11 +164,11 @@ def _share(estimate: Estimate | None) -> str:
     if math.isnan(estimate.low):
         return wording.percent(estimate.mean)
     low, high = wording.percent(estimate.low), wording.percent(estimate.high)
-    return f"{wording.percent(estimate.mean)} ({low}{wording.TO}{high})"
+    return f"{wording.percent(estimate.mean)} ({low}{wording.DASH}{high})"
 
 
 def _range(estimate: Estimate) -> str:
-    return wording.NOTHING if math.isnan(estimate.low) else f"{estimate.low:.0f}{wording.TO}{estimate.high:.0f}"
+    return wording.NOTHING if math.isnan(estimate.low) else f"{estimate.low:.0f}{wording.DASH}{estimate.high:.0f}"
 
 
 def _plain(headroom: HeadroomReport) -> dict[str, Any]:

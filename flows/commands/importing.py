@@ -19,9 +19,9 @@ from agentr_core.exchange.imports import (
     read_tools,
 )
 from agentr_core.recipes.eto import ExpertConfig
-from agentr_core.samples.chat_file import World, named
+from agentr_core.samples.chat_file import World, ignored_fields_text
 from agentr_core.system import write_text
-from agentr_core.texts import MOST_FAULTS, counted
+from agentr_core.texts import MAX_FAULTS_LISTED, count_text
 from flows.commands.environments import MAX_SERVED
 from tasks.wiring import named_environment
 
@@ -67,15 +67,15 @@ def import_file(
         records, setting = import_experts(source, _place(environment, options, split), opening=opening), EXPERT
     else:
         records, setting = import_pairs(source, _place(environment, options, split)), PAIRS
-    for fault in records.faults[:MOST_FAULTS]:
+    for fault in records.faults[:MAX_FAULTS_LISTED]:
         say(fault if len(fault) <= _SHOWN else f"{fault[:_SHOWN]}…")
-    if more := records.faults[MOST_FAULTS:]:
-        say(f"and {counted(len(more), 'more record')} {'is' if len(more) == 1 else 'are'} not sound")
+    if more := records.faults[MAX_FAULTS_LISTED:]:
+        say(f"and {count_text(len(more), 'more record')} {'is' if len(more) == 1 else 'are'} not sound")
     # All turns are written, so the recipe must skip as many before the problem.
     also = f", with eto.expert.opening: {opening}" if use == "expert" and opening != ExpertConfig().opening else ""
     summary = _write(records, source, target, skip_bad=skip_bad)
-    if records.left_out:
-        say(named(records.left_out))
+    if records.num_ignored_by_field:
+        say(ignored_fields_text(records.num_ignored_by_field))
     return f"{summary}; a recipe takes them as {setting}{also}"
 
 
@@ -90,7 +90,7 @@ def _write(records: ImportResult, source: Path, target: Path, *, skip_bad: bool)
         raise DataFileError(f"{source} has no sound record; there must be an object on each line, or one array of them")
     write_text(target, "".join(f"{line}\n" for line in records.lines))
     left_out = f", {count} left out" if count else ""
-    return f"{counted(len(records.lines), 'record')} in {target}{left_out}"
+    return f"{count_text(len(records.lines), 'record')} in {target}{left_out}"
 
 
 def _place(environment: str, options: Mapping[str, Any], split: str) -> Target:
@@ -100,6 +100,6 @@ def _place(environment: str, options: Mapping[str, Any], split: str) -> Target:
     try:
         instances = env.instances(split)
         known_instances = frozenset(instances) if len(instances) <= MAX_SERVED else None
-        return Target(world=World(env.name, environment), split=split, known=known_instances)
+        return Target(world=World(env.name, environment), split=split, known_instances=known_instances)
     finally:
         env.close()

@@ -8,13 +8,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from agentr_core.episodes.transcript import readable_turns
+from agentr_core.episodes.transcript import turn_texts
 from agentr_core.errors import ConfigError
 from agentr_core.store.codec.trajectories import load_trajectories
 from agentr_core.store.database import Store
-from agentr_core.store.queries.listings import Ancestor, ancestry, entities_beginning, nodes_of_tree
-from agentr_core.store.queries.runs import runs_beginning
-from agentr_core.texts import counted, visible
+from agentr_core.store.queries.listings import Ancestor, ancestry, count_nodes, find_entities
+from agentr_core.store.queries.runs import find_runs
+from agentr_core.texts import count_text, escape_invisible
 from tasks.workspaces import open_store
 
 _SHOWN = 5
@@ -28,20 +28,20 @@ def traced(workspace: Path, prefix: str, form: str) -> str:
     Raises `ConfigError` if there is none or several, and `StoreError` if there is no store.
     """
     store = open_store(workspace, must_exist=True)
-    entities = entities_beginning(store, prefix, limit=_SHOWN + 1)
+    entities = find_entities(store, prefix, limit=_SHOWN + 1)
     if len(entities) != 1:
         which = ", ".join(
             [*(f"{entity.kind} {entity.key}" for entity in entities[:_SHOWN]), *(["..."] if entities[_SHOWN:] else [])]
         )
-        if not entities and (runs := runs_beginning(store, prefix)):
+        if not entities and (runs := find_runs(store, prefix)):
             raise ConfigError(
                 f"{runs[0]} is a run; trace something that it made, such as a checkpoint: "
                 f"`agentr sql --example ancestors -w {workspace}` lists them"
             )
         tree, mark, _ = prefix.partition("#")
-        if mark and not entities and (nodes := nodes_of_tree(store, tree)):
+        if mark and not entities and (nodes := count_nodes(store, tree)):
             raise ConfigError(
-                f"tree {tree} in {workspace} has {counted(nodes, 'node')}; give a number from 0 to {nodes - 1}"
+                f"tree {tree} in {workspace} has {count_text(nodes, 'node')}; give a number from 0 to {nodes - 1}"
             )
         count = f"more than {_SHOWN}" if entities[_SHOWN:] else len(entities) or "no"
         raise ConfigError(
@@ -62,8 +62,8 @@ def _text_of(store: Store, key: str) -> str:
     for number, step in enumerate(trajectory.steps):
         name = "reply" if step.summary_of is None else f"summary up to reply {step.summary_of - 1}, reply"
         turns += [(f"{name} {number}", step.reply), (f"observation {number}", step.observation)]
-    texts = ((name, "\n".join(readable_turns(text))) for name, text in turns if text)
-    return "".join(f"\n[{name}]\n{visible(text)}\n" for name, text in texts)
+    texts = ((name, "\n".join(turn_texts(text))) for name, text in turns if text)
+    return "".join(f"\n[{name}]\n{escape_invisible(text)}\n" for name, text in texts)
 
 
 def line_of(ancestor: Ancestor, *, hidden_names: Collection[str] = ()) -> str:
@@ -75,4 +75,4 @@ def line_of(ancestor: Ancestor, *, hidden_names: Collection[str] = ()) -> str:
 
 
 def _fact_text(fact: Any) -> str:
-    return visible(", ".join(map(str, fact)) if isinstance(fact, list) else str(fact)).replace("\n", " ")
+    return escape_invisible(", ".join(map(str, fact)) if isinstance(fact, list) else str(fact)).replace("\n", " ")

@@ -13,28 +13,28 @@ from typing import Any
 
 from agentr_core.environment import Dividing, Environment
 from agentr_core.environments.reasoning.world import ReasoningWorld
-from agentr_core.episodes.transcript import conversations, summaries_in, transcript_of
+from agentr_core.episodes.transcript import conversations, summary_positions, transcript_of
 from agentr_core.errors import ConfigError
 from agentr_core.evaluation.metrics import Estimate
 from agentr_core.exchange.inspect_log import LoggedEpisode, LoggedEvaluation, notes, write_log
-from agentr_core.exchange.training_set import opening
+from agentr_core.exchange.training_set import opening_turns
 from agentr_core.recipes.environments import REVISION
-from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.context import RunContext
 from agentr_core.stages.evaluate import load_measures, lost_episodes
 from agentr_core.store.codec.trajectories import Episode, load_episodes
 from agentr_core.store.database import Store
 from agentr_core.store.queries.logs import (
-    EpisodeFacts,
+    EpisodeCosts,
     EvaluationHead,
-    episode_facts,
-    evaluations_beginning,
-    reasons_lost,
+    episode_costs,
+    failure_reasons,
+    find_evaluations,
 )
-from agentr_core.store.queries.scorings import load_regrades, scorings_of
+from agentr_core.store.queries.scorings import comparisons_by_scoring, load_regrades
 from agentr_core.system import DISTRIBUTION, new_folder
-from agentr_core.texts import counted
+from agentr_core.texts import count_text
 from agentr_core.types import Message, StopReason, Trajectory
-from tasks.wiring import RunRef, quiet_workplace
+from tasks.wiring import RunRef, quiet_context
 from tasks.workspaces import open_store
 
 _SCORES = ("success", "reward")
@@ -60,8 +60,8 @@ def export_logs(workspace: Path, prefix: str, folder: Path, *, iteration: int | 
     """
     store = open_store(workspace, must_exist=True)
     heads, omissions = _choose(store, workspace, prefix, iteration)
-    place = quiet_workplace(RunRef(workspace=str(workspace), run_id=heads[0].run_id))
-    evaluations = [_evaluation(place, head) for head in heads]
+    ctx = quiet_context(RunRef(workspace=str(workspace), run_id=heads[0].run_id))
+    evaluations = [_evaluation(ctx, head) for head in heads]
     remarks = [*notes(evaluations), *omissions]
     with new_folder(folder) as draft:
         files = sorted(write_log(evaluation, draft) for evaluation in evaluations)
@@ -69,7 +69,8 @@ def export_logs(workspace: Path, prefix: str, folder: Path, *, iteration: int | 
         (draft / "README.md").write_text("\n\n".join(lines) + "\n", encoding="utf-8")
     episodes = sum(len(evaluation.episodes) for evaluation in evaluations)
     summary = (
-        f"{counted(episodes, 'episode')} of {counted(len(files), 'evaluation')} of run {heads[0].run_id} in {folder}"
+        f"{count_text(episodes, 'episode')} of {count_text(len(files), 'evaluation')} of run {heads[0].run_id} "
+        f"in {folder}"
     )
     return "\n".join([f"{summary}:", *(f"  {file}" for file in files), *remarks])
 
@@ -80,7 +81,7 @@ def _choose(
     """Return the finished evaluations that `prefix` and `iteration` select, and a list with a
     sentence about unfinished ones that are left out, empty if there are none.
     """
-    heads = evaluations_beginning(store, prefix)
+    heads = find_evaluations(store, prefix)
     runs = {head.run_id for head in heads}
     if len(runs) != 1:
         raise ConfigError(
@@ -99,12 +100,12 @@ def _choose(
     return finished_heads, [f"left out, since it is not finished: {left_out}"] if left_out else []
 
 
-def _evaluation(place: Workplace, head: EvaluationHead) -> LoggedEvaluation:
-    config = place.recipe.evaluation
+def _evaluation(ctx: RunContext, head: EvaluationHead) -> LoggedEvaluation:
+    config = ctx.recipe.evaluation
     set_config = config.sets.get(head.name, config)
     sampling = set_config.sampling(temperature=set_config.temperature, max_new_tokens=config.max_new_tokens)
-    measures = load_measures(place.store, head.evaluation_id)
-    episodes = _episodes(place, head)
+    measures = load_measures(ctx.store, head.evaluation_id)
+    episodes = _episodes(ctx, head)
     other_scores = sorted({name for episode in episodes for name in episode.scores} - set(_SCORES))
     means = {name: [episode.scores[name] for episode in episodes if name in episode.scores] for name in other_scores}
     max_steps = config.revision_test.max_steps if head.name == REVISION else config.max_steps
@@ -119,8 +120,8 @@ def _evaluation(place: Workplace, head: EvaluationHead) -> LoggedEvaluation:
         task=f"{head.recipe}-{head.name}",
         split=head.split,
         model=head.model,
-        started=head.started,
-        ended=head.ended or head.started,
+        started_at=head.started_at,
+        ended_at=head.ended_at or head.started_at,
         episodes=episodes,
         measures={
             **{name: _estimate(measures[name]) for name in _SCORES if name in measures},
@@ -149,18 +150,19 @@ def _estimate(estimate: Estimate) -> tuple[float, float | None, float | None, in
     return estimate.mean, low, high, estimate.n
 
 
-def _episodes(place: Workplace, head: EvaluationHead) -> list[LoggedEpisode]:
-    facts = episode_facts(place.store, head.evaluation_id)
-    reasons = reasons_lost(place.store, head.evaluation_id)
-    counts = place.recipe.evaluation.disaster_counts
-    episodes = load_episodes(place.store, head.evaluation_id)
-    with place.worlds() as worlds:
+def _episodes(ctx: RunContext, head: EvaluationHead) -> list[LoggedEpisode]:
+    facts = episode_costs(ctx.store, head.evaluation_id)
+    reasons = failure_reasons(ctx.store, head.evaluation_id)
+    counts = ctx.recipe.evaluation.disaster_counts
+    episodes = load_episodes(ctx.store, head.evaluation_id)
+    with ctx.worlds() as worlds:
         logged_episodes = [
-            _episode(worlds.of(episode.instance), episode, facts[episode.trajectory_id], counts) for episode in episodes
+            _episode(worlds.env_of(episode.instance), episode, facts[episode.trajectory_id], counts)
+            for episode in episodes
         ]
-    for scoring in scorings_of(place.store, place.run_id):
+    for scoring in comparisons_by_scoring(ctx.store, ctx.run_id):
         name = f"{scoring.grader}-{scoring.scoring_id[:8]}"
-        regrades = load_regrades(place.store, scoring.scoring_id, [episode.trajectory_id for episode in episodes])
+        regrades = load_regrades(ctx.store, scoring.scoring_id, [episode.trajectory_id for episode in episodes])
         for number, episode in enumerate(episodes):
             grade = regrades.get(episode.trajectory_id)
             if grade is not None and grade.reward is not None and grade.success is not None:
@@ -168,7 +170,7 @@ def _episodes(place: Workplace, head: EvaluationHead) -> list[LoggedEpisode]:
                 logged_episodes[number] = replace(
                     logged_episodes[number], scores={**logged_episodes[number].scores, **new_scores}
                 )
-    zero = dict.fromkeys(_SCORES, 0.0) if place.recipe.errors.count_as == "zero" else {}
+    zero = dict.fromkeys(_SCORES, 0.0) if ctx.recipe.errors.count_as == "zero" else {}
     errored_episodes = [
         LoggedEpisode(
             key=_key(episode),
@@ -178,12 +180,12 @@ def _episodes(place: Workplace, head: EvaluationHead) -> list[LoggedEpisode]:
             error=reasons.get(episode.instance.episode(episode.repeat, episode.cut)) or "it failed for good",
             facts=_facts(episode),
         )
-        for episode in lost_episodes(place, head.evaluation_id)
+        for episode in lost_episodes(ctx, head.evaluation_id)
     ]
     return [*logged_episodes, *errored_episodes]
 
 
-def _episode(env: Environment, episode: Episode, facts: EpisodeFacts, disaster_counts: float) -> LoggedEpisode:
+def _episode(env: Environment, episode: Episode, facts: EpisodeCosts, disaster_counts: float) -> LoggedEpisode:
     trajectory = episode.trajectory
     messages = _conversation(env, trajectory)
     seconds = (facts.sampling_seconds, facts.environment_seconds)
@@ -192,7 +194,7 @@ def _episode(env: Environment, episode: Episode, facts: EpisodeFacts, disaster_c
         number=episode.repeat + 1,
         trajectory=trajectory,
         messages=messages,
-        opening=len(opening(messages)),
+        num_opening_turns=len(opening_turns(messages)),
         target=env.problem(episode.instance).golds if isinstance(env, ReasoningWorld) else (),
         scores={
             "success": float(trajectory.success),
@@ -216,7 +218,7 @@ def _conversation(env: Environment, trajectory: Trajectory) -> tuple[Message, ..
     concatenated.
     """
     kind = transcript_of(env)
-    if isinstance(kind, Dividing) or summaries_in(trajectory.steps):
+    if isinstance(kind, Dividing) or summary_positions(trajectory.steps):
         return tuple(message for part in conversations(env, trajectory) for message in part.messages)
     return kind.prompt(env, trajectory.first_observation, trajectory.steps)
 

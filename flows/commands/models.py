@@ -15,10 +15,10 @@ from typing import Any
 from agentr_core.errors import ModelServerError
 from agentr_core.methods.faults import parse
 from agentr_core.models.vllm.door import ReplicaMonitor, open_control_server
-from agentr_core.models.vllm.replicas import check_ports, device_of, ensure, make_launch, start
+from agentr_core.models.vllm.replicas import check_ports, device_of, ensure_environment, make_launch, make_replicas
 from agentr_core.recipes.models import ModelConfig
-from agentr_core.runtime.machine import settle
-from agentr_core.system import importing
+from agentr_core.runtime.machine import resolve_auto
+from agentr_core.system import gc_paused_for_imports
 from tasks.wiring import vllm_environment
 
 _POLL_SECONDS = 0.5
@@ -28,7 +28,7 @@ def install(device: str, *, say: Callable[[str], Any]) -> Path:
     """Install vLLM in an environment of its own, unless it is there, and return the path of that
     environment's Python. Raises `UserError` if that fails.
     """
-    return ensure(vllm_environment(), device_of(device), tell=say)
+    return ensure_environment(vllm_environment(), device_of(device), report_line=say)
 
 
 def import_into(source: str, target: Path, *, dtype: str, cache: Path | None, say: Callable[[str], Any]) -> None:
@@ -36,16 +36,16 @@ def import_into(source: str, target: Path, *, dtype: str, cache: Path | None, sa
     of its output. Raises `UserError` if the file cannot be converted.
     """
     began = time.monotonic()
-    with importing():
+    with gc_paused_for_imports():
         from agentr_core.models.gguf import import_model
 
     model = import_model(source, target, dtype=dtype, cache=cache)
     size = sum(file.stat().st_size for file in target.iterdir())
     say(
-        f"{target}: {model.model_class}, {model.parameters:,} parameters in {dtype}, {size / 1e6:,.0f} MB, "
+        f"{target}: {model.model_class}, {model.num_parameters:,} parameters in {dtype}, {size / 1e6:,.0f} MB, "
         f"after {time.monotonic() - began:.0f} s"
     )
-    for note in (*model.notes, f"licence: {model.licence}", model.sentence):
+    for note in (*model.notes, f"licence: {model.licence}", model.sample_reply):
         say(note)
 
 
@@ -54,7 +54,7 @@ def settings(path: Path, replicas: int, device: str, overrides: Sequence[str]) -
     `ConfigError` if they are wrong.
     """
     model = {"backend": "vllm", "path": str(path), "device": device, "vllm": {"replicas": replicas}}
-    return settle(parse({"name": "serve", "model": model}, overrides, source="models serve")).model
+    return resolve_auto(parse({"name": "serve", "model": model}, overrides, source="models serve")).model
 
 
 def serve(model: ModelConfig, *, port: int, logs: Path, say: Callable[[str], Any]) -> None:
@@ -72,8 +72,8 @@ def serve(model: ModelConfig, *, port: int, logs: Path, say: Callable[[str], Any
     launch = make_launch(Path(model.path), model)
     # Checked before an installation, which takes minutes.
     check_ports([port, *ports] if port else [])
-    replicas = start(launch, environment=vllm_environment(), logs=logs, tell=say, ports=ports)
-    monitor = ReplicaMonitor(replicas, model, tell=say)
+    replicas = make_replicas(launch, environment=vllm_environment(), logs=logs, report_line=say, ports=ports)
+    monitor = ReplicaMonitor(replicas, model, report_line=say)
     with _ending() as stop:
         try:
             with open_control_server(monitor, port) as door:
@@ -87,7 +87,7 @@ def serve(model: ModelConfig, *, port: int, logs: Path, say: Callable[[str], Any
 
 def _announce(monitor: ReplicaMonitor, stop: threading.Event, *, door: str, say: Callable[[str], Any]) -> None:
     began = time.monotonic()
-    while not (state := monitor.look()).addresses:
+    while not (state := monitor.check()).addresses:
         if state.fault:
             raise ModelServerError(state.fault)
         if stop.wait(_POLL_SECONDS):

@@ -18,7 +18,7 @@ from agentr_core.reports.wording import duration
 from agentr_core.runtime import machine
 from agentr_core.training.job import GroupRelative
 
-_MAIN = 900 << 20
+_MAIN_PROCESS_BYTES = 900 << 20
 """Bytes of memory of the run's own process, with Prefect, its server and the store."""
 
 
@@ -31,11 +31,11 @@ class WorldCounts:
     train: int
     test: int
     states: int
-    lengths: estimates.Lengths | None = None
+    lengths: estimates.EpisodeLengths | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Earlier:
+class EarlierRuns:
     """The speed of earlier runs in a workspace: the time that a run of the same recipe took, and
     the rate at which the same model sampled; None if not known.
     """
@@ -46,14 +46,14 @@ class Earlier:
     tokens_per_second: float | None = None
 
 
-def needs(
+def need_lines(
     recipe: Recipe,
-    shapes: Mapping[ModelRole, estimates.Shape],
+    shapes: Mapping[ModelRole, estimates.ModelShape],
     counts: Mapping[str, WorldCounts],
     *,
     gpu: float | None,
     longest: int,
-    earlier: Earlier,
+    earlier: EarlierRuns,
 ) -> list[str]:
     """Return the needs of a run as lines: tokens (at most, and likely), time, and memory.
 
@@ -64,10 +64,10 @@ def needs(
         longest: the tokens of the longest row that is trained on, as far as is known.
         earlier: the speed of earlier runs in the workspace.
     """
-    lines = [*_of_tokens(recipe, counts, earlier), ""]
+    lines = [*_token_lines(recipe, counts, earlier), ""]
     memory = machine.memory() if gpu is None else None
     if memory is not None and not memory.gpu:
-        return [*lines, *_of_main_memory(recipe, shapes, memory, longest)]
+        return [*lines, *_main_memory_lines(recipe, shapes, memory, longest)]
     if memory is None:
         most, free = gpu or 0.0, gpu or 0.0
         lines.append(f"memory, estimated, of a GPU of {_size(most)}")
@@ -76,13 +76,13 @@ def needs(
         lines.append(f"memory, estimated, of {memory.gpu}, {_size(most)}, {_size(free)} free now (another: --gpu-gib)")
     for role, shape in shapes.items():
         model = recipe.own_models()[role]
-        lines += _of_sampling(role, model, shape, most if model.backend == "vllm" else free)
+        lines += _sampling_lines(role, model, shape, most if model.backend == "vllm" else free)
     if "actor" in shapes:
-        lines += _of_training(recipe, shapes["actor"], free, longest)
+        lines += _training_lines(recipe, shapes["actor"], free, longest)
     return lines
 
 
-def _of_tokens(recipe: Recipe, counts: Mapping[str, WorldCounts], earlier: Earlier) -> list[str]:
+def _token_lines(recipe: Recipe, counts: Mapping[str, WorldCounts], earlier: EarlierRuns) -> list[str]:
     """Return lines with a table of the tokens of an iteration, the source of the likely numbers,
     and the time that the run takes.
     """
@@ -91,8 +91,8 @@ def _of_tokens(recipe: Recipe, counts: Mapping[str, WorldCounts], earlier: Earli
     for name, world in recipe.worlds().items():
         world_counts = counts[name]
         prefix = f"{name}, " if recipe.environments else ""
-        demands = method_of(world).sampled(world, world_counts.train, world_counts.test)
-        for estimate in estimates.tokens(
+        demands = method_of(world).demands(world, world_counts.train, world_counts.test)
+        for estimate in estimates.token_estimates(
             world, demands, world_counts.test, world_counts.states, lengths=world_counts.lengths
         ):
             helper = "" if estimate.role == "actor" else f" ({estimate.role})"
@@ -120,8 +120,8 @@ def _of_tokens(recipe: Recipe, counts: Mapping[str, WorldCounts], earlier: Earli
     return [head, *table, *(sources or [unknown]), f"  time: {time}"]
 
 
-def _of_main_memory(
-    recipe: Recipe, shapes: Mapping[ModelRole, estimates.Shape], memory: machine.Memory, longest: int
+def _main_memory_lines(
+    recipe: Recipe, shapes: Mapping[ModelRole, estimates.ModelShape], memory: machine.Memory, longest: int
 ) -> list[str]:
     """Return lines with the main memory that sampling by each role and training need here, and
     whether the largest of these amounts fits.
@@ -131,35 +131,35 @@ def _of_main_memory(
     for role, shape in shapes.items():
         model = recipe.own_models()[role]
         if model.backend == "vllm":
-            need = estimates.sampling(shape, model)
+            need = estimates.sampling_memory(shape, model)
             total = model.vllm.replicas * (need.weights + model.vllm.kv_cache_gib * GIB + GIB)
             lines.append(f"  {role}, vllm: {_size(total)}")
         else:
             workers = worker_count(model)
             context = model.context_length or shape.context_length
-            process = estimates.process_sampling(shape, model, workers, min(context, longest))
+            process = estimates.sampling_process_memory(shape, model, workers, min(context, longest))
             total = workers * process.total
-            lines += _of_process(f"{role}, {model.backend}: {shape.parameters:,} parameters,", process, workers)
+            lines += _process_lines(f"{role}, {model.backend}: {shape.parameters:,} parameters,", process, workers)
         peaks[role] = total
     if "actor" in shapes and any(plan.training for plan in plans_of(recipe)):
         config = recipe.training
-        trainer = estimates.process_training(shapes["actor"], config, longest)
+        trainer = estimates.training_process_memory(shapes["actor"], config, longest)
         peaks["training"] = config.num_processes * trainer.total - (config.num_processes - 1) * trainer.parts["saving"]
-        lines += _of_process("training:", trainer, config.num_processes)
+        lines += _process_lines("training:", trainer, config.num_processes)
     name, most = max(peaks.items(), key=lambda item: item[1], default=("", 0.0))
-    if not name or most + _MAIN <= memory.free:
-        return [*lines, f"  fits: {_size(most + _MAIN)} at most, with this process"]
+    if not name or most + _MAIN_PROCESS_BYTES <= memory.free:
+        return [*lines, f"  fits: {_size(most + _MAIN_PROCESS_BYTES)} at most, with this process"]
     fewer = "training.launch.num_processes, data.max_length" if name == "training" else "model.workers, model.max_batch"
     remedy = f"lower {fewer}{', or set training.lora_r' if name == 'training' and not recipe.training.lora_r else ''}"
     return [
         *lines,
-        f"  does not fit: {name} needs {_size(most + _MAIN)}, with this process; free some, or",
+        f"  does not fit: {name} needs {_size(most + _MAIN_PROCESS_BYTES)}, with this process; free some, or",
         f"    {remedy};",
         "    --gpu-gib asks about a machine with a GPU",
     ]
 
 
-def _of_process(label: str, process: estimates.Process, number: int) -> list[str]:
+def _process_lines(label: str, process: estimates.ProcessMemory, number: int) -> list[str]:
     many = "1 process" if number == 1 else f"{number} processes"
     head = f"  {label} {many} of at most {_size(process.total)}"
     parts = [
@@ -169,8 +169,8 @@ def _of_process(label: str, process: estimates.Process, number: int) -> list[str
     return [head, *textwrap.wrap(", ".join(parts), 76, initial_indent="    ", subsequent_indent="    ")]
 
 
-def _of_sampling(role: str, model: ModelConfig, shape: estimates.Shape, gpu: float) -> list[str]:
-    need = estimates.sampling(shape, model)
+def _sampling_lines(role: str, model: ModelConfig, shape: estimates.ModelShape, gpu: float) -> list[str]:
+    need = estimates.sampling_memory(shape, model)
     context = model.context_length or shape.context_length
     share = gpu * (model.vllm.gpu_memory_utilization if model.backend == "vllm" else 1.0)
     room = need.sequences(share, context)
@@ -180,7 +180,7 @@ def _of_sampling(role: str, model: ModelConfig, shape: estimates.Shape, gpu: flo
     return [line] if room else [line, f"    {sampling_advice(model, need, share)}"]
 
 
-def sampling_advice(model: ModelConfig, need: estimates.Sampling, share: float) -> str:
+def sampling_advice(model: ModelConfig, need: estimates.SamplingMemory, share: float) -> str:
     """Return what to change for a model if no sequence fits in its `share` (bytes) of a GPU."""
     spread = "raise model.vllm.tensor_parallel_size" if model.backend == "vllm" else ""
     if need.weights >= share:
@@ -188,27 +188,29 @@ def sampling_advice(model: ModelConfig, need: estimates.Sampling, share: float) 
     return f"no sequence has room beside the weights; lower model.context_length{spread and f', or {spread}'}"
 
 
-def _of_training(recipe: Recipe, shape: estimates.Shape, gpu: float, longest: int) -> list[str]:
+def _training_lines(recipe: Recipe, shape: estimates.ModelShape, gpu: float, longest: int) -> list[str]:
     trainings = [plan.training for plan in plans_of(recipe) if plan.training]
     groups = [training for training in trainings if isinstance(training.objective, GroupRelative)]
     lines = []
     if len(groups) < len(trainings) or not trainings:
         config = recipe.training
-        need = estimates.training(shape, config, longest)
+        need = estimates.training_memory(shape, config, longest)
         rows = f"{config.per_device_train_batch_size} x {longest:,} tokens"
-        lines += _of_one(config, need, rows, gpu, online=False)
+        lines += _one_training_lines(config, need, rows, gpu, online=False)
     if groups:
         config = on_one_machine(recipe.training)
         # A row is a whole episode.
         row = max(recipe.grpo.micro_batch_tokens, recipe.model.context_length or shape.context_length)
-        need = estimates.group_training(shape, recipe, row)
+        need = estimates.group_rl_memory(shape, recipe, row)
         config = replace(config, per_device_train_batch_size=1)
-        lines += _of_one(config, need, f"1 x {row:,} tokens", gpu, online=True)
-        lines += _of_both(recipe.model, config, need, gpu)
+        lines += _one_training_lines(config, need, f"1 x {row:,} tokens", gpu, online=True)
+        lines += _shared_gpu_lines(recipe.model, config, need, gpu)
     return lines
 
 
-def _of_one(config: TrainingConfig, need: estimates.Training, rows: str, gpu: float, *, online: bool) -> list[str]:
+def _one_training_lines(
+    config: TrainingConfig, need: estimates.TrainingMemory, rows: str, gpu: float, *, online: bool
+) -> list[str]:
     kind = f"LoRA, {need.trained:,} parameters" if config.lora_r else "all weights"
     spread = f", {config.num_processes} processes" if config.num_processes > 1 else ""
     split = config.launch and (config.launch.deepspeed or ("fsdp" if config.launch.fsdp else ""))
@@ -217,19 +219,21 @@ def _of_one(config: TrainingConfig, need: estimates.Training, rows: str, gpu: fl
         f"  {'group RL' if online else 'training'}, {kind}{spread}{zero}: weights {_size(need.weights)}, gradients and "
         f"optimizer {_size(need.states)}, activations of {rows} {_size(need.activations)}: {_size(need.total)} in all"
     )
-    if need.host:
-        line += f", and {_size(need.host)} of main memory on all machines together"
+    if need.host_bytes:
+        line += f", and {_size(need.host_bytes)} of main memory on all machines together"
     return [line] if need.total <= gpu else [line, f"    {training_advice(config, need, gpu, online=online)}"]
 
 
-def _of_both(model: ModelConfig, config: TrainingConfig, need: estimates.Training, gpu: float) -> list[str]:
+def _shared_gpu_lines(
+    model: ModelConfig, config: TrainingConfig, need: estimates.TrainingMemory, gpu: float
+) -> list[str]:
     """Return a line about the GPUs on which both a trainer of group RL and a vLLM server are."""
     gpus = sorted(set(model.vllm.gpu_numbers) & set(range(config.num_processes))) if model.backend == "vllm" else []
     if not gpus:
         return []
     share, gpu_list = gpu * model.vllm.gpu_memory_utilization, ", ".join(map(str, gpus))
     head = f"  GPU {gpu_list}: trainer and sampler"
-    if model.takes_turns:
+    if model.shares_gpus:
         waits, turns = need.weights + need.states, f"{head} take turns, {_size(need.total)} and {_size(share)}"
         return [f"{turns}; {_size(waits)} of each process wait in main memory while vLLM samples" if waits else turns]
     both = f"{head} together, {_size(need.total + share)}"
@@ -238,7 +242,7 @@ def _of_both(model: ModelConfig, config: TrainingConfig, need: estimates.Trainin
     return [both, "    that is too much; set model.vllm.sleep=true, lower gpu_memory_utilization, or name other GPUs"]
 
 
-def training_advice(config: TrainingConfig, need: estimates.Training, gpu: float, *, online: bool) -> str:
+def training_advice(config: TrainingConfig, need: estimates.TrainingMemory, gpu: float, *, online: bool) -> str:
     """Return what helps a training that does not fit on a GPU. Settings that are already in effect
     are left out, and shorter rows are, too, where they could not suffice.
 
@@ -251,7 +255,7 @@ def training_advice(config: TrainingConfig, need: estimates.Training, gpu: float
     lighter = {
         "set training.lora_r": not config.lora_r,
         "set training.load_in_4bit=true": config.lora_r > 0 and not (config.load_in_4bit or split or online),
-        "set training.launch.deepspeed=zero3-offload": not (need.host or fsdp or config.load_in_4bit),
+        "set training.launch.deepspeed=zero3-offload": not (need.host_bytes or fsdp or config.load_in_4bit),
     }
     shorter = {
         "set training.gradient_checkpointing=true": config.gradient_checkpointing is False,

@@ -16,27 +16,34 @@ from agentr_core import estimates
 from agentr_core.environment import Environment
 from agentr_core.environments import registry
 from agentr_core.estimates import GIB
-from agentr_core.methods.comparison import arms_of, makers_of_samples
+from agentr_core.methods.comparison import arms_of, sample_recipes
 from agentr_core.methods.table import method_of, plan_of, plans_of
-from agentr_core.recipes.recipe import OF_ONE_WORLD, OPTIONAL, FieldValue, Recipe, field_values, for_display
+from agentr_core.recipes.recipe import (
+    OPTIONAL_SECTIONS,
+    SINGLE_WORLD_SECTIONS,
+    FieldValue,
+    Recipe,
+    display_data,
+    field_values,
+)
+from agentr_core.runtime.context import Method, Stage
 from agentr_core.runtime.equipment import Worlds
-from agentr_core.runtime.instances import episode_count, state_count, training_instances
-from agentr_core.runtime.place import Method, Stage
-from agentr_core.runtime.remaining import own_seconds
+from agentr_core.runtime.instances import max_revision_episodes, num_held_out_episodes, training_instances
+from agentr_core.runtime.remaining import worked_seconds
 from agentr_core.samples.rendering import load_renderer
 from agentr_core.store.queries.runs import (
     count_finished_iterations,
     count_finished_runs,
-    last_finished,
-    longest_sample,
+    last_finished_run,
+    longest_sample_tokens,
     sampling_rate,
     stage_seconds,
 )
-from agentr_core.texts import counted
-from flows.commands.needs import Earlier, WorldCounts, needs
+from agentr_core.texts import count_text
+from flows.commands.needs import EarlierRuns, WorldCounts, need_lines
 from flows.preflight.checks import faults_of
 from flows.preflight.requirements import weights_missing
-from tasks.wiring import load_recipe, make_environment, reference
+from tasks.wiring import load_recipe, make_environment, run_reference
 from tasks.workspaces import open_store
 
 _WIDTH = 100
@@ -78,32 +85,34 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float | None = No
     recipe = load_recipe(path, list(overrides))
     method = method_of(recipe)
     plan = _describe(recipe, method, gpu_gib)
-    fields = _read(recipe, method, plan.stages)
+    fields = _fields_read(recipe, method, plan.stages)
     names = {field.name for field in fields}
-    idle = [field for field in field_values(recipe) if not field.usual and field.name not in names]
+    unread_fields = [field for field in field_values(recipe) if not field.is_default and field.name not in names]
     if form == "json":
-        return json.dumps({"recipe": for_display(recipe), "stages": plan.stages, "summary": plan.summary}, indent=2)
-    return "\n".join([*plan.summary, "", *_of_fields(fields, idle), *_of_stages(plan.stages)])
+        return json.dumps({"recipe": display_data(recipe), "stages": plan.stages, "summary": plan.summary}, indent=2)
+    return "\n".join([*plan.summary, "", *_field_lines(fields, unread_fields), *_stage_lines(plan.stages)])
 
 
 def _describe(recipe: Recipe, method: Method, gpu_gib: float | None) -> _PlanText:
     lacks_weights = _lacks_weights(recipe)
     faults = faults_of(recipe, asks=False)
     lacking = faults.machine if lacks_weights else []
-    replace(faults, machine=[] if lacks_weights else faults.machine).tell()
-    counts = _counts(recipe)
+    replace(faults, machine=[] if lacks_weights else faults.machine).raise_any()
+    counts = _counts_by_world(recipe)
     train, test = sum(world.train for world in counts.values()), sum(world.test for world in counts.values())
     if method.flow == "compare":
-        for maker in makers_of_samples(recipe):
-            faults_of(maker, asks=False).tell()
+        for maker in sample_recipes(recipe):
+            faults_of(maker, asks=False).raise_any()
         return _comparison(recipe, train, test)
     roles = {role for stage in (*method.before, *method.stages) for role in stage.roles}
     paths = {role: Path(model.path) for role, model in recipe.own_models().items() if model.path and role in roles}
     shapes = {role: estimates.read_shape(path) for role, path in paths.items()}
-    missing = [(path, shapes[role].where) for role, path in paths.items() if weights_missing(recipe.own_models()[role])]
-    run = f"a run in {recipe.workspace}" if missing else f"run {reference(recipe).run_id} in {recipe.workspace}"
+    missing = [
+        (path, shapes[role].config_dir) for role, path in paths.items() if weights_missing(recipe.own_models()[role])
+    ]
+    run = f"a run in {recipe.workspace}" if missing else f"run {run_reference(recipe).run_id} in {recipe.workspace}"
     summary = [
-        f"recipe {recipe.name}: {method.title}, {counted(recipe.iterations, 'iteration')}, {run}",
+        f"recipe {recipe.name}: {method.title}, {count_text(recipe.iterations, 'iteration')}, {run}",
         *method.describe(recipe, train, test),
         *(_world_line(name, counts[name], share=world.share) for name, world in recipe.environments.items()),
         *([f"a history that outgrows the context: {recipe.context}"] if recipe.context != "stop" else []),
@@ -112,7 +121,7 @@ def _describe(recipe: Recipe, method: Method, gpu_gib: float | None) -> _PlanTex
         *faults.notes,
         *([] if missing else [f"already done: {_done(recipe)}"]),
         "",
-        *needs(
+        *need_lines(
             recipe,
             shapes,
             counts,
@@ -123,10 +132,10 @@ def _describe(recipe: Recipe, method: Method, gpu_gib: float | None) -> _PlanTex
     ]
     before = [replace(stage, name=f"{stage.name} base") for stage in method.before]
     stages = [stage for plan in plans_of(recipe) for stage in plan.stages]
-    return _PlanText(summary=summary, stages=_reading(recipe, [*before, *stages]))
+    return _PlanText(summary=summary, stages=_sections_by_stage(recipe, [*before, *stages]))
 
 
-def _counts(recipe: Recipe) -> dict[str, WorldCounts]:
+def _counts_by_world(recipe: Recipe) -> dict[str, WorldCounts]:
     """Return, by world, how much a run plays there and how long its episodes are: of those stored
     in the workspace, else of the expert's, else None.
     """
@@ -141,24 +150,24 @@ def _counts(recipe: Recipe) -> dict[str, WorldCounts]:
             # An environment on a server is not asked, since a plan contacts no server.
             if lengths is None and renderer is not None and not env.has(Environment.reach):
                 lengths = estimates.expert_lengths(env, instances, renderer)
-            test, states = episode_count(world, env), state_count(world, env)
+            test, states = num_held_out_episodes(world, env), max_revision_episodes(world, env)
             counts[name] = WorldCounts(train=len(instances), test=test, states=states, lengths=lengths)
     return counts
 
 
-def _earlier(recipe: Recipe) -> Earlier:
+def _earlier(recipe: Recipe) -> EarlierRuns:
     """Return the speed of earlier runs in the workspace."""
     store = open_store(Path(recipe.workspace))
     if not store.path.exists():
-        return Earlier()
-    run_id = last_finished(store, recipe=recipe.name, method=recipe.method, iterations=recipe.iterations)
+        return EarlierRuns()
+    run_id = last_finished_run(store, recipe=recipe.name, method=recipe.method, iterations=recipe.iterations)
     stage_times = stage_seconds(store, run_id) if run_id else {}
     stages = [
         (iteration, stage) for iteration in range(recipe.iterations + 1) for stage in plan_of(recipe, iteration).stages
     ]
     # A run that copied results of another run took less time than a new one will.
-    whole = run_id is not None and len(own_seconds(store, run_id, stages)) == len(stage_times)
-    return Earlier(
+    whole = run_id is not None and len(worked_seconds(store, run_id, stages)) == len(stage_times)
+    return EarlierRuns(
         run_id=run_id if whole else None,
         seconds=sum(seconds for (iteration, _), seconds in stage_times.items() if iteration <= recipe.iterations),
         tokens_per_second=sampling_rate(store, recipe.model.path),
@@ -177,7 +186,7 @@ def longest_row(recipe: Recipe, counts: Mapping[str, WorldCounts]) -> int:
     most, store = recipe.data.max_length, open_store(Path(recipe.workspace))
     # A run's id has the hash of its weights, so without them nothing of it is stored.
     has_run = store.path.exists() and not _lacks_weights(recipe)
-    stored_length = longest_sample(store, reference(recipe).run_id) if has_run else 0
+    stored_length = longest_sample_tokens(store, run_reference(recipe).run_id) if has_run else 0
     of_expert = [world.lengths.longest if world.lengths else 0 for world in counts.values()]
     cloned = recipe.data.use == "expert" and not recipe.data.general.share and all(of_expert)
     longest = stored_length or (max(of_expert) if cloned else most)
@@ -190,15 +199,15 @@ def _world_line(name: str, counts: WorldCounts, *, share: float) -> str:
 
 
 def _comparison(recipe: Recipe, train: int, test: int) -> _PlanText:
-    run_id, pool_stages = reference(recipe).run_id, plan_of(recipe, 1).stages
+    run_id, pool_stages = run_reference(recipe).run_id, plan_of(recipe, 1).stages
     arms = arms_of(recipe, run_id)
     head = f"recipe {recipe.name}: comparison of {len(recipe.compare.arms)} arms, run {run_id} in {recipe.workspace}"
     num_finished = count_finished_runs(
-        open_store(Path(recipe.workspace)), [reference(arm.recipe).run_id for arm in arms]
+        open_store(Path(recipe.workspace)), [run_reference(arm.recipe).run_id for arm in arms]
     )
     progress = f"already done: {num_finished} of {len(arms)} trainings"
     sample_sources = {
-        arm.name: f" (samples of its own, in run {arm.recipe.compare.samples})" for arm in arms if arm.samples
+        arm.name: f" (samples of its own, in run {arm.recipe.compare.samples})" for arm in arms if arm.samples_recipe
     }
     arm_lines = [
         f"  {name}: {' '.join(changes)}{sample_sources.get(name, '')}" for name, changes in recipe.compare.arms.items()
@@ -213,7 +222,9 @@ def _comparison(recipe: Recipe, train: int, test: int) -> _PlanText:
         *arm_lines,
         progress,
     ]
-    return _PlanText(summary=summary, stages=_reading(recipe, [*pool_stages, *plan_of(arms[0].recipe, 1).stages]))
+    return _PlanText(
+        summary=summary, stages=_sections_by_stage(recipe, [*pool_stages, *plan_of(arms[0].recipe, 1).stages])
+    )
 
 
 def _budget(recipe: Recipe) -> str:
@@ -221,24 +232,27 @@ def _budget(recipe: Recipe) -> str:
     return f"{training.max_tokens} trained tokens" if training.max_tokens else f"{training.max_seconds:g} s of training"
 
 
-def _reading(recipe: Recipe, stages: Iterable[Stage]) -> dict[str, tuple[str, ...]]:
-    section_names = dict.fromkeys(OF_ONE_WORLD, "environments") if recipe.environments else {}
+def _sections_by_stage(recipe: Recipe, stages: Iterable[Stage]) -> dict[str, tuple[str, ...]]:
+    section_names = dict.fromkeys(SINGLE_WORLD_SECTIONS, "environments") if recipe.environments else {}
     return {stage.name: tuple(dict.fromkeys(section_names.get(name, name) for name in stage.reads)) for stage in stages}
 
 
-def _read(recipe: Recipe, method: Method, stages: dict[str, tuple[str, ...]]) -> list[FieldValue]:
+def _fields_read(recipe: Recipe, method: Method, stages: dict[str, tuple[str, ...]]) -> list[FieldValue]:
     """Return the fields of a recipe that its run reads: without those that only other methods, or
     stages that the run does not have, read, and without those that other fields switch off.
     """
     sections = [name for reads in stages.values() for name in reads]
-    idle = [name for stage in method.stages for name in stage.reads]
-    foreign = [section for section in OPTIONAL if section not in method.sections]
-    off = [*_switched_off(recipe), *_roles_not_asked(recipe, method)]
+    stage_sections = [name for stage in method.stages for name in stage.reads]
+    unused_sections = [section for section in OPTIONAL_SECTIONS if section not in method.sections]
+    switched_off = [*_switched_off(recipe), *_roles_not_asked(recipe, method)]
     return [
         field
         for field in field_values(recipe)
-        if (_within(field.name, sections) or not _within(field.name, (*idle, *foreign)))
-        and not _within(field.name, off)
+        if (
+            _is_in_sections(field.name, sections)
+            or not _is_in_sections(field.name, (*stage_sections, *unused_sections))
+        )
+        and not _is_in_sections(field.name, switched_off)
     ]
 
 
@@ -252,7 +266,7 @@ def _switched_off(recipe: Recipe) -> Iterator[str]:
         "eto.expert.thoughts": recipe.eto.expert.thoughts.enabled,
     }
     for section, on in switches.items():
-        fields = [] if on else [field.name for field in field_values(recipe) if _within(field.name, [section])]
+        fields = [] if on else [field.name for field in field_values(recipe) if _is_in_sections(field.name, [section])]
         yield from (name for name in fields if name != f"{section}.enabled")
     conditions = {
         "summary": recipe.context == "summary",
@@ -279,25 +293,25 @@ def _roles_not_asked(recipe: Recipe, method: Method) -> list[str]:
     return [f"models.{field.name}" for field in dataclasses.fields(recipe.models) if field.name not in roles]
 
 
-def _within(field: str, sections: Iterable[str]) -> bool:
+def _is_in_sections(field: str, sections: Iterable[str]) -> bool:
     return any(field == section or field.startswith(f"{section}.") for section in sections)
 
 
 # Fields are listed apart from the stages: under them, a field would be repeated for each stage that
 # reads it, and one that no stage reads would be missing.
-def _of_fields(fields: Sequence[FieldValue], idle: Sequence[FieldValue] = ()) -> list[str]:
+def _field_lines(fields: Sequence[FieldValue], unread_fields: Sequence[FieldValue] = ()) -> list[str]:
     """Return fields as lines: one for each field of `fields` that was changed, and for each of
-    `idle`, which the run does not read; fields at their defaults share lines, by section.
+    `unread_fields`, which the run does not read; fields at their defaults share lines, by section.
     """
     lines = [
         "fields that differ from their defaults",
-        *(f"  {field.name} = {json.dumps(field.value)}" for field in fields if not field.usual),
+        *(f"  {field.name} = {json.dumps(field.value)}" for field in fields if not field.is_default),
     ]
-    if idle:
+    if unread_fields:
         lines += ["", "fields that differ from their defaults and that this run does not read"]
-        lines += (f"  {field.name} = {json.dumps(field.value)}" for field in idle)
+        lines += (f"  {field.name} = {json.dumps(field.value)}" for field in unread_fields)
     lines += ["", "fields at their defaults"]
-    usual = sorted((field for field in fields if field.usual), key=_section_of)
+    usual = sorted((field for field in fields if field.is_default), key=_section_of)
     for section, section_fields in groupby(usual, _section_of):
         assignments = ", ".join(
             f"{field.name.removeprefix(f'{section}.')}={json.dumps(field.value)}" for field in section_fields
@@ -317,7 +331,7 @@ def _section_of(field: FieldValue) -> str:
     return field.name.rpartition(".")[0]
 
 
-def _of_stages(stages: dict[str, tuple[str, ...]]) -> list[str]:
+def _stage_lines(stages: dict[str, tuple[str, ...]]) -> list[str]:
     if not stages:
         return []
     width = max(map(len, stages))
@@ -332,4 +346,4 @@ def _done(recipe: Recipe) -> str:
     store = open_store(Path(recipe.workspace))
     if not store.path.exists():
         return "nothing yet"
-    return counted(count_finished_iterations(store, reference(recipe).run_id), "iteration")
+    return count_text(count_finished_iterations(store, run_reference(recipe).run_id), "iteration")

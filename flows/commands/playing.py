@@ -9,17 +9,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from agentr_core.environment import Environment, own_fault
+from agentr_core.environment import Environment, error_of_own_code
 from agentr_core.environments.native import actions_in
-from agentr_core.episodes.grading import graded
-from agentr_core.episodes.rollout import EpisodeTimer, Reply, episode, no_helper
-from agentr_core.episodes.transcript import calls_in, readable_turns
+from agentr_core.episodes.grading import grade_episode
+from agentr_core.episodes.rollout import EpisodeTimer, Reply, no_helper, roll_out_episode
+from agentr_core.episodes.transcript import readable_calls, turn_texts
 from agentr_core.episodes.units import phase_of
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable, MissingPart
 from agentr_core.models.samplers import sampler_of
 from agentr_core.protocols import ChatModel
 from agentr_core.recipes.models import ModelConfig
-from agentr_core.texts import cause, counted, goal, visible
+from agentr_core.texts import count_text, error_summary, escape_invisible, goal_in
 from agentr_core.types import Instance, Sampling, Step, StopReason, Trajectory
 from flows import interruption
 from tasks.wiring import named_environment, named_model
@@ -47,7 +47,7 @@ class Player:
     max_steps: int = 0
     max_new_tokens: int = 500
 
-    def told(self) -> str:
+    def description(self) -> str:
         """Return the model's name and how it is sampled, as text."""
         how = f"temperature {self.temperature:g}, seed {self.seed}" if self.temperature else "greedy"
         return f"{self.name}, {how}"
@@ -67,7 +67,7 @@ def instance_of(env: Environment, name: str, split: str, index: int | None) -> I
 
 
 @contextmanager
-def own_calls(env: Environment, *, phases: Sequence[str] = ("",)) -> Iterator[None]:
+def environment_errors_translated(env: Environment, *, phases: Sequence[str] = ("",)) -> Iterator[None]:
     """Turn an exception that an environment's own code raises in one of `phases` into an
     `AgentrError` with a sentence about it, and `EnvironmentUnavailable` into `MissingPart`.
     """
@@ -80,8 +80,8 @@ def own_calls(env: Environment, *, phases: Sequence[str] = ("",)) -> Iterator[No
     except Exception as error:
         if phase_of(error) not in phases:
             raise
-        sentence = f"environment {env.name} broke ({cause(error)}); correct the environment"
-        raise own_fault(env.name, error, sentence) from error
+        sentence = f"environment {env.name} broke ({error_summary(error)}); correct the environment"
+        raise error_of_own_code(env.name, error, sentence) from error
 
 
 def unanswered(error: EnvironmentUnavailable, hint: str) -> str:
@@ -91,7 +91,7 @@ def unanswered(error: EnvironmentUnavailable, hint: str) -> str:
     return f"{error}; {hint}" if hint else str(error)
 
 
-def watch(
+def play_and_show(
     name: str,
     options: Mapping[str, Any],
     split: str,
@@ -115,7 +115,7 @@ def watch(
             raise ConfigError(f"{name} is played by agents outside; `agentr env play` has no model for it")
         instance = instance_of(env, name, split, index)
         model, config = named_model(player.name, server=player.server, context_length=player.context_length)
-        write(textwrap.fill(visible(f"{instance.key}, played by {player.told()}"), width))
+        write(textwrap.fill(escape_invisible(f"{instance.key}, played by {player.description()}"), width))
         interruption.run(_play(env, instance, model, config, player, width, write))
     finally:
         env.close()
@@ -131,12 +131,12 @@ async def _play(
     write: Callable[[str], Any],
 ) -> None:
     def show(first_observation: str, steps: Sequence[Step]) -> None:
-        write("\n".join(_step(steps, width) if steps else _opening(first_observation, width)))
+        write("\n".join(_step_lines(steps, width) if steps else _opening_lines(first_observation, width)))
 
     sampler, timer, replies = sampler_of(model, config), EpisodeTimer(), list[Reply]()
     try:
-        with own_calls(env, phases=("reset", "step")):
-            trajectory = await episode(
+        with environment_errors_translated(env, phases=("reset", "step")):
+            trajectory = await roll_out_episode(
                 instance,
                 env,
                 sampler.sample,
@@ -148,69 +148,69 @@ async def _play(
                 on_step=show,
             )
         tokens = sum(reply.generation.completion_tokens for reply in replies)
-        cost = f"{counted(tokens, 'token')} in {timer.sampling_seconds:.1f} s"
-        write("\n" + textwrap.fill(f"{await _end(env, trajectory)}; {cost}", width))
+        cost = f"{count_text(tokens, 'token')} in {timer.sampling_seconds:.1f} s"
+        write("\n" + textwrap.fill(f"{await _end_sentence(env, trajectory)}; {cost}", width))
     finally:
         await sampler.close()
         await model.close()
 
 
-async def _end(env: Environment, trajectory: Trajectory) -> str:
+async def _end_sentence(env: Environment, trajectory: Trajectory) -> str:
     """Return a sentence on how an episode ended, with the reward of the environment's grader unless
     a model would have to give it.
     """
     unknown = ""
     try:
-        trajectory, _ = await graded(env, trajectory, no_helper, seed=0)
+        trajectory, _ = await grade_episode(env, trajectory, no_helper, seed=0)
     except ConfigError:
         unknown = " before its grade, for which a model of another role is asked"
     outcome = "success" if trajectory.success else "no success"
     if trajectory.stop not in (StopReason.SUCCESS, StopReason.FAILURE):
         outcome += f" ({trajectory.stop.replace('_', ' ')})"
-    return f"{outcome} after {counted(len(trajectory.steps), 'step')}: reward {trajectory.reward:g}{unknown}"
+    return f"{outcome} after {count_text(len(trajectory.steps), 'step')}: reward {trajectory.reward:g}{unknown}"
 
 
-def _opening(first_observation: str, width: int) -> Iterator[str]:
+def _opening_lines(first_observation: str, width: int) -> Iterator[str]:
     yield ""
-    yield from _field("goal", goal(first_observation), width)
-    yield from _field("observation", first_observation, width, most=_OPENING)
+    yield from _field_lines("goal", goal_in(first_observation), width)
+    yield from _field_lines("observation", first_observation, width, most=_OPENING)
 
 
-def _step(steps: Sequence[Step], width: int) -> Iterator[str]:
+def _step_lines(steps: Sequence[Step], width: int) -> Iterator[str]:
     step = steps[-1]
     yield ""
     yield f"step {len(steps)}"
     if thought := _thought(step):
-        yield from _field("thought", thought, width, most=_REPLY)
+        yield from _field_lines("thought", thought, width, most=_REPLY)
     refusal = " (refused)" if step.valid is False else ""
     cut = " (cut at its token limit)" if step.finish_reason == "length" else ""
     *before, last = actions_in(step.action)
     for action in (*before, f"{last or 'none'}{refusal}{cut}"):
-        yield from _field("action", action, width, most=_REPLY)
+        yield from _field_lines("action", action, width, most=_REPLY)
     for call in step.tool_calls:
-        yield from _field("tool", f"{call.tool} {call.key}: {call.status}", width, most=2)
-    for result in readable_turns(step.observation):
-        yield from _field("observation", result, width, most=_OBSERVATION)
-    yield from _field("reward", f"{step.reward:g}", width)
+        yield from _field_lines("tool", f"{call.tool} {call.key}: {call.status}", width, most=2)
+    for result in turn_texts(step.observation):
+        yield from _field_lines("observation", result, width, most=_OBSERVATION)
+    yield from _field_lines("reward", f"{step.reward:g}", width)
 
 
 def _thought(step: Step) -> str:
     """Return the text of a reply before its action, without labels, or next to its tool calls; the
     whole reply if the action does not occur in it literally.
     """
-    if calls := calls_in(step.reply):
-        return calls[0].beside
+    if calls := readable_calls(step.reply):
+        return calls[0].text_outside
     before, action, _ = step.reply.rpartition(step.action) if step.action else (step.reply, "", "")
     return _LABELS.sub("", before if action else step.reply).strip()
 
 
-def _field(name: str, text: str, width: int, *, most: int = 1) -> Iterator[str]:
+def _field_lines(name: str, text: str, width: int, *, most: int = 1) -> Iterator[str]:
     """Yield the lines of a text next to its name: at most `most` lines, and one that counts the
     rest.
     """
     lines = [
         part
-        for line in visible(text.strip()).splitlines()
+        for line in escape_invisible(text.strip()).splitlines()
         for part in textwrap.wrap(line, max(20, width - _MARGIN), break_on_hyphens=False) or [""]
     ]
     head = f"  {name}"

@@ -14,7 +14,7 @@ _EVERY_S = 10.0
 _REDRAWN_S = 0.1
 
 
-def shown_progress() -> Callable[[int, int, str], None]:
+def progress_printer() -> Callable[[int, int, str], None]:
     """Return a function `show(done, total, note)` that shows these on standard error, with the
     elapsed and the remaining time: on a terminal in one line that is redrawn, else in a new line
     every ten seconds.

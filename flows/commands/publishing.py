@@ -11,14 +11,14 @@ from typing import Any
 from agentr_core.errors import ConfigError
 from agentr_core.methods.table import method_of
 from agentr_core.models.checkpoint_dir import ADAPTER_CONFIG, read_json, weights_sha256
-from agentr_core.recipes.recipe import OPTIONAL, Recipe
+from agentr_core.recipes.recipe import OPTIONAL_SECTIONS, Recipe
 from agentr_core.reports.model_card import Card, CardScore, render_card
 from agentr_core.stages.evaluate import load_measures
-from agentr_core.stages.report import finite
+from agentr_core.stages.report import finite_estimate
 from agentr_core.store.database import Store
-from agentr_core.store.queries.datasets import StoredEvaluation, evaluations_of
+from agentr_core.store.queries.datasets import StoredEvaluation, evaluations_of_checkpoint
 from agentr_core.store.queries.listings import ancestry
-from agentr_core.store.queries.runs import CheckpointMade, checkpoints_beginning
+from agentr_core.store.queries.runs import RunCheckpoint, find_checkpoints
 from agentr_core.system import new_folder
 from agentr_core.training.checkpoints import ADAPTER, HISTORY, MANIFEST, read_manifest
 from flows.commands.lineage import line_of
@@ -63,8 +63,8 @@ def publish_checkpoint(workspace: Path, prefix: str, folder: Path, *, base_model
     return f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}"
 
 
-def _checkpoint(store: Store, workspace: Path, prefix: str) -> CheckpointMade:
-    matches = checkpoints_beginning(store, prefix)
+def _checkpoint(store: Store, workspace: Path, prefix: str) -> RunCheckpoint:
+    matches = find_checkpoints(store, prefix)
     if len(matches) != 1:
         raise ConfigError(
             f"{len(matches) or 'no'} checkpoints in {workspace} begin with {prefix!r} and were trained there; "
@@ -74,9 +74,9 @@ def _checkpoint(store: Store, workspace: Path, prefix: str) -> CheckpointMade:
     return matches[0]
 
 
-def _card(store: Store, workspace: Path, checkpoint: CheckpointMade, name: str, base_model: str, licence: str) -> Card:
+def _card(store: Store, workspace: Path, checkpoint: RunCheckpoint, name: str, base_model: str, licence: str) -> Card:
     manifest, recipe = read_manifest(Path(checkpoint.path)), stored_recipe(workspace, checkpoint.run_id)
-    scores = (_score(store, evaluation) for evaluation in evaluations_of(store, checkpoint.checkpoint_id))
+    scores = (_score(store, evaluation) for evaluation in evaluations_of_checkpoint(store, checkpoint.checkpoint_id))
     return Card(
         name=name,
         method=recipe.method,
@@ -86,11 +86,11 @@ def _card(store: Store, workspace: Path, checkpoint: CheckpointMade, name: str, 
         licence=licence,
         weights_sha256=checkpoint.weights_sha256,
         trained_tokens=manifest.trained_tokens,
-        steps=manifest.steps,
+        num_steps=manifest.steps,
         dataset_hash=manifest.dataset_hash,
         scores=tuple(filter(None, scores)),
         recipe=_visible(recipe, json.loads(checkpoint.config), base_model),
-        arm_of=recipe.compare.pool,
+        comparison_run_id=recipe.compare.pool,
         versions=manifest.versions,
         ancestry=tuple(
             line_of(line, hidden_names=("model",)) for line in ancestry(store, checkpoint.checkpoint_id, "checkpoint")
@@ -101,7 +101,7 @@ def _card(store: Store, workspace: Path, checkpoint: CheckpointMade, name: str, 
 def _score(store: Store, evaluation: StoredEvaluation) -> CardScore | None:
     """Return the score of an evaluation; None if no episode of it was played."""
     measures = load_measures(store, evaluation.evaluation_id)
-    success, gain = finite(measures.get("success")), finite(measures.get("gain_over_base"))
+    success, gain = finite_estimate(measures.get("success")), finite_estimate(measures.get("gain_over_base"))
     return (
         None if success is None else CardScore(name=evaluation.name, split=evaluation.split, success=success, gain=gain)
     )
@@ -111,7 +111,7 @@ def _visible(recipe: Recipe, config: Mapping[str, Any], base_model: str) -> Mapp
     """Return the sections of a resolved recipe that its method reads, without paths of this
     machine.
     """
-    foreign = {"workspace", "models", "base", *OPTIONAL} - set(method_of(recipe).sections)
+    foreign = {"workspace", "models", "base", *OPTIONAL_SECTIONS} - set(method_of(recipe).sections)
     sections = {name: section for name, section in config.items() if name not in foreign}
     return {**sections, "model": {**config["model"], "path": base_model}}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentr_core.errors import ConfigError
-from agentr_core.store.queries.runs import ALL_RUNS
-from agentr_core.store.questions import FORMATS, SECONDS, example, examples, write_parquet
+from agentr_core.store.queries.runs import ALL_RUNS_SQL
+from agentr_core.store.questions import DEFAULT_TIME_LIMIT_S, FORMATTERS, example, examples, write_parquet
 from agentr_core.system import write_text
-from agentr_core.texts import counted
+from agentr_core.texts import count_text
 from tasks.workspaces import open_store
 
 PARQUET = "parquet"
@@ -24,15 +24,15 @@ def answer(
     example_name: str = "",
     output: Path | None = None,
     files: bool = False,
-    seconds: float = SECONDS,
+    seconds: float = DEFAULT_TIME_LIMIT_S,
 ) -> str:
     """Return the answer to an SQL query as text or, if it is written to a file, a line that says
     so.
 
     Args:
         query: the SQL; empty if the query is the example `example_name`.
-        form: one of `FORMATS`, or `parquet`, which needs a file; None: as the file's ending says,
-            else a table.
+        form: one of `FORMATTERS`, or `parquet`, which needs a file; None: as the file's ending
+            says, else a table.
         output: the file that the answer is written to; None: no file.
         files: whether the query may read and write other files.
         seconds: how long the query may take.
@@ -52,12 +52,12 @@ def answer(
     if output is None and form == "table" and table.column_names == _PLAN:
         return "\n".join(table["explain_value"].to_pylist()) + "\n"
     if output is None:
-        return FORMATS[form](table)
+        return FORMATTERS[form](table)
     if form == PARQUET:
         write_parquet(table, output)
     else:
-        write_text(output, FORMATS[form](table))
-    return f"{output}: {counted(table.num_rows, 'row')}\n"
+        write_text(output, FORMATTERS[form](table))
+    return f"{output}: {count_text(table.num_rows, 'row')}\n"
 
 
 def _form_of(output: Path | None) -> str:
@@ -67,7 +67,7 @@ def _form_of(output: Path | None) -> str:
     ending = output.suffix.removeprefix(".").lower() if output is not None else ""
     if ending in ("", "txt"):
         return "table"
-    if ending == PARQUET or ending in FORMATS:
+    if ending == PARQUET or ending in FORMATTERS:
         return ending
     raise ConfigError(f"{output}: there is no format {ending}; give one of the others with --format")
 
@@ -85,8 +85,8 @@ def example_list() -> str:
 
 
 def runs_of(workspace: Path, form: str = "table") -> str:
-    """Return the runs of a workspace in one of the `FORMATS`. Raises `StoreError` if there is no
+    """Return the runs of a workspace in one of the `FORMATTERS`. Raises `StoreError` if there is no
     store.
     """
     store = open_store(workspace, must_exist=True)
-    return FORMATS[form](store.answer(ALL_RUNS))
+    return FORMATTERS[form](store.answer(ALL_RUNS_SQL))

@@ -29,16 +29,22 @@ from agentr_core.recipes import parsing
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.recipe import replace as replaced
 from agentr_core.reports.model_card import table_text
-from agentr_core.runtime.place import Workplace
-from agentr_core.stages.regrade import Scoring, ScoringResult, asked_model, by_world, regrade
+from agentr_core.runtime.context import RunContext
+from agentr_core.stages.regrade import Scoring, ScoringResult, model_settings, regrade, world_scoring
 from agentr_core.stages.scorings import scored_table
 from agentr_core.store.queries.runs import run_config
-from agentr_core.store.queries.scorings import OF_A_SCORING, ScoreChange, ScoreComparison, changed, side_by_side
-from agentr_core.texts import counted, quoted, unreadable
+from agentr_core.store.queries.scorings import (
+    SCORING_SQL,
+    ScoreChange,
+    ScoreComparison,
+    score_changes,
+    score_comparisons,
+)
+from agentr_core.texts import count_text, quoted, unreadable_reason
 from agentr_core.types import Instance
 from flows import interruption
-from flows.commands.progress import shown_progress
-from tasks.wiring import RunRef, quiet_workplace
+from flows.commands.progress import progress_printer
+from tasks.wiring import RunRef, quiet_context
 from tasks.workspaces import find_run, open_store
 
 _OPTIONS = {
@@ -50,11 +56,11 @@ _OPTIONS = {
     "rubric": {"rubric", "judge", "success_from"},
 }
 """The options of each grader."""
-_NEEDED = {"regex": "pattern", "command": "command", "rubric": "rubric"}
+_REQUIRED_OPTION = {"regex": "pattern", "command": "command", "rubric": "rubric"}
 _REPLY = 200
 
 
-def regraded(
+def regrade_run(
     workspace: Path,
     run: str,
     grader: str,
@@ -81,19 +87,19 @@ def regraded(
 
     Raises `UserError` if the arguments are wrong, and what `stages.regrade.regrade` raises.
     """
-    if strange := sorted(grader_settings.keys() - _OPTIONS[grader]):
-        raise ConfigError(f"--{strange[0].replace('_', '-')} does not belong to --by {grader}; leave it out")
-    if (required_option := _NEEDED.get(grader)) and required_option not in grader_settings:
+    if unknown_options := sorted(grader_settings.keys() - _OPTIONS[grader]):
+        raise ConfigError(f"--{unknown_options[0].replace('_', '-')} does not belong to --by {grader}; leave it out")
+    if (required_option := _REQUIRED_OPTION.get(grader)) and required_option not in grader_settings:
         raise ConfigError(f"--by {grader} needs --{required_option}")
     run_id = find_run(workspace, run)
     recipe = _recipe(workspace, run_id, overrides, grader_settings.get("judge"))
-    place = replace(quiet_workplace(RunRef(workspace=str(workspace), run_id=run_id), recipe), progress=shown_progress())
-    scoring = _scoring(place, grader, grader_settings)
-    result = interruption.run(regrade(place, scoring, evaluations=evaluations, iteration=iteration))
-    comparisons = side_by_side(place.store, scoring.id, run_id)
-    differing = changed(place.store, scoring.id, run_id, examples)
-    formatter = _plain if form == "json" else _text
-    return formatter(place, scoring, result, comparisons, differing), result.faults
+    ctx = replace(quiet_context(RunRef(workspace=str(workspace), run_id=run_id), recipe), progress=progress_printer())
+    scoring = _scoring(ctx, grader, grader_settings)
+    result = interruption.run(regrade(ctx, scoring, evaluations=evaluations, iteration=iteration))
+    comparisons = score_comparisons(ctx.store, scoring.id, run_id)
+    differing = score_changes(ctx.store, scoring.id, run_id, examples)
+    formatter = _as_json if form == "json" else _text
+    return formatter(ctx, scoring, result, comparisons, differing), result.faults
 
 
 def _recipe(workspace: Path, run_id: str, overrides: Sequence[str], judge: Path | None) -> Recipe:
@@ -103,18 +109,18 @@ def _recipe(workspace: Path, run_id: str, overrides: Sequence[str], judge: Path 
     config = run_config(open_store(workspace, must_exist=True), run_id)
     assert config is not None
     source = f"recipe of run {run_id}"
-    this = () if judge is None else (f"models.judge={{path: {parsing.quoted(str(judge))}}}",)
-    if not overrides and not this:
-        recipe = parsing.restored(json.loads(config), source=source)
+    judge_change = () if judge is None else (f"models.judge={{path: {parsing.yaml_quoted(str(judge))}}}",)
+    if not overrides and not judge_change:
+        recipe = parsing.restore_recipe(json.loads(config), source=source)
     else:
-        changes = [*overrides, *this]
+        changes = [*overrides, *judge_change]
         recipe = parsing.parse(json.loads(config), changes, check=lambda name, faults: [], source=source, stored=True)
     return replaced(recipe, workspace=str(workspace))
 
 
-def _scoring(place: Workplace, grader: str, grader_settings: Mapping[str, Any]) -> Scoring:
+def _scoring(ctx: RunContext, grader: str, grader_settings: Mapping[str, Any]) -> Scoring:
     if grader == "world":
-        return by_world(place)
+        return world_scoring(ctx)
     # Options that affect rewards are part of the scoring's id; the time limit of a command is not.
     # Files and models are added below by their contents.
     settings = {
@@ -132,21 +138,21 @@ def _scoring(place: Workplace, grader: str, grader_settings: Mapping[str, Any]) 
     if grader == "rubric":
         text = _read(grader_settings["rubric"])
         rubric = Rubric(text, **options)
-        settings |= {"rubric": text, "judge": asked_model(place, "judge")}
+        settings |= {"rubric": text, "judge": model_settings(ctx, "judge")}
         return Scoring(name=grader, settings=settings, grader=rubric)
     options["answer"] = answer_within(grader_settings["pattern"]) if "pattern" in grader_settings else last_answer
     kind = ExactAnswer if grader == "exact" else NumericAnswer
-    golds, settings["gold"] = _golds(place, grader, grader_settings.get("gold"))
+    golds, settings["gold"] = _golds(ctx, grader, grader_settings.get("gold"))
     return Scoring(name=grader, settings=settings, grader=kind(golds, **options))
 
 
-def _golds(place: Workplace, grader: str, file: Path | None) -> tuple[Callable[[Instance], Sequence[str]], str]:
+def _golds(ctx: RunContext, grader: str, file: Path | None) -> tuple[Callable[[Instance], Sequence[str]], str]:
     """Return a function from an instance to its right answers, and a hash of all answers; they are
     from the file or, without one, from the question worlds of the run.
 
     The function raises `EnvironmentFault` for an instance without answers.
     """
-    with place.worlds() as worlds:
+    with ctx.worlds() as worlds:
         envs = [env for _, env in worlds]
         if file is None:
             own = _own_golds(envs, grader)
@@ -178,19 +184,19 @@ def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataFileError(f"file {file} cannot be read: {unreadable(error)}") from error
+        raise DataFileError(f"file {file} cannot be read: {unreadable_reason(error)}") from error
 
 
 def _text(
-    place: Workplace,
+    ctx: RunContext,
     scoring: Scoring,
     result: ScoringResult,
     comparisons: Sequence[ScoreComparison],
     differing: Sequence[ScoreChange],
 ) -> str:
-    paths = f" and {counted(result.paths, 'path')} of search trees" if result.paths else ""
+    paths = f" and {count_text(result.paths, 'path')} of search trees" if result.paths else ""
     lines = [
-        f"{counted(result.episodes, 'episode')}{paths} of run {place.run_id}, {result.new:,} of them "
+        f"{count_text(result.episodes, 'episode')}{paths} of run {ctx.run_id}, {result.new:,} of them "
         f"scored now by {scoring.name}",
         table_text(scored_table(comparisons)),
     ]
@@ -202,8 +208,8 @@ def _text(
             *(f"  {fault}" for fault in dict.fromkeys(result.faults[:5])),
             "",
         ]
-    query = OF_A_SCORING.format(scoring.id)
-    lines += [f"scoring {scoring.id}", f'ask     agentr sql "{query}" -w {shlex.quote(str(place.root))}']
+    query = SCORING_SQL.format(scoring.id)
+    lines += [f"scoring {scoring.id}", f'ask     agentr sql "{query}" -w {shlex.quote(str(ctx.root))}']
     return "\n".join(lines) + "\n"
 
 
@@ -214,15 +220,15 @@ def _change_text(row: ScoreChange) -> str:
     return f"  {row.change:<10}  {row.reward:.3g} -> {new}  {row.instance_id}  {name}{reply}"
 
 
-def _plain(
-    place: Workplace,
+def _as_json(
+    ctx: RunContext,
     scoring: Scoring,
     result: ScoringResult,
     comparisons: Sequence[ScoreComparison],
     differing: Sequence[ScoreChange],
 ) -> str:
     fields = {
-        "run_id": place.run_id,
+        "run_id": ctx.run_id,
         "scoring_id": scoring.id,
         "grader": scoring.name,
         "settings": scoring.settings,

@@ -41,5 +41,5 @@ def serve(
         app(retriever, threads=threads, hosts=hosts),
         host=host,
         port=port,
-        listening=lambda address: say(f"{len(retriever)} documents of {corpus} are searched at {address}/search"),
+        on_listening=lambda address: say(f"{len(retriever)} documents of {corpus} are searched at {address}/search"),
     )

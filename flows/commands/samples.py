@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentr_core.errors import ConfigError
-from agentr_core.methods.grpo.readings import Reading, expert_of, other_episodes, readings
+from agentr_core.methods.grpo.readings import Reading, expert_episode_of, other_episodes, readings
 from agentr_core.runtime.equipment import Worlds
 from agentr_core.samples.chat_file import read_chat
 from agentr_core.stages.dataset import whole_samples
-from agentr_core.store.codec.ledger import load_companions, step_of
+from agentr_core.store.codec.ledger import find_rl_step, load_group_members
 from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.codec.trajectories import load_trajectories
 from agentr_core.store.database import Store
-from agentr_core.store.queries.datasets import run_of
-from agentr_core.store.queries.listings import Entity, entities_beginning
-from agentr_core.texts import visible
+from agentr_core.store.queries.datasets import run_that_made
+from agentr_core.store.queries.listings import Entity, find_entities
+from agentr_core.texts import escape_invisible
 from agentr_core.types import Message, Rejection, Trajectory
 from tasks.wiring import make_environment
 from tasks.workspaces import open_store, stored_recipe
 
 if TYPE_CHECKING:
-    from agentr_core.samples.rendering import ReadToken, Renderer
+    from agentr_core.samples.rendering import RenderedToken, Renderer
 
 Conversation = tuple[Message, ...]
 
@@ -48,7 +48,7 @@ def preview_tokens(workspace: Path, source: str, model: Path | None = None) -> l
     if line is not None:
         if model is None:
             raise ConfigError(f"no run says for which model {source} is read; name one with --model")
-        return _token_lines([_renderer(model, datetime.now(UTC)).explain(line)])
+        return _token_lines([_renderer(model, datetime.now(UTC)).rendered_tokens(line)])
     store = open_store(workspace, must_exist=True)
     entity = _entity(store, workspace, source)
     return _token_lines(reading(workspace, store, entity.kind, entity.key, model)())
@@ -56,28 +56,28 @@ def preview_tokens(workspace: Path, source: str, model: Path | None = None) -> l
 
 def reading(
     workspace: Path, store: Store, kind: str, key: str, model: Path | None = None
-) -> Callable[[], list[list[ReadToken]]]:
+) -> Callable[[], list[list[RenderedToken]]]:
     """Return a function that returns the tokens of each conversation of a stored sample or
     trajectory, as training reads them. The store is read now; the function does without it.
 
     Raises `ConfigError` and `DataFault` if they cannot be read; the function raises as
     `preview_tokens` does.
     """
-    run = run_of(store, kind, key)
+    run = run_that_made(store, kind, key)
     if run is None and (model is None or kind == "trajectory"):
         raise ConfigError(f"the store has no run of {kind} {key}" + ("; name a model with --model" * (model is None)))
     run_id, started_at = run or ("", datetime.now(UTC))
     conversations = _conversations(workspace, store, kind, key, run_id)
     path = model or Path(stored_recipe(workspace, run_id).model.path)
 
-    def read() -> list[list[ReadToken]]:
+    def read() -> list[list[RenderedToken]]:
         if model is None and not path.is_dir():
             raise ConfigError(
                 f"the model of run {run_id}, {path}, is no directory here; `agentr preview {key} --tokens --model "
                 "FOLDER` reads it with another model's tokenizer"
             )
         renderer = _renderer(path, started_at)
-        return [renderer.explain(conversation) for conversation in conversations]
+        return [renderer.rendered_tokens(conversation) for conversation in conversations]
 
     return read
 
@@ -97,14 +97,14 @@ def preview_sample(workspace: Path, source: str) -> list[tuple[str, bool]]:
     if line is None:
         store = open_store(workspace, must_exist=True)
         entity = _entity(store, workspace, source)
-        run_id, _ = run_of(store, entity.kind, entity.key) or ("", None)
+        run_id, _ = run_that_made(store, entity.kind, entity.key) or ("", None)
         conversations = _conversations(workspace, store, entity.kind, entity.key, run_id)
         if entity.kind == "sample":
             diagnosis = load_samples(store, [entity.key])[entity.key].provenance.extra.get("diagnosis", "")
     else:
         conversations = [line]
     turns = [
-        (f"[{', '.join(filter(None, marks))}]\n{visible(span.text)}\n", span.train)
+        (f"[{', '.join(filter(None, marks))}]\n{escape_invisible(span.text)}\n", span.train)
         for messages in conversations
         for message in messages
         for span in message.parts
@@ -112,7 +112,7 @@ def preview_sample(workspace: Path, source: str) -> list[tuple[str, bool]]:
     ]
     if diagnosis:
         first = next(place for place, (_, is_trained) in enumerate(turns) if is_trained)
-        turns.insert(first, (f"[told while it was sampled, not in the sample]\n{visible(diagnosis)}\n", False))
+        turns.insert(first, (f"[told while it was sampled, not in the sample]\n{escape_invisible(diagnosis)}\n", False))
     return turns
 
 
@@ -125,26 +125,26 @@ def preview_scored(workspace: Path, source: str, step: int) -> list[tuple[str, b
     """
     store = open_store(workspace, must_exist=True)
     entity = _entity(store, workspace, source)
-    run = run_of(store, entity.kind, entity.key)
+    run = run_that_made(store, entity.kind, entity.key)
     recipe = stored_recipe(workspace, run[0]) if run else None
     if entity.kind != "trajectory" or recipe is None or recipe.grpo.distil is None:
         raise ConfigError(f"{source} is no trajectory of a run with a scorer (grpo.distil), which would read it")
     trajectory, distil = load_trajectories(store, [entity.key])[entity.key], recipe.grpo.distil
     with closing(Worlds(recipe, lambda name: make_environment(recipe.in_world(name)))) as worlds:
-        env = worlds.of(trajectory.instance)
+        env = worlds.env_of(trajectory.instance)
         others: list[Trajectory] = []
         if distil.context == "expert":
-            expert = expert_of(env, trajectory.instance)
+            expert = expert_episode_of(env, trajectory.instance)
             if isinstance(expert, Rejection):
                 raise ConfigError(f"the scorer reads nothing of {source}: {expert.detail}")
             others = [] if expert is None else [expert]
-        elif distil.context == "records" and (group_step := step_of(store, entity.key)) is not None:
-            group = load_trajectories(store, load_companions(store, [entity.key])[entity.key])
+        elif distil.context == "records" and (group_step := find_rl_step(store, entity.key)) is not None:
+            group = load_trajectories(store, load_group_members(store, [entity.key])[entity.key])
             beside = {trajectory.instance.key: {key: episode for key, episode in group.items() if key != entity.key}}
             others = other_episodes(store, group_step[0], beside, until=group_step[1] - 1)[trajectory.instance.key]
         scored_readings = [
             reading
-            for reading in readings(env, trajectory, distil, others, given=0)
+            for reading in readings(env, trajectory, distil, others, num_untrained=0)
             if step - 1 in reading.positions[reading.num_given :]
         ]
     if not scored_readings:
@@ -156,7 +156,7 @@ def preview_scored(workspace: Path, source: str, step: int) -> list[tuple[str, b
 def _scored_turns(reading: Reading) -> list[tuple[str, bool]]:
     replies = count()
     return [
-        (f"[{', '.join([message.role, *['scored'] * scored])}]\n{visible(span.text)}\n", scored)
+        (f"[{', '.join([message.role, *['scored'] * scored])}]\n{escape_invisible(span.text)}\n", scored)
         for message in reading.messages
         for span in message.parts
         for scored in [span.train and next(replies) >= reading.num_given]
@@ -178,7 +178,7 @@ def _conversations(workspace: Path, store: Store, kind: str, key: str, run_id: s
     recipe = stored_recipe(workspace, run_id)
     with closing(Worlds(recipe, lambda name: make_environment(recipe.in_world(name)))) as worlds:
         results = list(
-            whole_samples(worlds.of(trajectory.instance), key, trajectory, recipe.data.windowed, stage="preview")
+            whole_samples(worlds.env_of(trajectory.instance), key, trajectory, recipe.data.windowed, stage="preview")
         )
     conversations = list[Conversation]()
     for result in results:
@@ -206,7 +206,7 @@ def _line(source: str) -> Conversation | None:
 
 
 def _entity(store: Store, workspace: Path, prefix: str) -> Entity:
-    entities = entities_beginning(store, prefix, limit=2, kinds=("sample", "trajectory"))
+    entities = find_entities(store, prefix, limit=2, kinds=("sample", "trajectory"))
     if len(entities) != 1:
         raise ConfigError(
             f"{'more than one' if entities else 'no'} sample or trajectory in {workspace} begins with {prefix!r}; "
@@ -215,10 +215,10 @@ def _entity(store: Store, workspace: Path, prefix: str) -> Entity:
     return entities[0]
 
 
-def _token_lines(conversations: Sequence[Sequence[ReadToken]]) -> list[tuple[str, bool]]:
+def _token_lines(conversations: Sequence[Sequence[RenderedToken]]) -> list[tuple[str, bool]]:
     return [
         (
-            f"{position:6}  {token.token:7}  {visible(json.dumps(token.text, ensure_ascii=False)):24} "
+            f"{position:6}  {token.token:7}  {escape_invisible(json.dumps(token.text, ensure_ascii=False)):24} "
             f"{token.writer:19} {'trained' if token.train else ''}".rstrip(),
             token.train,
         )

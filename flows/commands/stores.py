@@ -9,12 +9,12 @@ from agentr_core.errors import StoreError
 from agentr_core.reports import wording
 from agentr_core.reports.document import Column, Row, Table
 from agentr_core.reports.model_card import table_text
-from agentr_core.store.care.rewriting import RewriteResult, compact, merge_stores, prune, sizes
+from agentr_core.store.care.rewriting import RewriteResult, compact, merge_stores, prune, table_sizes
 from agentr_core.store.database import Store
 from agentr_core.store.queries.listings import contradictions, dangling_references
-from agentr_core.system import writing
-from agentr_core.texts import counted, placed
-from tasks.runs import all_locked
+from agentr_core.system import report_write_errors
+from agentr_core.texts import count_text, path_for_message
+from tasks.runs import all_runs_locked
 from tasks.workspaces import STORE_FILE, find_run, open_store
 
 
@@ -26,7 +26,7 @@ def back_up(workspace: Path, target: str) -> str:
     """
     store, file = open_store(workspace, must_exist=True), Path(target)
     if target.endswith("/"):
-        with writing(file):
+        with report_write_errors(file):
             file.mkdir(parents=True, exist_ok=True)
     if file.is_dir():
         file = file / STORE_FILE
@@ -52,10 +52,10 @@ def sizes_of(workspace: Path) -> str:
     """Return the rows and the size of each table of a workspace's store as a table. Raises
     `StoreError`.
     """
-    usage = sizes(open_store(workspace, must_exist=True))
+    usage = table_sizes(open_store(workspace, must_exist=True))
     columns = (Column("Table", "text"), Column("Rows"), Column("MiB"))
     rows = [Row((table.table, wording.count(table.rows), _mib(table.size))) for table in usage.tables if table.rows]
-    idle = Row(("idle, `agentr store compact` frees it", "", _mib(usage.idle)))
+    idle = Row(("idle, `agentr store compact` frees it", "", _mib(usage.num_unused_bytes)))
     return table_text(Table(columns, (*rows, idle)))
 
 
@@ -66,7 +66,7 @@ def compacted(workspace: Path) -> str:
     Raises `StoreError`, and `RunBusy` if a run of the workspace is under way; then nothing has
     changed.
     """
-    with all_locked(workspace):
+    with all_runs_locked(workspace):
         return _sizes(workspace, compact(open_store(workspace, must_exist=True)))
 
 
@@ -75,10 +75,12 @@ def merged(workspace: Path, others: Sequence[Path]) -> str:
     workspace; return lines with their numbers by table. Raises as `compacted` does.
     """
     store = open_store(workspace, must_exist=True)
-    with all_locked(workspace):
+    with all_runs_locked(workspace):
         result = merge_stores(store, [_named(other) for other in others])
-    num_rows = sum(-count for count in result.gone.values())
-    return f"{counted(num_rows, 'row')} taken{_by_table(result.gone, -1)}\n{_sizes(workspace, result)}"
+    num_rows = sum(-count for count in result.num_removed_by_table.values())
+    return (
+        f"{count_text(num_rows, 'row')} taken{_by_table(result.num_removed_by_table, -1)}\n{_sizes(workspace, result)}"
+    )
 
 
 def pruned(workspace: Path, runs: Sequence[str], *, dry_run: bool) -> str:
@@ -90,21 +92,23 @@ def pruned(workspace: Path, runs: Sequence[str], *, dry_run: bool) -> str:
     """
     names = [find_run(workspace, prefix) for prefix in runs]
     store = open_store(workspace, must_exist=True)
-    with all_locked(workspace):
-        result = prune(store, names, keep=not dry_run)
-    counts = result.rewritten.gone
-    rows = f"{counted(sum(counts.values()), 'row')} {'would go' if dry_run else 'went'}{_by_table(counts, 1)}"
+    with all_runs_locked(workspace):
+        result = prune(store, names, replace_file=not dry_run)
+    counts = result.rewrite_result.num_removed_by_table
+    rows = f"{count_text(sum(counts.values()), 'row')} {'would go' if dry_run else 'went'}{_by_table(counts, 1)}"
     dependencies = [
-        f"iteration {number} of run {run} stays: other runs are made of it" for run, number in result.needed
+        f"iteration {number} of run {run} stays: other runs are made of it" for run, number in result.needed_iterations
     ]
-    folders = [f"no row names {path} {'then' if dry_run else 'any longer'}" for path in result.unnamed]
-    return "".join(f"{line}\n" for line in (rows, *dependencies, *folders, _sizes(workspace, result.rewritten)))
+    folders = [f"no row names {path} {'then' if dry_run else 'any longer'}" for path in result.unnamed_paths]
+    return "".join(f"{line}\n" for line in (rows, *dependencies, *folders, _sizes(workspace, result.rewrite_result)))
 
 
 def _named(place: Path) -> Store:
     store = open_store(place) if place.is_dir() else Store(place)
     if not store.path.exists():
-        raise StoreError(f"there is no store at {placed(store.path)}; name a workspace, or the file of a store")
+        raise StoreError(
+            f"there is no store at {path_for_message(store.path)}; name a workspace, or the file of a store"
+        )
     return store
 
 
@@ -114,7 +118,10 @@ def _by_table(counts: Mapping[str, int], sign: int) -> str:
 
 
 def _sizes(workspace: Path, result: RewriteResult) -> str:
-    return f"the store of {workspace}: {_mib(result.before)} MiB before, {_mib(result.after)} MiB as it is written anew"
+    return (
+        f"the store of {workspace}: {_mib(result.bytes_before)} MiB before, "
+        f"{_mib(result.bytes_after)} MiB as it is written anew"
+    )
 
 
 def _mib(size: int) -> str:

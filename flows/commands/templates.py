@@ -12,9 +12,9 @@ from tempfile import TemporaryDirectory
 from agentr_core.environments import registry
 from agentr_core.errors import ConfigError, UserError
 from agentr_core.methods import table
-from agentr_core.recipes.parsing import quoted
+from agentr_core.recipes.parsing import yaml_quoted
 from agentr_core.system import data_path, new_folder, shipped_models, write_text
-from agentr_core.texts import closest
+from agentr_core.texts import did_you_mean
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _MODEL = "data/models/textcraft-tiny"
@@ -32,7 +32,7 @@ def new_world(name: str) -> Path:
 
 def new_method(name: str) -> Path:
     """Write a package with a method and a recipe for it; return and raise as `new_world` does."""
-    return _package("method", "reply-recital", name, table.names())
+    return _package("method", "reply-recital", name, table.method_names())
 
 
 def new_recipe(name: str, *, world: str, method: str) -> Path:
@@ -47,7 +47,7 @@ def new_recipe(name: str, *, world: str, method: str) -> Path:
         raise ConfigError(f"{file} already exists; choose another name")
     if world not in (worlds := registry.names()):
         raise ConfigError(
-            f"there is no environment {world!r}{closest(world, worlds)}; installed are {', '.join(worlds)}"
+            f"there is no environment {world!r}{did_you_mean(world, worlds)}; installed are {', '.join(worlds)}"
         )
     table.method_named(method)
     templates = {path.stem: path for path in data_path("templates", "recipe").glob("*.yaml")}
@@ -127,7 +127,7 @@ def _model_for(world: str) -> str:
     a recipe.
     """
     models = shipped_models()
-    return quoted(str(models.get(f"{world}-tiny", models["textcraft-tiny"])))
+    return yaml_quoted(str(models.get(f"{world}-tiny", models["textcraft-tiny"])))
 
 
 def _check_plan(text: str, world: str, method: str) -> None:

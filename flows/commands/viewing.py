@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core import http_server
-from agentr_core.store.queries.runs import runs_beginning
+from agentr_core.store.queries.runs import find_runs
 from agentr_core.system import LOOPBACK, token_for
-from agentr_core.texts import counted
+from agentr_core.texts import count_text
 from agentr_core.viewer.bundle import bundle
 from agentr_core.viewer.server import app
 from flows import interruption
@@ -38,7 +38,7 @@ def serve(
         # Browsers on other machines may use host names that this server does not know.
         hosts=LOOPBACK if is_local else None,
         token=token,
-        reading=partial(reading, workspace),
+        token_reader=partial(reading, workspace),
     )
     entry = "" if token is None else f"/?token={token}"
     suffix = "" if store.path.exists() else ", and waits for its first run"
@@ -46,7 +46,7 @@ def serve(
     def listening(address: str) -> None:
         say(f"{workspace} is shown at {http_server.address_elsewhere(address)}{entry}{suffix}")
 
-    http_server.serve(application, host=host, port=port, listening=listening)
+    http_server.serve(application, host=host, port=port, on_listening=listening)
 
 
 def write(workspace: Path, folder: Path, *, run: str | None, most: int, say: Callable[[str], Any]) -> str:
@@ -58,22 +58,22 @@ def write(workspace: Path, folder: Path, *, run: str | None, most: int, say: Cal
     """
     store = open_store(workspace, must_exist=True)
     # Raises if there is no store; the first page would only say so.
-    runs_beginning(store, "")
+    find_runs(store, "")
     start = f"/run/{find_run(workspace, run)}" if run else "/"
-    application = app(store.path, index=_index(workspace), hosts=LOOPBACK, notes=False)
+    application = app(store.path, index=_index(workspace), hosts=LOOPBACK, takes_notes=False)
 
     def tell(pages: int) -> None:
         if pages % _PROGRESS == 0:
             say(f"{pages} of at most {most} pages")
 
-    result = interruption.run(bundle(application, folder, start=start, most=most, tell=tell))
+    result = interruption.run(bundle(application, folder, start=start, max_pages=most, on_page=tell))
     left_out = (
-        f"; changed and held-out episodes came first, and at least {result.left_out} pages were left out, "
+        f"; changed and held-out episodes came first, and at least {result.num_left_out} pages were left out, "
         "--pages takes in others"
-        if result.left_out
+        if result.num_left_out
         else ""
     )
-    return f"{counted(result.pages, 'page')} in {folder / 'index.html'} and beside it{left_out}"
+    return f"{count_text(result.num_pages, 'page')} in {folder / 'index.html'} and beside it{left_out}"
 
 
 _PROGRESS = 100

@@ -8,14 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentr_core.environment import Environment, checked_text
-from agentr_core.environments.native import ACT
+from agentr_core.environments.native import ACT_TOOL
 from agentr_core.episodes.rollout import require_state
-from agentr_core.episodes.transcript import Opening, definitions, instruction_of, transcript_of, turns_of
+from agentr_core.episodes.transcript import (
+    Opening,
+    instruction_of,
+    summarisable_transcript,
+    tool_definitions,
+    transcript_of,
+)
 from agentr_core.errors import ConfigError, DataFault, ModelDirectoryError, SandboxError, StoreError
 from agentr_core.methods.table import plans_of
 from agentr_core.recipes.models import ModelConfig
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.instances import check_separate, held_out_instances, training_instances
+from agentr_core.runtime.instances import check_no_overlap, held_out_instances, training_instances
 from agentr_core.runtime.start import example_ids, opening_of
 from agentr_core.types import Instance, Message, Sampling
 from flows.preflight.requirements import (
@@ -42,7 +48,7 @@ def check(recipe: Recipe, *, trains: bool = True) -> Sequence[str]:
     for a model on an OpenAI server.
     """
     faults = faults_of(recipe, trains=trains)
-    faults.tell()
+    faults.raise_any()
     return faults.notes
 
 
@@ -55,7 +61,7 @@ def faults_of(recipe: Recipe, *, trains: bool = True, asks: bool = True) -> Faul
     faults = Faults()
     model_requirements(recipe, faults, trains=trains, asks=asks)
     if trains and recipe.model.backend == "openai":
-        with faults.noted():
+        with faults.collected():
             raise ConfigError(
                 f"model {recipe.model.label} is served, and a run trains its actor; name a model directory in "
                 "model.path and give the served model a role in models (as models.teacher it collects), or only "
@@ -66,9 +72,9 @@ def faults_of(recipe: Recipe, *, trains: bool = True, asks: bool = True) -> Faul
     file_requirements(recipe, faults)
     sound = not faults.errors
     for world in recipe.worlds().values():
-        with faults.noted():
+        with faults.collected():
             _check_environment(world, faults, trains=trains, asks=asks, prompts=sound)
-    with faults.noted():
+    with faults.collected():
         store = open_store(Path(recipe.workspace))
         _check_workspace(Path(recipe.workspace))
         if store.path.exists():
@@ -104,8 +110,8 @@ def _check_environment(recipe: Recipe, faults: Faults, *, trains: bool, asks: bo
                 )
         _check_opening(env, opening_of(recipe))
         if recipe.context == "summary":
-            turns_of(env)
-        stretches = recipe.instances.stretches(recipe.iterations)
+            summarisable_transcript(env)
+        stretches = recipe.instances.changing_iterations(recipe.iterations)
         instances = tuple(itertools.chain(*(training_instances(recipe, env, first) for first in stretches)))
         held_out = held_out_instances(recipe, env)
         _check_examples(recipe, held_out)
@@ -129,7 +135,7 @@ def _check_tools(env: Environment, model: ModelConfig, first: tuple[Message, ...
     agents that offer tools are then refused. Whether they offer any is known only when they play.
     """
     try:
-        check_prompt(model, (Message(role="tools", text=definitions([ACT])), *first))
+        check_prompt(model, (Message(role="tools", text=tool_definitions([ACT_TOOL])), *first))
     except ModelDirectoryError as error:
         faults.notes.append(f"{env.name}: agents that offer tools are refused: {error.__cause__ or error}")
     except ConfigError:
@@ -162,7 +168,7 @@ def _check_apart(env: Environment, train: tuple[Instance, ...], held_out: tuple[
     of one. First observations are compared later, since resetting a world may take long.
     """
     try:
-        check_separate(env, train, held_out, begins=False)
+        check_no_overlap(env, train, held_out, resets=False)
     except DataFault as fault:
         raise ConfigError(str(fault)) from fault
 

@@ -22,21 +22,21 @@ from agentr_core.models.checkpoint_dir import (
     check_model_directory,
     context_length_of,
     has_chat_template,
-    way_out,
+    template_hint,
 )
-from agentr_core.models.openai.chat import endpoint, served_context_length
+from agentr_core.models.openai.chat import make_endpoint, served_context_length
 from agentr_core.models.vllm.replicas import device_of
 from agentr_core.recipes.grpo import on_one_machine
 from agentr_core.recipes.models import ModelConfig
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.samples.chat_file import Use, fields_left_out, named, read_chat
+from agentr_core.samples.chat_file import RecordUse, count_ignored_fields, ignored_fields_text, read_chat
 from agentr_core.samples.rendering import Renderer, load_renderer, load_tokenizer
 from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import revision_states
 from agentr_core.store.queries.runs import count_trees
-from agentr_core.system import importing
-from agentr_core.texts import fault_list
+from agentr_core.system import gc_paused_for_imports
+from agentr_core.texts import faults_message
 from agentr_core.training.job import GroupRelative
 from agentr_core.types import Message
 from tasks.workspaces import find_run, open_store
@@ -56,14 +56,14 @@ class Faults:
     notes: list[str] = field(default_factory=list)
 
     @contextmanager
-    def noted(self) -> Iterator[None]:
+    def collected(self) -> Iterator[None]:
         """Collect a `UserError` of the block instead of raising it."""
         try:
             yield
         except UserError as error:
             self.errors.append(error)
 
-    def tell(self) -> None:
+    def raise_any(self) -> None:
         """Raise all errors and faults as one `ConfigError`; a single error is raised as it is. Do
         nothing if there are none.
         """
@@ -71,7 +71,7 @@ class Faults:
         if len(messages) == 1 and self.errors:
             raise self.errors[0]
         if messages:
-            raise ConfigError(fault_list(list(messages)))
+            raise ConfigError(faults_message(list(messages)))
 
 
 def model_requirements(recipe: Recipe, faults: Faults, *, trains: bool, asks: bool) -> None:
@@ -87,16 +87,16 @@ def model_requirements(recipe: Recipe, faults: Faults, *, trains: bool, asks: bo
         section = "model" if role == "actor" else f"models.{role}"
         if model.backend == "openai":
             if asks:
-                with faults.noted():
+                with faults.collected():
                     _ask(model)
             continue
-        with faults.noted():
+        with faults.collected():
             _check_device(model, section, faults)
         if not asks and weights_missing(model):
             continue
-        with faults.noted():
+        with faults.collected():
             _check_directory(Path(model.path))
-            with faults.noted():
+            with faults.collected():
                 _check_context(model)
             _check_template(Path(model.path), trains=trains and role == "actor")
 
@@ -119,27 +119,27 @@ def training_requirements(recipe: Recipe, faults: Faults) -> None:
     """
     # Torch and PEFT take seconds to import, and an evaluation needs neither.
     from agentr_core.training.parent import adapter_faults, mixing_faults
-    from agentr_core.training.requirements import OF_PAIRS, machine_faults, name_faults
+    from agentr_core.training.requirements import PREFERENCE_SECTION, machine_faults, name_faults
 
     problems: list[str] = []
     for config, section, online in _trainings(recipe):
         problems += name_faults(config, section=section)
         faults.machine += machine_faults(config, online=online)
-        with faults.noted():
+        with faults.collected():
             path = Path(recipe.model.path)
             directory = path if path.is_dir() else estimates.find_shape(path)
             if (directory / "config.json").is_file() or (directory / "adapter_config.json").is_file():
                 problems += adapter_faults(directory, config)
                 # Each side of a pair has a row of its own.
-                problems += [] if section == OF_PAIRS else mixing_faults(directory, config)
+                problems += [] if section == PREFERENCE_SECTION else mixing_faults(directory, config)
     if recipe.model.backend == "vllm" and os.environ.get("AGENTR_VLLM") and any(map(_reinforces, _trained(recipe))):
         problems.append(
             "AGENTR_VLLM: group RL replaces the weights after each step, and servers of `agentr models serve` may have "
             "other users; unset it, so that the run starts servers of its own"
         )
     for variant in _trained(recipe):
-        with faults.noted():
-            faults.machine += crowding(variant)
+        with faults.collected():
+            faults.machine += trainer_memory_faults(variant)
     faults.errors += map(ConfigError, dict.fromkeys(problems))
 
 
@@ -149,7 +149,7 @@ def file_requirements(recipe: Recipe, faults: Faults) -> None:
     """
     files = {variant.data.general.file for variant in _trained(recipe) if variant.data.general.share}
     for file in sorted(files):
-        with faults.noted():
+        with faults.collected():
             conversations, rejections = read_chat(Path(file))
             if not conversations:
                 raise ConfigError(
@@ -165,25 +165,25 @@ def file_requirements(recipe: Recipe, faults: Faults) -> None:
     if preferences.source == "file":
         _note_fields(faults, preferences.file, "pairs", "eto.preferences.file")
     if preferences.source == "trees" and preferences.trees:
-        with faults.noted():
+        with faults.collected():
             run = find_run(workspace, preferences.trees)
             _check_run(workspace, run, count_trees, "tree for eto.preferences.trees")
     if run := recipe.evaluation.revision_test.states:
-        with faults.noted():
+        with faults.collected():
             _check_run(workspace, run, revision_states, "state for evaluation.revision_test.states")
 
 
-def _note_fields(faults: Faults, file: str, use: Use, setting: str) -> None:
+def _note_fields(faults: Faults, file: str, use: RecordUse, setting: str) -> None:
     """Add a note on the fields of a file's records that are not read. Records that are not sound
     are reported where the file is read, not here.
     """
     with suppress(UserError):
-        if fields := fields_left_out(Path(file), use, setting=setting):
-            faults.notes.append(f"{setting}: {file}: {named(fields)}")
+        if fields := count_ignored_fields(Path(file), use, setting=setting):
+            faults.notes.append(f"{setting}: {file}: {ignored_fields_text(fields)}")
 
 
 def _trained(recipe: Recipe) -> Sequence[Recipe]:
-    return method_of(recipe).trained(recipe)
+    return method_of(recipe).trained_recipes(recipe)
 
 
 def _reinforces(recipe: Recipe) -> bool:
@@ -191,7 +191,7 @@ def _reinforces(recipe: Recipe) -> bool:
     return any(isinstance(objective, GroupRelative) for objective in objectives)
 
 
-def crowding(recipe: Recipe) -> list[str]:
+def trainer_memory_faults(recipe: Recipe) -> list[str]:
     """Return a sentence if the trainer of group RL, which uses the first GPUs, has too little
     memory on one of them beside the servers there; an empty list if it may have enough.
     """
@@ -203,15 +203,19 @@ def crowding(recipe: Recipe) -> list[str]:
     roles = {"actor", *(_ASKED_BY_WORLDS if asks else ())}
     served_models = {role: m for role, m in recipe.own_models().items() if role in roles and m.backend == "vllm"}
     # The actor's servers may leave the GPU to the trainer.
-    awake = [m for role, m in served_models.items() if m.device != "cpu" and not (role == "actor" and m.takes_turns)]
+    sampling_models = [
+        m for role, m in served_models.items() if m.device != "cpu" and not (role == "actor" and m.shares_gpus)
+    ]
     ranks = range(on_one_machine(recipe.training).num_processes)
-    shares = {gpu: sum(m.vllm.gpu_memory_utilization for m in awake if gpu in m.vllm.gpu_numbers) for gpu in ranks}
+    shares = {
+        gpu: sum(m.vllm.gpu_memory_utilization for m in sampling_models if gpu in m.vllm.gpu_numbers) for gpu in ranks
+    }
     gpu = max(shares, key=lambda number: shares[number])
-    least = estimates.reinforcing(estimates.read_shape(Path(recipe.model.path)), recipe)
-    if not shares[gpu] or least <= memory * (1 - shares[gpu]):
+    needed_bytes = estimates.min_group_rl_memory(estimates.read_shape(Path(recipe.model.path)), recipe)
+    if not shares[gpu] or needed_bytes <= memory * (1 - shares[gpu]):
         return []
     return [
-        f"model.vllm.gpus: group RL trains on GPU {gpu} and needs at least {least / GIB:.3g} of its "
+        f"model.vllm.gpus: group RL trains on GPU {gpu} and needs at least {needed_bytes / GIB:.3g} of its "
         f"{memory / GIB:.3g} GiB, and servers take {shares[gpu]:.3g} of them; give these other GPUs, lower "
         "gpu_memory_utilization, or set model.vllm.sleep"
     ]
@@ -235,7 +239,7 @@ def _check_device(model: ModelConfig, section: str, faults: Faults) -> None:
             if not os.environ.get("AGENTR_VLLM"):
                 device_of(model.device)
             return
-        with importing():
+        with gc_paused_for_imports():
             from agentr_core.models.local.loading import torch_device
 
         torch_device(model.device, field=f"{section}.device")
@@ -258,7 +262,7 @@ def _check_directory(path: Path) -> None:
         check_model_directory(path)
     except ModelDirectoryError as fault:
         lacks_template = path.is_dir() and not has_chat_template(path)
-        raise ModelDirectoryError(f"{fault}{way_out(path) if lacks_template else ''}") from fault
+        raise ModelDirectoryError(f"{fault}{template_hint(path) if lacks_template else ''}") from fault
 
 
 def _check_template(path: Path, *, trains: bool) -> None:
@@ -277,7 +281,7 @@ def _check_template(path: Path, *, trains: bool) -> None:
         message = (
             str(fault) if isinstance(fault, ModelDirectoryError) else f"the model in {path} cannot be {action}: {fault}"
         )
-        raise ModelDirectoryError(message + way_out(path)) from fault
+        raise ModelDirectoryError(message + template_hint(path)) from fault
     # TRL's trainers pad rows with this token.
     if trains and (tokenizer.pad_token or tokenizer.eos_token) is None:
         raise ModelDirectoryError(
@@ -308,7 +312,7 @@ def check_prompt(model: ModelConfig, messages: Sequence[Message]) -> None:
 
 def _ask(model: ModelConfig) -> None:
     try:
-        served_context_length(endpoint(model.server, os.environ), model.server, model.context_length)
+        served_context_length(make_endpoint(model.server, os.environ), model.server, model.context_length)
     except ModelFault as error:
         raise EndpointError(str(error)) from None
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from agentr_core.environment import Environment
-from agentr_core.episodes.rollout import steps_ask
+from agentr_core.episodes.rollout import steps_may_ask
 from agentr_core.methods.table import plans_of
 from agentr_core.models.vllm.replicas import device_of
 from agentr_core.recipes.models import ModelConfig, ModelRole
@@ -27,22 +27,22 @@ def crowded_gpus(recipe: Recipe, env: Environment, *, trains: bool) -> list[str]
     """
     if os.environ.get("AGENTR_VLLM"):
         return []
-    beside = list(_beside(recipe, env, trains=trains))
+    concurrent_roles = list(_concurrent_roles(recipe, env, trains=trains))
     problems: list[str] = []
     players: tuple[ModelRole, ...] = ("actor", "teacher") if trains and recipe.models.teacher else ("actor",)
     for player in players:
-        problems += _crowded(recipe, (player, *beside))
+        problems += _crowded(recipe, (player, *concurrent_roles))
     return list(dict.fromkeys(problems))
 
 
-def _beside(recipe: Recipe, env: Environment, *, trains: bool) -> Iterator[ModelRole]:
+def _concurrent_roles(recipe: Recipe, env: Environment, *, trains: bool) -> Iterator[ModelRole]:
     """Yield the roles whose models may be called while another model plays."""
     grader = env.grader.asks if env.grader is not None else None
     stages = [stage for plan in plans_of(recipe) for stage in plan.stages] if trains else []
-    together = {role for stage in stages if "actor" in stage.roles for role in stage.roles}
+    stage_roles = {role for stage in stages if "actor" in stage.roles for role in stage.roles}
     for role in recipe.own_models():
-        by_world = role == grader or (role == _ASKED_BY_STEPS and steps_ask(env))
-        if by_world or (role in _ASKED_BY_STAGES and role in together):
+        by_world = role == grader or (role == _ASKED_BY_STEPS and steps_may_ask(env))
+        if by_world or (role in _ASKED_BY_STAGES and role in stage_roles):
             yield role
 
 
@@ -58,12 +58,12 @@ def _crowded(recipe: Recipe, roles: Sequence[ModelRole]) -> list[str]:
         # Identical models share a server, except with the player.
         shared = model in [models[other] for other in roles[1:number]]
         if not shared and _on_gpu(model):
-            problems += _clash(section, model, gpu_models)
+            problems += _gpu_conflicts(section, model, gpu_models)
             gpu_models[section] = model
     return problems
 
 
-def _clash(section: str, model: ModelConfig, gpu_models: Mapping[str, ModelConfig]) -> list[str]:
+def _gpu_conflicts(section: str, model: ModelConfig, gpu_models: Mapping[str, ModelConfig]) -> list[str]:
     for gpu in model.vllm.gpu_numbers:
         sections = [name for name, other in gpu_models.items() if gpu in other.vllm.gpu_numbers]
         shares = [gpu_models[name].vllm.gpu_memory_utilization for name in sections]

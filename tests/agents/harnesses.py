@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 from agentr_core.environments.gateway.conversations import OutsideTurns
 from agentr_core.environments.gateway.world import Gateway
-from agentr_core.episodes.rollout import SharedEnvironments, episode
-from agentr_core.episodes.transcript import call_text, readable_turns
+from agentr_core.episodes.rollout import EnvironmentPool, roll_out_episode
+from agentr_core.episodes.transcript import call_text, turn_texts
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.texts import counted
+from agentr_core.texts import count_text
 from agentr_core.types import Generation, Instance, Message, Request, Sampling, Trajectory
 
 ROOT = Path(__file__).parents[2]
@@ -99,9 +99,9 @@ async def played(url: str, reply: Reply, tasks: Path) -> Trajectory:
         (replies,) = await model.generate([request])
         return replies
 
-    shared = SharedEnvironments(lambda _: Gateway(url=url, splits={"train": str(tasks), "test": 1}, patience_s=120))
+    shared = EnvironmentPool(lambda _: Gateway(url=url, splits={"train": str(tasks), "test": 1}, patience_s=120))
     async with shared.lend(INSTANCE) as env:
-        return await episode(INSTANCE, env, sample, max_steps=12, sampling=Sampling(), seed=1)
+        return await roll_out_episode(INSTANCE, env, sample, max_steps=12, sampling=Sampling(), seed=1)
 
 
 def on_gateway(command: Sequence[str], reply: Reply, folder: Path) -> Trajectory:
@@ -129,10 +129,11 @@ def tried(harness: Harness, folder: Path) -> bool:
     task = [part for part in parts if not part.side]
     whole = len(task) == 1 and len(task[0].positions) == 2 and found.success
     beside = f" and {len(parts) - len(task)} beside" if len(parts) > len(task) else ""
-    said = f"{counted(len(found.steps), 'step')}, {counted(len(task), 'conversation')}{beside}, reward {found.reward:g}"
+    steps, conversations = count_text(len(found.steps), "step"), count_text(len(task), "conversation")
+    said = f"{steps}, {conversations}{beside}, reward {found.reward:g}"
     sys.stdout.write(f"{harness.name}: {said}\n")
     for step in found.steps[:-1]:
-        sys.stdout.write("".join(f"  {turn.strip()[-60:]!r}\n" for turn in readable_turns(step.observation)))
+        sys.stdout.write("".join(f"  {turn.strip()[-60:]!r}\n" for turn in turn_texts(step.observation)))
     return whole
 
 

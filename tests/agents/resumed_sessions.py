@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from agentr_core.episodes.transcript import call_text, readable_turns
+from agentr_core.episodes.transcript import call_text, turn_texts
 from agentr_core.exchange.formats import export
 from agentr_core.exchange.training_set import SampleRow, TrainingSet
 from agentr_core.types import Instance, Message, Sample, SampleKind
@@ -81,7 +81,7 @@ def main(python: Path, modules: Path) -> int:
         for form, (shell, script) in commands(python.absolute(), modules.absolute(), folder).items():
             export(training_set(*shell), folder / form, form)
             seen = on_gateway(["sh", "-c", script, "sh", "Where is the cup?"], lambda *_: "Kitchen.", folder)
-            turns = readable_turns(seen.first_observation)
+            turns = turn_texts(seen.first_observation)
             sys.stdout.write(f"{form}: reward {seen.reward:g}\n")
             sys.stdout.write("".join(f"  {turn.strip()[-100:]!r}\n" for turn in turns))
             whole = all(any(part in turn for turn in turns) for part in (*PARTS, "Where is the cup?"))

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from agentr_core.environments.gateway.world import Gateway
-from agentr_core.episodes.rollout import SharedEnvironments, episode
+from agentr_core.episodes.rollout import EnvironmentPool, roll_out_episode
 from agentr_core.errors import EnvironmentFault
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.types import Generation, Instance, Message, Request, Sampling, Trajectory
@@ -32,7 +32,7 @@ def reply(messages: tuple[Message, ...], seed: int, number: int) -> str:
 async def episodes(url: str) -> list[Trajectory | BaseException]:
     """Return what becomes of the four tasks, in the order of `EXPECTED`."""
     model = ScriptedModel(reply, context_length=1_000_000)
-    shared = SharedEnvironments(lambda _: Gateway(url=url, splits={"train": 2, "test": 2}, patience_s=120))
+    shared = EnvironmentPool(lambda _: Gateway(url=url, splits={"train": 2, "test": 2}, patience_s=120))
 
     async def sample(request: Request) -> list[Generation]:
         (replies,) = await model.generate([request])
@@ -41,7 +41,7 @@ async def episodes(url: str) -> list[Trajectory | BaseException]:
     async def played(split: str, index: int) -> Trajectory:
         instance = Instance(environment="gateway", split=split, index=index)
         async with shared.lend(instance) as env:
-            return await episode(instance, env, sample, max_steps=12, sampling=Sampling(), seed=1)
+            return await roll_out_episode(instance, env, sample, max_steps=12, sampling=Sampling(), seed=1)
 
     return await asyncio.gather(*(played(split, index) for split, index, _ in EXPECTED), return_exceptions=True)
 

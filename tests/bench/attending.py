@@ -10,7 +10,7 @@ import torch
 from measures import Clock, Measure
 from transformers import AutoModelForCausalLM
 
-from agentr_core.runtime.machine import bfloat16
+from agentr_core.runtime.machine import bfloat16_hardware
 from agentr_core.training.attention import use_training_attention
 
 MODEL = Path("data/models/textcraft-tiny")
@@ -22,7 +22,7 @@ def measure(*, lengths: dict[str, int], runs: int, clock: Clock) -> list[Measure
     """Return how many times as fast a pass is as with `sdpa`, by name for rows of each length: the
     fastest of `runs` passes with each, one after the other.
     """
-    fast = bool(bfloat16("cpu"))
+    fast = bool(bfloat16_hardware("cpu"))
     models = {name: AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32) for name in ("ours", "sdpa")}
     use_training_attention(models["ours"])
     measures: list[Measure] = []

@@ -23,7 +23,7 @@ from training_speed import StepTimes
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
-from agentr_core.training.packing import TokenRow, plan, trained_tokens
+from agentr_core.training.packing import TokenRow, make_plan, num_trained_tokens
 from agentr_core.training.parent import load_parent
 from agentr_core.training.trainers import supervised_arguments, supervised_trainer
 
@@ -61,10 +61,12 @@ def test_training_on_cpu_is_faster_than_trl_as_it_comes(tmp_path: Path, save_tin
     torch.set_num_threads(1)
     try:
         job = make_job(path, tmp_path, bf16=True, per_device_train_batch_size=SAMPLES_PER_STEP)
-        made = plan([trained_tokens(row) for row in rows], per_step=SAMPLES_PER_STEP, epochs=1, max_tokens=0, seed=0)
+        made = make_plan(
+            [num_trained_tokens(row) for row in rows], per_step=SAMPLES_PER_STEP, epochs=1, max_tokens=0, seed=0
+        )
         parent = load_parent(path, job.config, zero3=False)
         settings = supervised_arguments(job, steps=len(made.steps))
-        ours = supervised_trainer(job, made, rows, parent=parent, settings=settings, tell=lambda step: None)
+        ours = supervised_trainer(job, made, rows, parent=parent, settings=settings, on_report=lambda step: None)
         our_speed = tokens_per_cpu_second(ours, sum(lengths))
 
         stock = SFTTrainer(

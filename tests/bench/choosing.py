@@ -13,9 +13,9 @@ import torch
 from measures import Clock, Measure
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
-from agentr_core.models.local.cache import Attention, KVShape
+from agentr_core.models.local.cache import AttentionLayers, KVShape
 from agentr_core.models.local.decoding import Decoder, Grid, Reply, use_grouped_attention
-from agentr_core.models.local.waves import Row, Wave
+from agentr_core.models.local.waves import DecodeBatch, Row
 
 HISTORY = 300
 ROWS = (16, 64)
@@ -81,15 +81,15 @@ def _share(model: Any, rows: int, temperature: float, history: int, steps: int, 
     decoder = TimedDecoder(
         model,
         shape,
-        Attention(by_kind=isinstance(config, Gemma3TextConfig)),
+        AttentionLayers(has_both_kinds=isinstance(config, Gemma3TextConfig)),
         vocabulary=config.vocab_size,
         context_length=config.max_position_embeddings,
-        ended=lambda tokens, stops, until: False,
+        is_end=lambda tokens, stops, until: False,
         prefix_cache_bytes=0,
         clock=clock,
     )
     prompt = torch.randint(config.vocab_size, (history,), generator=torch.Generator().manual_seed(rows)).tolist()
-    wave = Wave(1, tuple(Row(0, (number,)) for number in range(rows)))
+    wave = DecodeBatch(1, tuple(Row(0, (number,)) for number in range(rows)))
     for limit in (1, steps):  # The first step compiles kernels.
         each: dict[str, Any] = {"prompt": 0, "seed": rows, "top_p": 1.0, "logprobs": True, "stops": ()}
         replies = [Reply(number=row, temperature=temperature, limit=limit, **each) for row in range(rows)]

@@ -20,12 +20,12 @@ from agentr_core.methods.agent_r.collect import collect, finished_trees
 from agentr_core.methods.faults import load
 from agentr_core.methods.table import method_of
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.models.local.workers import Loading, Worker, Workers, load_local
+from agentr_core.models.local.workers import LoadCommand, Worker, Workers, load_local
 from agentr_core.protocols import ChatModel
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.machine import settle
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, run_id_of, start
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.machine import resolve_auto
+from agentr_core.runtime.start import begin_iteration, run_id_of, start_run
 from agentr_core.samples.rendering import load_renderer
 from agentr_core.store.database import Store
 from agentr_core.types import Generation, Request, Tree
@@ -74,7 +74,7 @@ def measure(folder: Path, *, trees: int, slow_trees: int, search: Sequence[str],
     if clock is time.process_time:
         # Workers have processes of their own, whose time this clock does not count.
         overrides.append("model.workers=1")
-    return asyncio.run(_measure(settle(load(RECIPE, overrides)), folder, slow_trees, clock))
+    return asyncio.run(_measure(resolve_auto(load(RECIPE, overrides)), folder, slow_trees, clock))
 
 
 async def _measure(recipe: Recipe, folder: Path, slow_trees: int, clock: Clock) -> list[Measure]:
@@ -83,13 +83,13 @@ async def _measure(recipe: Recipe, folder: Path, slow_trees: int, clock: Clock) 
     def load_recorded(*_: object) -> ChatModel:
         model = _load(recipe)
         if isinstance(model, Workers):
-            recorders.extend(Recorder(worker, clock) for worker in model.members)
-            model.members = tuple(recorders)  # type: ignore[arg-type]
+            recorders.extend(Recorder(worker, clock) for worker in model.workers)
+            model.workers = tuple(recorders)  # type: ignore[arg-type]
             return model
         recorders.append(Recorder(model, clock))
         return recorders[0]
 
-    place = Workplace(
+    ctx = RunContext(
         recipe=recipe,
         method=method_of(recipe),
         run_id=run_id_of(recipe, method_of(recipe)),
@@ -101,17 +101,17 @@ async def _measure(recipe: Recipe, folder: Path, slow_trees: int, clock: Clock) 
     )
     # The first model of a process pays for imports and for the compiling of kernels.
     await _load(recipe).close()
-    await start(place)
-    await begin(place, 1)
+    await start_run(ctx)
+    await begin_iteration(ctx, 1)
     started = clock()
-    await collect(place, 1)
+    await collect(ctx, 1)
     seconds = clock() - started
     tokens, replies = (
         sum(one.tokens for one in recorders),
         sum(len(given) for one in recorders for given in one.replies),
     )
     limit = tokens / await _engine_seconds(recipe, recorders, clock)
-    grown = list(finished_trees(place, 1).values())
+    grown = list(finished_trees(ctx, 1).values())
     chosen = grown[:: max(1, len(grown) // slow_trees)][:slow_trees]
     slow = await _published_seconds_per_reply(recipe, recorders, chosen, clock)
     threads = min(slow, key=lambda number: slow[number])
@@ -150,7 +150,7 @@ async def _measure(recipe: Recipe, folder: Path, slow_trees: int, clock: Clock) 
 
 def _load(recipe: Recipe) -> TransformersModel | Workers:
     model = recipe.model
-    loading = Loading(
+    loading = LoadCommand(
         path=Path(model.path),
         dtype=model.dtype,
         device=model.device,
@@ -159,7 +159,7 @@ def _load(recipe: Recipe) -> TransformersModel | Workers:
         prefix_cache_bytes=int(model.prefix_cache_gib * 2**30),
         at=None,
     )
-    return load_local(loading, workers=model.workers)
+    return load_local(loading, num_workers=model.workers)
 
 
 async def _engine_seconds(recipe: Recipe, recorders: Sequence[Recorder], clock: Clock) -> float:
@@ -167,7 +167,7 @@ async def _engine_seconds(recipe: Recipe, recorders: Sequence[Recorder], clock: 
     empty cache, each worker with its own.
     """
     model = _load(recipe)
-    members: Sequence[TransformersModel | Worker] = model.members if isinstance(model, Workers) else [model]
+    members: Sequence[TransformersModel | Worker] = model.workers if isinstance(model, Workers) else [model]
     size = recipe.model.max_batch // len(members)
 
     async def answer(member: TransformersModel | Worker, requests: Sequence[Request]) -> None:

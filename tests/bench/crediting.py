@@ -37,7 +37,7 @@ def measure(folder: Path, *, groups: int, earlier: int, part: int, clock: Clock)
         before = [_group(number, step, draw) for number in range(groups)]
         for group in before:
             episodes = [trajectory_rows(k, t, source="rollout", iteration_id="i") for k, t in group.episodes.items()]
-            place = group_rows(group, [0.0] * SIZE, iteration_id="i", step=step, contrast=True)
+            place = group_rows(group, [0.0] * SIZE, iteration_id="i", step=step, has_contrast=True)
             store.write(merge([*episodes, place]))
     now = [_group(number, earlier + 1, draw) for number in range(groups)]
     started = clock()

@@ -17,9 +17,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from agentr_core.evaluation.metrics import over_seeds
+from agentr_core.evaluation.metrics import mean_over_seeds
 from agentr_core.store.database import Store
-from tasks.wiring import load_recipe, reference
+from tasks.wiring import load_recipe, run_reference
 from tasks.workspaces import STORE_FILE
 
 RECIPE = Path("deployments/recipes/textcraft-tiny.yaml")
@@ -67,7 +67,7 @@ def table(wanted: list[tuple[str, int, list[str]]], workspace: Path) -> str:
     store = Store(workspace / STORE_FILE)
     lines = ["| arm | iteration | success | revision test | seeds |", "|---|---|---|---|---|"]
     for arm in dict.fromkeys(name for name, _, _ in wanted):
-        ids = [reference(load_recipe(RECIPE, overrides)).run_id for name, _, overrides in wanted if name == arm]
+        ids = [run_reference(load_recipe(RECIPE, overrides)).run_id for name, _, overrides in wanted if name == arm]
         frame = store.query(
             "select iteration, success, revision_success from v_iterations "
             "where run_id in (select unnest($ids)) order by 1",
@@ -83,7 +83,7 @@ def table(wanted: list[tuple[str, int, list[str]]], workspace: Path) -> str:
 def _cell(scores: list[float]) -> str:
     if len(scores) < 2:
         return f"{100 * scores[0]:.1f}" if scores else "-"
-    estimate = over_seeds(scores)
+    estimate = mean_over_seeds(scores)
     return f"{100 * estimate.mean:.1f} ({100 * estimate.low:.1f} to {100 * estimate.high:.1f})"
 
 

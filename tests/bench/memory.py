@@ -21,8 +21,8 @@ from agentr_core.methods.agent_r.collect import collect
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, run_id_of, start
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.start import begin_iteration, run_id_of, start_run
 from agentr_core.store.database import Store
 from agentr_core.types import Message
 
@@ -61,7 +61,7 @@ async def _collect(folder: Path, trees: int) -> None:
             "search": {"dives": 2, "width": 4, "depth": 5, "max_new_tokens": 50},
         }
     )
-    place = Workplace(
+    ctx = RunContext(
         recipe=recipe,
         method=method_of(recipe),
         run_id=run_id_of(recipe, method_of(recipe)),
@@ -71,9 +71,9 @@ async def _collect(folder: Path, trees: int) -> None:
         load_model=lambda role, path: ScriptedModel(_reply),
         progress=lambda done, total, note: None,
     )
-    await start(place)
-    await begin(place, 1)
-    await collect(place, 1)
+    await start_run(ctx)
+    await begin_iteration(ctx, 1)
+    await collect(ctx, 1)
 
 
 def _reply(messages: tuple[Message, ...], seed: int, number: int) -> str:

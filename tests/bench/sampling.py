@@ -81,10 +81,10 @@ class Forced:
     def _sample(self, logits: torch.Tensor, grid: Grid, size: int) -> tuple[list[int], list[float]]:
         _, logprobs = self._sample_itself(logits, grid, size)
         tokens = []
-        for reply, guess in zip(grid.live, grid._guesses, strict=True):
+        for reply, guess in zip(grid.live_replies, grid._current_drafts, strict=True):
             wanted, start = self.wanted[reply.seed], len(reply.tokens)
             tokens += [wanted[min(start + step, len(wanted) - 1)] for step in range(1 + len(guess))]
-        self.steps += len(grid.live)
+        self.steps += len(grid.live_replies)
         return tokens, logprobs
 
     def _generate(self, *args: Any) -> None:
@@ -107,7 +107,7 @@ async def _ours(
     model = TransformersModel.load(path, dtype="bfloat16", device="cpu", max_batch=64)
     assert model._decoder is not None
     if not drafts:
-        model._decoder._drafts = None
+        model._decoder._drafter = None
     forced = Forced(model._decoder, clock)
     tokens, whole, steps, decoding = 0, 0.0, 0, 0.0
     for turn, asked in enumerate(turns):

@@ -10,7 +10,7 @@ from pathlib import Path
 from measures import Clock, Measure
 
 from agentr_core.search.tree import Arena, Draw, Expansion
-from agentr_core.store.codec.trajectories import growth_rows, load_trees, tree_rows
+from agentr_core.store.codec.trajectories import expansion_rows, load_trees, tree_rows
 from agentr_core.store.database import Store, Writer
 from agentr_core.store.tables import TreeHead
 from agentr_core.types import Generation, Instance, Node, Step
@@ -76,7 +76,7 @@ async def _ingest(store: Store, trees: int, clock: Clock) -> float:
             arena = Arena(instance=head.instance, first_observation=head.first_observation, seed=head.seed)
             writer.add(tree_rows(head, arena.tree()))
             for expansion in expansions:
-                writer.add(growth_rows(head, expansion))
+                writer.add(expansion_rows(head, expansion))
                 await writer.room()
     seconds = clock() - started
     stored = store.query("select count(*) as n from node where parent >= 0")["n"][0]

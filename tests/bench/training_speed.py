@@ -13,9 +13,9 @@ import torch
 from transformers import PrinterCallback, TrainerCallback
 
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.samples.identity import IGNORED
+from agentr_core.samples.identity import IGNORE_INDEX
 from agentr_core.training.job import TrainingJob
-from agentr_core.training.packing import TokenRow, plan, trained_tokens
+from agentr_core.training.packing import TokenRow, make_plan, num_trained_tokens
 from agentr_core.training.parent import load_parent
 from agentr_core.training.trainers import samples_per_step, supervised_arguments, supervised_trainer
 
@@ -71,13 +71,13 @@ def measure(model_dir: Path, folder: Path, *, quick: bool, **settings: Any) -> S
         dataset_hash="rows",
         checkpoint_every=0,
     )
-    steps = plan(
-        [trained_tokens(row) for row in rows], per_step=samples_per_step(job.config), epochs=1, max_tokens=0, seed=0
+    steps = make_plan(
+        [num_trained_tokens(row) for row in rows], per_step=samples_per_step(job.config), epochs=1, max_tokens=0, seed=0
     )
     parent = load_parent(model_dir, job.config, zero3=False)
     flops = model_flops(parent.model, rows, job.config)
     trainer = supervised_trainer(
-        job, steps, rows, parent=parent, settings=supervised_arguments(job, steps=_STEPS), tell=lambda step: None
+        job, steps, rows, parent=parent, settings=supervised_arguments(job, steps=_STEPS), on_report=lambda step: None
     )
     times = StepTimes()
     trainer.remove_callback(PrinterCallback)
@@ -95,7 +95,9 @@ def measure(model_dir: Path, folder: Path, *, quick: bool, **settings: Any) -> S
 
 def _random_row(length: int, generator: random.Random) -> TokenRow:
     ids = tuple(generator.choices(range(3, 1000), k=length))
-    return TokenRow(ids, tuple(token if generator.random() < _TRAINED else IGNORED for token in ids[:-1]) + ids[-1:])
+    return TokenRow(
+        ids, tuple(token if generator.random() < _TRAINED else IGNORE_INDEX for token in ids[:-1]) + ids[-1:]
+    )
 
 
 def model_flops(model: Any, rows: Sequence[TokenRow], config: TrainingConfig) -> float:
@@ -116,7 +118,7 @@ def model_flops(model: Any, rows: Sequence[TokenRow], config: TrainingConfig) ->
     # Scores and sums of values: two products each, over half the row; backward doubles, adapters or
     # not.
     attention = 6 * attention_width * sum(len(row.labels) ** 2 for row in rows)
-    return float(passes * (body * tokens + embedding * sum(map(trained_tokens, rows))) + attention)
+    return float(passes * (body * tokens + embedding * sum(map(num_trained_tokens, rows))) + attention)
 
 
 def peak_flops(device: str, told: float | None) -> tuple[float, str]:

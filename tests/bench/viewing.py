@@ -11,12 +11,12 @@ import storage
 from measures import Clock, Measure
 from starlette.testclient import TestClient
 
-from agentr_core.runtime.live import StageProgress, progress_file, tell_progress
+from agentr_core.runtime.live import StageProgress, progress_file, write_progress
 from agentr_core.store.database import Store
 from agentr_core.store.text_index import TextIndex
 from agentr_core.system import LOOPBACK
 from agentr_core.viewer.server import app
-from tasks.runs import locked
+from tasks.runs import run_locked
 from tasks.wiring import RunRef
 
 _LISTS: Final = (
@@ -64,16 +64,16 @@ def measure(folder: Path, *, steps: int, clock: Clock) -> list[Measure]:
     # A run in its second iteration, after a long training.
     with store.transaction() as con:
         con.execute(_AT_WORK.read_text(encoding="utf-8").replace("$steps", str(stored)))
-    tell_progress(
+    write_progress(
         progress_file(folder, "run"),
         StageProgress(iteration=2, stage="reinforce", done=9, total=99, note="steps", began=0.0, told=time.time()),
     )
     index = folder / "texts.sqlite"
     started = clock()
-    TextIndex(store, index).refresh(seconds=float("inf"))
+    TextIndex(store, index).refresh(budget_s=float("inf"))
     indexing = clock() - started
     # Whoever works on a run holds its lock.
-    with locked(RunRef(workspace=str(folder), run_id="run")):
+    with run_locked(RunRef(workspace=str(folder), run_id="run")):
         seconds = _visits(store, index, clock)
     usual = {page: sorted(some)[len(some) // 2] for page, some in seconds.items()}
     first = {page: some[0] for page, some in seconds.items()}

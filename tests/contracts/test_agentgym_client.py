@@ -23,11 +23,11 @@ from worlds import World, lost, served_world
 from agentr_core.environments import registry
 from agentr_core.environments.agentgym import worlds
 from agentr_core.environments.agentgym.client import AgentGymWorld
-from agentr_core.environments.agentgym.server import numbered
-from agentr_core.environments.agentgym.wire import WIRES
+from agentr_core.environments.agentgym.server import number_instances
+from agentr_core.environments.agentgym.wire import WIRE_FORMATS
 from agentr_core.environments.contract import check
 from agentr_core.environments.crafting import textcraft
-from agentr_core.episodes.rollout import play
+from agentr_core.episodes.rollout import play_replies
 from agentr_core.errors import (
     ConfigError,
     EnvironmentFault,
@@ -48,7 +48,7 @@ STEPS = ["right", "look", "left", "right", "right"]
 @pytest.fixture
 def line() -> Iterator[World]:
     """The number line in the contract of TextCraft."""
-    with served_world(Line, WIRES["textcraft"], LINES) as world:
+    with served_world(Line, WIRE_FORMATS["textcraft"], LINES) as world:
         yield world
 
 
@@ -73,15 +73,15 @@ def transcript(env: Any, instance: Instance, actions: list[str]) -> list[Any]:
 
 
 def test_every_world_has_its_environment() -> None:
-    assert set(KINDS) == set(WIRES)
-    assert {f"agentgym-{name}" for name in WIRES} == {n for n in registry.names() if n.startswith("agentgym-")}
+    assert set(KINDS) == set(WIRE_FORMATS)
+    assert {f"agentgym-{name}" for name in WIRE_FORMATS} == {n for n in registry.names() if n.startswith("agentgym-")}
 
 
-@pytest.mark.parametrize("name", WIRES)
+@pytest.mark.parametrize("name", WIRE_FORMATS)
 def test_each_contract_carries_an_episode(name: str) -> None:
     here = transcript(Line(), LINES[1], ["right", "look", "right", "right"])
 
-    with served_world(Line, WIRES[name], LINES) as world:
+    with served_world(Line, WIRE_FORMATS[name], LINES) as world:
         env = client(world, KINDS[name])
         for _ in range(2):
             assert transcript(env, env.instances("train")[1], ["right", "look", "right", "right"]) == here
@@ -89,16 +89,16 @@ def test_each_contract_carries_an_episode(name: str) -> None:
         env.close()
 
         # A server without a close keeps what it has; whoever comes next in this process gets it.
-        assert len(world.open_ids()) == (0 if WIRES[name].closes else 1)
+        assert len(world.open_ids()) == (0 if WIRE_FORMATS[name].has_close else 1)
         env = client(world, KINDS[name])
         assert transcript(env, env.instances("train")[1], ["right", "look", "right", "right"]) == here
         env.close()
-        assert len(world.bodies(f"{WIRES[name].prefix}/create")) == (2 if WIRES[name].closes else 1)
+        assert len(world.bodies(f"{WIRE_FORMATS[name].prefix}/create")) == (2 if WIRE_FORMATS[name].has_close else 1)
 
 
 def test_two_episodes_never_share_an_environment() -> None:
     """AgentGym's SQL server holds 8, and then creates none but gives one of these again."""
-    with served_world(Line, WIRES["sqlgym"], LINES) as world:
+    with served_world(Line, WIRE_FORMATS["sqlgym"], LINES) as world:
         one, other = client(world, worlds.SqlGym), client(world, worlds.SqlGym, retries=0)
         begin(one, 2)
         (taken,) = world.open_ids()
@@ -112,14 +112,14 @@ def test_two_episodes_never_share_an_environment() -> None:
         one.close()
         again = client(world, worlds.SqlGym)
         begin(again, 1)
-        assert again._remote is not None
-        assert again._remote.env_id == taken
+        assert again._remote_environment is not None
+        assert again._remote_environment.env_id == taken
         again.close()
         other.close()
 
 
 def test_a_server_with_few_environments_keeps_them_after_a_fault() -> None:
-    with served_world(Line, WIRES["sqlgym"], LINES) as world:
+    with served_world(Line, WIRE_FORMATS["sqlgym"], LINES) as world:
         env = client(world, worlds.SqlGym)
         world.faults["/step", 1] = answer(500, b"boom")
         assert transcript(env, env.instances("train")[2], STEPS) == transcript(Line(), LINES[2], STEPS)
@@ -135,7 +135,7 @@ def test_a_server_with_few_environments_keeps_them_after_a_fault() -> None:
 
 
 def test_a_disaster_of_sciworld_comes_through(line: World) -> None:
-    with served_world(Line, WIRES["sciworld"], LINES) as world:
+    with served_world(Line, WIRE_FORMATS["sciworld"], LINES) as world:
         env = client(world, worlds.SciWorld)
         begin(env)
         assert env.step("jump")[1:] == (-1.0, True, False, {"success": False})
@@ -143,12 +143,14 @@ def test_a_disaster_of_sciworld_comes_through(line: World) -> None:
 
 
 def test_an_action_of_a_served_world_is_a_call_and_what_cannot_be_read_stays_here() -> None:
-    with served_world(textcraft.TextCraft, WIRES["textcraft"], numbered(textcraft.TextCraft(), ("test",))) as world:
+    with served_world(
+        textcraft.TextCraft, WIRE_FORMATS["textcraft"], number_instances(textcraft.TextCraft(), ("test",))
+    ) as world:
         env = registry.make("agentgym-textcraft", {"url": world.url, "train": "9", "test": "0-3"}, transcript="native")
         first = env.instances("test")[0]
         replies = env.expert(first) or ()
         assert all("<tool_call>" in reply for reply in replies)
-        _, outcomes = play(env, first, ["<tool_call>[]</tool_call>", "I wait.", *replies])
+        _, outcomes = play_replies(env, first, ["<tool_call>[]</tool_call>", "I wait.", *replies])
         env.close()
     assert "could not be read" in outcomes[0].step.observation
     assert [outcome.step.valid for outcome in outcomes[:2]] == [False, False]
@@ -158,7 +160,9 @@ def test_an_action_of_a_served_world_is_a_call_and_what_cannot_be_read_stays_her
 
 def test_textcraft_over_http_is_textcraft_in_process() -> None:
     native = textcraft.TextCraft()
-    with served_world(textcraft.TextCraft, WIRES["textcraft"], numbered(native, ("train", "test", "rest"))) as world:
+    with served_world(
+        textcraft.TextCraft, WIRE_FORMATS["textcraft"], number_instances(native, ("train", "test", "rest"))
+    ) as world:
         env = worlds.TextCraft(url=world.url)
         assert env.instruction == native.instruction
         for split, position in (("train", 0), ("train", 200), ("test", 50), ("rest", 3)):
@@ -176,12 +180,12 @@ def test_textcraft_over_http_is_textcraft_in_process() -> None:
 
 def test_two_hundred_environments_open_at_once_and_64_clients_stay_apart() -> None:
     native = textcraft.TextCraft()
-    numbers = numbered(native, ("train", "test", "rest"))
+    numbers = number_instances(native, ("train", "test", "rest"))
 
     def named() -> Any:
         return registry.make("textcraft", {})
 
-    with served_world(named, WIRES["textcraft"], numbers) as world, httpx.Client(base_url=world.url) as http:
+    with served_world(named, WIRE_FORMATS["textcraft"], numbers) as world, httpx.Client(base_url=world.url) as http:
         http.post("/create", json={})
         began = time.process_time()
         opened = [http.post("/create", json={}).json()["id"] for _ in range(200)]
@@ -196,8 +200,8 @@ def test_two_hundred_environments_open_at_once_and_64_clients_stay_apart() -> No
             with httpx.Client(base_url=world.url, timeout=60) as other:
                 first = env.reset(there)
                 assert first == textcraft.TextCraft().reset(here)
-                assert env._remote is not None
-                key = {"id": env._remote.env_id}
+                assert env._remote_environment is not None
+                key = {"id": env._remote_environment.env_id}
                 for count in range(1, 4):
                     said = env.step(f"get {count} oak logs").observation
                     assert other.get("/observation", params=key).json() == said
@@ -324,12 +328,12 @@ def test_two_clients_at_once_do_not_meet(line: World) -> None:
     seen: dict[int, Any] = {}
     both = threading.Barrier(2)
 
-    def play(number: int) -> None:
+    def play_replies(number: int) -> None:
         env = envs[number]
         both.wait(timeout=300)
         seen[number] = [transcript(env, env.instances("train")[number], ["right"] * (2 + number)) for _ in range(10)]
 
-    threads = [threading.Thread(target=play, args=(number,)) for number in range(2)]
+    threads = [threading.Thread(target=play_replies, args=(number,)) for number in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -355,7 +359,7 @@ def test_a_world_that_replays_differently_is_a_fault_that_does_not_heal() -> Non
             moved = super().step(action)
             return moved._replace(observation=f"{moved.observation} Mood {self._mood}.")
 
-    with served_world(Moody, WIRES["textcraft"], LINES) as world:
+    with served_world(Moody, WIRE_FORMATS["textcraft"], LINES) as world:
         env = client(world)
         begin(env)
         env.step("look")
@@ -433,13 +437,13 @@ def test_a_server_is_reached_or_it_is_told_which_one_and_how_it_is_had(line: Wor
 
 def test_a_server_with_unsorted_recipes_is_told_at_the_start() -> None:
     native = textcraft.TextCraft()
-    numbers = numbered(native, ("train", "test", "rest"))
+    numbers = number_instances(native, ("train", "test", "rest"))
     order = sorted(numbers)
     # A folder that lists its files in another order gives the goals other numbers; a few stay by
     # chance.
     elsewhere = {number: numbers[order[(place + 3) % len(order)]] for place, number in enumerate(order)}
     elsewhere[order[0]] = numbers[order[0]]
-    with served_world(textcraft.TextCraft, WIRES["textcraft"], elsewhere) as world:
+    with served_world(textcraft.TextCraft, WIRE_FORMATS["textcraft"], elsewhere) as world:
         env = worlds.TextCraft(url=world.url)
         said = r"^agentgym-textcraft: at http.* number \d+ has the goal 'craft .*' and should have .*recipe files"
         with pytest.raises(EnvironmentServerError, match=said):
@@ -448,7 +452,7 @@ def test_a_server_with_unsorted_recipes_is_told_at_the_start() -> None:
             env.reset(Instance(environment=env.name, split="train", index=33))
         env.close()
         assert world.open_ids() == []
-    with served_world(textcraft.TextCraft, WIRES["textcraft"], numbers) as world:
+    with served_world(textcraft.TextCraft, WIRE_FORMATS["textcraft"], numbers) as world:
         env = worlds.TextCraft(url=world.url)
         env.reach()
         env.close()

@@ -19,10 +19,10 @@ from unittest.mock import Mock
 import pytest
 
 from agentr_core.errors import ConfigError, ModelDirectoryError, ModelFault, PromptTooLong
-from agentr_core.models.local.drafting import Drafts
+from agentr_core.models.local.drafting import Drafter
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.models.local.waves import Wave
-from agentr_core.models.local.workers import Loading, Workers, load_local
+from agentr_core.models.local.waves import DecodeBatch
+from agentr_core.models.local.workers import LoadCommand, Workers, load_local
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.protocols import ChatModel, Reloading
 from agentr_core.recipes.models import ServerConfig
@@ -54,8 +54,8 @@ def request(words: int = 5, *, seed: int = 0, n: int = 1, **sampling: Any) -> Re
     return Request(messages=(Message(role="user", text=text),), sampling=Sampling(**options), seed=seed, n=n)
 
 
-def loading(path: Path) -> Loading:
-    return Loading(
+def loading(path: Path) -> LoadCommand:
+    return LoadCommand(
         path=path, dtype="float32", device="cpu", max_batch=32, context_length=0, prefix_cache_bytes=1 << 20, at=None
     )
 
@@ -102,7 +102,7 @@ async def openai(server: Served, tiny_model_dir: Path) -> AsyncIterator[OpenAIMo
 
 @pytest.fixture(scope="module")
 def workers(tiny_model_dir: Path) -> Iterator[Workers]:
-    model = load_local(loading(tiny_model_dir), workers=2)
+    model = load_local(loading(tiny_model_dir), num_workers=2)
     assert isinstance(model, Workers)
     yield model
     asyncio.run(model.close())
@@ -287,7 +287,7 @@ async def test_no_work_after_close(model: ChatModel, tiny_model_dir: Path) -> No
     # The model in this process is shared by all tests.
     closing = model
     if isinstance(model, TransformersModel | Workers):
-        closing = load_local(loading(tiny_model_dir), workers=2 if isinstance(model, Workers) else 1)
+        closing = load_local(loading(tiny_model_dir), num_workers=2 if isinstance(model, Workers) else 1)
     await closing.close()
     await closing.close()
     with pytest.raises(ModelFault, match="is closed"):
@@ -314,7 +314,7 @@ async def test_a_server_of_ours_changes_nothing(tiny: TransformersModel, openai:
 
 async def test_workers_change_nothing(tiny: TransformersModel, workers: Workers) -> None:
     asked = [request(words, seed=words, n=1 + words % 3, logprobs=True) for words in range(1, 40)]
-    assert {workers.member(one) for one in asked} == set(workers.members)
+    assert {workers.worker_of(one) for one in asked} == set(workers.workers)
     alone, shared_out = await answer(tiny, *asked), await answer(workers, *asked)
     for group, other in zip(alone, shared_out, strict=True):
         for one, same in zip(group, other, strict=True):
@@ -384,13 +384,13 @@ async def test_the_few_wide_passes_of_a_gpu_compute_the_same(
     from agentr_core.models.local import cache, decoding
 
     found = []
-    for sizes in (cache.ON_CPU, cache.ON_GPU):
-        monkeypatch.setattr(decoding, "ON_CPU", sizes)
+    for sizes in (cache.CPU_PASS_SIZES, cache.GPU_PASS_SIZES):
+        monkeypatch.setattr(decoding, "CPU_PASS_SIZES", sizes)
         model = TransformersModel.load(request.getfixturevalue(directory), device="cpu", max_batch=128)
         await assert_decodes_like_plain_forward_passes(model)
         assert model._decoder is not None
-        made = Mock(wraps=model._decoder.prefill._pass)
-        monkeypatch.setattr(cache.Prefill, "_pass", lambda _, *given, made=made: made(*given))
+        made = Mock(wraps=model._decoder.prefill._forward)
+        monkeypatch.setattr(cache.Prefill, "_forward", lambda _, *given, made=made: made(*given))
         groups = await answer(model, *of_many_lengths())
         found.append(([g.token_ids for group in groups for g in group], made.call_count))
         monkeypatch.undo()
@@ -539,7 +539,7 @@ async def test_prefix_cache_changes_no_token(directory: str, n: int, request: py
     # All but the first prompt, less half a block and what is new in each turn.
     assert cached.cached_share() * sum(prompts) > sum(prompts[:-1]) + 3 * (39 - 16)
     assert bare.cached_share() == 0
-    assert len(bare._decoder._prefixes) == 0  # type: ignore[union-attr]
+    assert len(bare._decoder._prefix_cache) == 0  # type: ignore[union-attr]
     await cached.close()
     await bare.close()
 
@@ -555,7 +555,7 @@ async def test_drafts_change_no_token_and_save_passes(directory: str, n: int, re
     path: Path = request.getfixturevalue(directory)
     drafted, plain = (TransformersModel.load(path, device="cpu", max_batch=64) for _ in range(2))
     assert drafted._decoder is not None
-    drafted._decoder._drafts = Drafts(4)
+    drafted._decoder._drafter = Drafter(4)
     asked = [
         Request(
             messages=(Message(role="user", text=text * (1 + number % 5)),),
@@ -589,10 +589,10 @@ async def test_drafts_change_no_token_and_save_passes(directory: str, n: int, re
 async def test_equal_prompts_share_one_prefill(tiny: TransformersModel, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = tiny._decoder
     assert decoder is not None
-    waves: list[Wave] = []
+    waves: list[DecodeBatch] = []
     original = decoder.decode
 
-    def decode(wave: Wave, *rest: Any) -> None:
+    def decode(wave: DecodeBatch, *rest: Any) -> None:
         waves.append(wave)
         original(wave, *rest)
 
@@ -625,10 +625,10 @@ async def test_replies_of_a_grouped_query_model_share_a_row(
 ) -> None:
     model = TransformersModel.load(save_tiny_model(tmp_path / "grouped", num_key_value_heads=1), device="cpu")
     assert model._decoder is not None
-    waves: list[Wave] = []
+    waves: list[DecodeBatch] = []
     original = model._decoder.decode
 
-    def decode(wave: Wave, *rest: Any) -> None:
+    def decode(wave: DecodeBatch, *rest: Any) -> None:
         waves.append(wave)
         original(wave, *rest)
 
@@ -660,9 +660,9 @@ async def test_bfloat16(tiny_model_dir: Path, tiny: TransformersModel) -> None:
     assert model.fingerprint != tiny.fingerprint
     asked = request(12, n=3, logprobs=True)
     assert model._decoder is not None
-    drafts, model._decoder._drafts = model._decoder._drafts, None
+    drafts, model._decoder._drafter = model._decoder._drafter, None
     assert await answer(model, asked) == await answer(model, asked)
-    model._decoder._drafts = drafts
+    model._decoder._drafter = drafts
     (first,), (again,) = await answer(model, asked), await answer(model, asked)
     for reply, other in zip(first, again, strict=True):
         # The second time, replies are drafted from the first ones, and rounded otherwise.

@@ -40,7 +40,7 @@ class Generous(TextCraft):
 
 class Forgetful(TextCraft):
     def restore(self, snapshot: Any) -> None:
-        self._game = type(self._game)(self._world)
+        self._game = type(self._game)(self._episode_book)
 
 
 @pytest.mark.parametrize(("broken", "rule"), [(Leaky, "leakage"), (Generous, "types"), (Forgetful, "snapshot")])

@@ -16,7 +16,7 @@ from outside import HELLO, Agent, asked, played, said, sent, world
 from agentr_core.environment import Undelivered
 from agentr_core.environments.gateway import broker
 from agentr_core.environments.gateway.server import app
-from agentr_core.episodes.rollout import restore
+from agentr_core.episodes.rollout import restore_state
 from agentr_core.episodes.transcript import conversations
 from agentr_core.errors import ConfigError, EnvironmentTimeout, EnvironmentUnavailable, PromptTooLong
 from agentr_core.types import Instance, Message, Step, StopReason
@@ -199,13 +199,13 @@ def test_an_episode_without_room_is_played_anew_if_the_gateway_went_away(
         raise EnvironmentUnavailable("the gateway cannot be reached")
 
     env = world(url)
-    monkeypatch.setattr(env, "_next", gone)
-    env._over = False
+    monkeypatch.setattr(env, "_next_event", gone)
+    env._is_over = False
     with pytest.raises(EnvironmentUnavailable) as fault:
         env.decline(PromptTooLong.counted(9, 8, "m"))
     assert not isinstance(fault.value, Undelivered)
     # Its agent gave up.
-    env._over = True
+    env._is_over = True
     with pytest.raises(Undelivered) as ended:
         env.decline(PromptTooLong.counted(9, 8, "m"))
     assert ended.value.stop is StopReason.CONTEXT_LIMIT
@@ -252,7 +252,9 @@ def test_recorded_steps_are_played_again_without_a_model(url: str) -> None:
         with pytest.raises(openai.NotFoundError):
             recorded.result()
         again = outside.submit(sent, url, play)
-        assert restore(env, instance, [Step(reply="one", action="one", observation="More.", reward=0.0)]) == "Hello."
+        assert (
+            restore_state(env, instance, [Step(reply="one", action="one", observation="More.", reward=0.0)]) == "Hello."
+        )
         env.close()
         with pytest.raises(openai.NotFoundError, match="is over"):
             again.result()

@@ -23,7 +23,7 @@ from outside import HELLO, Agent, asked, played, said, sent
 from agentr_core.environments.gateway.server import TrackedResponse, app
 from agentr_core.episodes.transcript import conversations
 from agentr_core.errors import EnvironmentUnavailable
-from agentr_core.http_server import LOST
+from agentr_core.http_server import LOST_CALLBACK_KEY
 from agentr_core.types import StopReason
 
 LEFT = asked("You did not answer in time.")
@@ -115,7 +115,7 @@ async def test_an_answer_that_is_lost_before_it_is_settled_is_lost_once() -> Non
     notes: list[Any] = []
 
     async def answer(scope: Any, receive: Any, send: Any) -> bool:
-        asyncio.get_running_loop().call_soon(scope[LOST])
+        asyncio.get_running_loop().call_soon(scope[LOST_CALLBACK_KEY])
         return True
 
     async def receive() -> Any:
@@ -133,7 +133,7 @@ async def test_an_answer_that_is_lost_before_it_is_settled_is_lost_once() -> Non
         return True
 
     await TrackedResponse(whole, notes.append, lambda: notes.append("lost"))(scope, receive, send)
-    scope[LOST]()
+    scope[LOST_CALLBACK_KEY]()
     assert notes == [True, "lost"]
 
 

@@ -17,7 +17,7 @@ from outside import HELLO, Agent, asked, played, said, world
 from agentr_core.environments.gateway import server
 from agentr_core.environments.gateway.server import app
 from agentr_core.errors import DataFault, EnvironmentServerError
-from agentr_core.http_server import MOST_BYTES
+from agentr_core.http_server import MAX_BODY_BYTES
 from agentr_core.types import Message
 
 TOKEN = "a token"
@@ -64,8 +64,8 @@ FAULTY: list[tuple[str, Any, int, str, str | None]] = [
      "tools.0.function"),
     ("chat/completions", b'{"model": "policy", "messages": [{"role": "user", "content": "?"}], "tools": [{"type": '
      b'"function", "function": {"name": "look", "parameters": NaN}}]}', 400, "tools: ", "tools"),
-    ("chat/completions", b" " * (MOST_BYTES + 1), 413, f"a body has at most {MOST_BYTES} bytes", None),
-    ("chat/completions", b" " * (MOST_BYTES * 20), 413, f"a body has at most {MOST_BYTES} bytes", None),
+    ("chat/completions", b" " * (MAX_BODY_BYTES + 1), 413, f"a body has at most {MAX_BODY_BYTES} bytes", None),
+    ("chat/completions", b" " * (MAX_BODY_BYTES * 20), 413, f"a body has at most {MAX_BODY_BYTES} bytes", None),
     ("completions", chat(), 404, "is not served here; agents have POST /episodes", None),
     ("responses", {"model": "policy"}, 400, "input: Field required", "input"),
     ("responses", {"model": "policy", "input": []}, 400, "there is no turn; end with one of the user", None),
@@ -146,7 +146,7 @@ async def test_every_other_answer_has_the_form_too(url: str, monkeypatch: pytest
     def broken(*_: Any) -> None:
         raise RuntimeError("two plus two is five")
 
-    monkeypatch.setattr(server, "_model", broken)
+    monkeypatch.setattr(server, "_model_description", broken)
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         offered = (await http.post("/run/open", json={"environment": "gateway", "split": "train", "index": 0})).json()
         answer = await http.get(f"/episodes/{offered['episode']}/v1/models")

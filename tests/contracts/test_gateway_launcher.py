@@ -21,9 +21,9 @@ from asgi import running
 from outside import count, world
 
 from agentr_core.environments.gateway import launcher
-from agentr_core.environments.gateway.launcher import Launch, Launcher, checked, read_reward
+from agentr_core.environments.gateway.launcher import Launch, Launcher, read_reward, resolved_command
 from agentr_core.environments.gateway.server import app
-from agentr_core.episodes.rollout import SharedEnvironments, episode
+from agentr_core.episodes.rollout import EnvironmentPool, roll_out_episode
 from agentr_core.errors import ConfigError, EnvironmentServerError
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.types import Generation, Instance, Request, Sampling, Trajectory
@@ -63,8 +63,8 @@ async def offered(url: str, index: int = 1, *, max_steps: int = 9, **options: An
         return replies
 
     instance = Instance(environment="gateway", split="train", index=index)
-    async with SharedEnvironments(lambda _: world(url, **options)).lend(instance) as env:
-        return await episode(instance, env, sample, max_steps=max_steps, sampling=Sampling(), seed=1)
+    async with EnvironmentPool(lambda _: world(url, **options)).lend(instance) as env:
+        return await roll_out_episode(instance, env, sample, max_steps=max_steps, sampling=Sampling(), seed=1)
 
 
 async def work(
@@ -72,8 +72,8 @@ async def work(
 ) -> Work:
     """Return what became of episodes that were offered while copies of the small agent ran."""
     done = Work()
-    settings = Launch(command=(*command, *words), **{"copies": 2, **launch})
-    copies = Launcher(settings, url=url, token="", say=done.lines.append)
+    settings = Launch(command=(*command, *words), **{"num_copies": 2, **launch})
+    copies = Launcher(settings, url=url, token="", print_line=done.lines.append)
     task = asyncio.ensure_future(copies.run())
     options = {"patience_s": 4.0, **(options or {})}
     offers = asyncio.gather(*(offered(url, **options) for _ in range(episodes)), return_exceptions=True)
@@ -107,7 +107,7 @@ async def test_an_agent_posts_its_reward(url: str) -> None:
     ],
 )
 async def test_what_a_command_ends_with_is_its_reward(url: str, way: Any, words: list[str], reward: float) -> None:
-    done = await work(url, "ask", *words, reward=way)
+    done = await work(url, "ask", *words, reward_source=way)
     assert (done.error, done.rewards) == (None, [reward])
     assert [each.success for each in done.episodes if isinstance(each, Trajectory)] == [
         reward == 1 and "success" not in str(words)
@@ -131,7 +131,7 @@ async def test_what_a_command_ends_with_is_its_reward(url: str, way: Any, words:
 )
 async def test_what_is_no_reward_is_a_failure_and_never_0(url: str, way: Any, words: list[str], reason: str) -> None:
     began = time.monotonic()
-    done = await work(url, "ask", *words, reward=way, options={"patience_s": 60.0})
+    done = await work(url, "ask", *words, reward_source=way, options={"patience_s": 60.0})
     assert done.rewards == []
     assert reason in done.reasons[0]
     # Long before the run would give up the agent.
@@ -141,9 +141,9 @@ async def test_what_is_no_reward_is_a_failure_and_never_0(url: str, way: Any, wo
 @pytest.mark.slow
 async def test_a_second_command_reads_what_the_first_one_left(url: str) -> None:
     score = (sys.executable, "-c", "import os, pathlib; print(pathlib.Path(os.environ['AGENTR_OUTPUT']).read_text())")
-    done = await work(url, "ask", "say:0.5", score=score)
+    done = await work(url, "ask", "say:0.5", score_command=score)
     assert (done.error, done.rewards) == (None, [0.5])
-    done = await work(url, "ask", "say:0.5", score=(sys.executable, "-c", "raise SystemExit('no such file')"))
+    done = await work(url, "ask", "say:0.5", score_command=(sys.executable, "-c", "raise SystemExit('no such file')"))
     assert (done.rewards, len(done.reasons)) == ([], 1)
     assert "the score command ended with status 1: no such file" in done.reasons[0]
 
@@ -159,7 +159,9 @@ async def test_a_copy_finds_its_episode_in_variables_placeholders_and_files(
     tmp_path.joinpath("train.jsonl").write_text(lines, encoding="utf-8")
     words = ("{split}-{index}", "{task.prompt}", "{task.n}", "{{task}}", "${task}", '{a={"b"}}')
     options = {"splits": {"train": str(tmp_path / "train.jsonl"), "test": 1}}
-    done = await work(url, "ask", "variables", "reward:1", "exit:0", *words, options=options, logs=tmp_path / "logs")
+    done = await work(
+        url, "ask", "variables", "reward:1", "exit:0", *words, options=options, log_folder=tmp_path / "logs"
+    )
     assert (done.error, done.rewards) == (None, [1.0])
     (log,) = tmp_path.joinpath("logs").iterdir()
     told = json.loads(log.read_text(encoding="utf-8"))
@@ -193,7 +195,7 @@ async def test_a_copy_finds_its_episode_in_variables_placeholders_and_files(
 async def test_a_task_that_is_too_long_for_a_variable_is_in_its_file(url: str, tmp_path: Path) -> None:
     tmp_path.joinpath("train.jsonl").write_text(json.dumps({"text": "x" * 2**19}) + "\n", encoding="utf-8")
     options = {"index": 0, "splits": {"train": str(tmp_path / "train.jsonl"), "test": 1}}
-    done = await work(url, "ask", "variables", "reward:1", options=options, logs=tmp_path / "logs")
+    done = await work(url, "ask", "variables", "reward:1", options=options, log_folder=tmp_path / "logs")
     assert (done.error, done.rewards) == (None, [1.0])
     (log,) = tmp_path.joinpath("logs").iterdir()
     told = json.loads(log.read_text(encoding="utf-8"))
@@ -220,7 +222,7 @@ async def test_copies_that_end_at_once_again_and_again_end_the_launcher(url: str
 @pytest.mark.slow
 async def test_a_copy_that_takes_too_long_is_ended_with_all_that_it_started(url: str, tmp_path: Path) -> None:
     file = tmp_path / "pid"
-    done = await work(url, "ask", f"child:{file}", "sleep:600", time_limit=1.0)
+    done = await work(url, "ask", f"child:{file}", "sleep:600", time_limit_s=1.0)
     assert "it took more than 1 s" in done.reasons[0]
     assert not Path(f"/proc/{file.read_text()}").exists()
 
@@ -247,7 +249,7 @@ async def test_a_copy_whose_episode_is_over_ends(url: str, monkeypatch: pytest.M
 
 @pytest.mark.slow
 async def test_output_without_end_is_read_and_not_kept(url: str, tmp_path: Path) -> None:
-    done = await work(url, "ask", "flood", time_limit=2.0, logs=tmp_path)
+    done = await work(url, "ask", "flood", time_limit_s=2.0, log_folder=tmp_path)
     assert "it took more than 2 s" in done.reasons[0]
     (log,) = tmp_path.iterdir()
     assert 2**19 <= log.stat().st_size <= 2**20
@@ -257,11 +259,11 @@ async def test_output_without_end_is_read_and_not_kept(url: str, tmp_path: Path)
 
 @pytest.mark.slow
 async def test_a_gateway_that_goes_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "_PAUSE", 0.1)
+    monkeypatch.setattr(launcher, "_PAUSE_SECONDS", 0.1)
     lines: list[str] = []
     with running(app()) as url:
-        settings = Launch(command=(*AGENT, "ask", "reward:1"), copies=2)
-        copies = Launcher(settings, url=url, token="", say=lines.append)
+        settings = Launch(command=(*AGENT, "ask", "reward:1"), num_copies=2)
+        copies = Launcher(settings, url=url, token="", print_line=lines.append)
         task = asyncio.ensure_future(copies.run())
         assert (await offered(url)).reward == 1
         while "1 rewarded" not in copies.summary():
@@ -286,12 +288,12 @@ async def test_two_launchers_share_a_gateway(url: str) -> None:
 
 
 async def test_an_address_without_a_gateway_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "_PATIENCE", 0.0)
-    nothing = Launcher(Launch(command=AGENT, copies=1), url="http://127.0.0.1:9", token="", say=print)
+    monkeypatch.setattr(launcher, "_PATIENCE_SECONDS", 0.0)
+    nothing = Launcher(Launch(command=AGENT, num_copies=1), url="http://127.0.0.1:9", token="", print_line=print)
     with pytest.raises(EnvironmentServerError, match=r"cannot be reached .*`agentr gateway` starts one"):
         await nothing.run()
     with running(app("secret")) as url:
-        locked = Launcher(Launch(command=AGENT, copies=1), url=url, token="wrong", say=print)
+        locked = Launcher(Launch(command=AGENT, num_copies=1), url=url, token="wrong", print_line=print)
         with pytest.raises(EnvironmentServerError, match=r"answered 401 .* or it wants another token"):
             await locked.run()
 
@@ -300,14 +302,14 @@ def test_a_command_is_checked_before_anything_is_started(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     tmp_path.joinpath("agent.py").touch()
     tmp_path.joinpath("test").mkdir()
-    words = checked(["python", "agent.py", "test", "--split=test", "./test", "no/such.py"])
+    words = resolved_command(["python", "agent.py", "test", "--split=test", "./test", "no/such.py"])
     expected = ["python", str(tmp_path / "agent.py"), "test", "--split=test", str(tmp_path / "test"), "no/such.py"]
     assert list(words) == expected
     with pytest.raises(ConfigError, match="there is no program 'no-such-agent'; name one that can be run"):
-        checked(["no-such-agent"])
+        resolved_command(["no-such-agent"])
     for word in ("{url}", "x{split.a}"):
         with pytest.raises(ConfigError, match=r"is no placeholder of a command; there are task, .*write \{\{"):
-            checked(["python", word])
+            resolved_command(["python", word])
 
 
 @pytest.mark.parametrize(
@@ -339,7 +341,7 @@ async def test_with_half_of_the_copies_killed_each_episode_ends_whole_or_as_a_fa
 
     killer = asyncio.ensure_future(kill())
     words = ("ask", "sleep:0.05", "ask", "sleep:0.05", "ask", "reward:1")
-    done = await work(url, *words, episodes=12, copies=4, options={"patience_s": 60.0})
+    done = await work(url, *words, episodes=12, num_copies=4, options={"patience_s": 60.0})
     killer.cancel()
     whole = [each for each in done.episodes if isinstance(each, Trajectory)]
     assert [(len(each.steps), each.reward) for each in whole] == [(3, 1.0)] * len(whole)

@@ -18,8 +18,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from toy import Line, instance
 
-from agentr_core.environments.native import ACT, OVER, native
-from agentr_core.episodes.rollout import episode
+from agentr_core.environments.native import ACT_TOOL, NOT_MADE_RESULT, native_class
+from agentr_core.episodes.rollout import roll_out_episode
 from agentr_core.episodes.transcript import call_reply, read_results
 from agentr_core.errors import ModelFault
 from agentr_core.models.openai.chat import Endpoint, OpenAIModel
@@ -27,7 +27,7 @@ from agentr_core.models.openai.wire import wire_messages
 from agentr_core.recipes.models import ServerConfig
 from agentr_core.types import Generation, Message, Request, Sampling
 
-NativeLine = native(Line)
+NativeLine = native_class(Line)
 
 
 def calls(*arguments: str, content: str | None = None) -> dict[str, Any]:
@@ -96,18 +96,18 @@ async def test_an_episode_is_played_by_calls() -> None:
             async def ask(request: Request) -> list[Generation]:
                 return (await model.generate([request]))[0]
 
-            played = await episode(instance(1), NativeLine(), ask, max_steps=9, sampling=Sampling(), seed=0)
+            played = await roll_out_episode(instance(1), NativeLine(), ask, max_steps=9, sampling=Sampling(), seed=0)
     assert played.success
     assert [one.valid for one in played.steps] == [True, False, False, True, False, True, True]
     assert "not valid JSON" in played.steps[2].observation
     assert read_results(played.steps[3].observation, 2) == ("You are at 0.", "You are at 1.")
     assert "(call 2; none was made)" in played.steps[4].observation
-    assert read_results(played.steps[6].observation, 2) == ("You are at 3.", OVER)
+    assert read_results(played.steps[6].observation, 2) == ("You are at 3.", NOT_MADE_RESULT)
     assert (
         played.steps[0].reply == 'I go.\n<tool_call>\n{"name": "act", "arguments": {"action": "right"}}\n</tool_call>'
     )
     for body in bodies:
-        assert body["tools"] == [ACT.definition]
+        assert body["tools"] == [ACT_TOOL.definition]
         assert body["parallel_tool_calls"] is True
     roles = [message["role"] for message in bodies[-1]["messages"]]
     turns = ["assistant", "tool", *("assistant", "user") * 2, "assistant", "tool", "tool", "assistant", "user"]
@@ -130,7 +130,7 @@ async def test_a_call_of_a_model_that_was_offered_nothing_is_a_fault() -> None:
 
 
 def test_what_a_window_parted_is_told_as_text() -> None:
-    call = native(Line)().expert(instance(0))[0]
+    call = native_class(Line)().expert(instance(0))[0]
     turns = [
         Message(role="tools", text="[]"),
         Message(role="user", text="Go."),
@@ -160,7 +160,7 @@ def test_what_a_window_parted_is_told_as_text() -> None:
 )
 def test_calls_with_fewer_results_are_told_as_text(results: list[str], told: list[tuple[str, bool]]) -> None:
     """An agent outside may answer one of two calls, and nobody knows which."""
-    reply = call_reply(ACT, "left") + call_reply(ACT, "right")
+    reply = call_reply(ACT_TOOL, "left") + call_reply(ACT_TOOL, "right")
     turns = [Message(role="assistant", text=reply), *(Message(role="tool", text=text) for text in results)]
     sent = wire_messages([Message(role="user", text="Go."), *turns])[1:]
     assert [(one["role"], "tool_calls" in one) for one in sent] == told

@@ -27,7 +27,7 @@ from agentr_core.errors import (
     PromptTooLong,
 )
 from agentr_core.models.connections import MIB
-from agentr_core.models.openai.chat import Endpoint, OpenAIModel, endpoint, served_context_length
+from agentr_core.models.openai.chat import Endpoint, OpenAIModel, make_endpoint, served_context_length
 from agentr_core.models.samplers import DirectSampler
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.models import ServerConfig
@@ -335,12 +335,12 @@ def test_a_missing_variable_is_named() -> None:
     with pytest.raises(
         EndpointError, match=r"the environment variable JUDGE_KEY with the key for .* is not set; export"
     ):
-        endpoint(server, {})
-    assert endpoint(server, {"JUDGE_KEY": "k"}) == Endpoint(url="http://localhost:1/v1", key="k")
+        make_endpoint(server, {})
+    assert make_endpoint(server, {"JUDGE_KEY": "k"}) == Endpoint(url="http://localhost:1/v1", key="k")
     with pytest.raises(EndpointError, match=r"model m has no address; .* variable JUDGE_URL"):
-        endpoint(ServerConfig(model="m", base_url_env="JUDGE_URL"), {})
+        make_endpoint(ServerConfig(model="m", base_url_env="JUDGE_URL"), {})
     free = ServerConfig(model="m", base_url_env="JUDGE_URL", api_key_env="")
-    assert endpoint(free, {"JUDGE_URL": "http://h:1/v1/"}) == Endpoint(url="http://h:1/v1", key="")
+    assert make_endpoint(free, {"JUDGE_URL": "http://h:1/v1/"}) == Endpoint(url="http://h:1/v1", key="")
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_an_address_with_a_secret_is_refused_unspoken() -> None:
             Endpoint(url=url, key="")
         assert "hunter2" not in str(caught.value)
         with pytest.raises(EndpointError) as caught:
-            endpoint(ServerConfig(model="m"), {"OPENAI_BASE_URL": url})
+            make_endpoint(ServerConfig(model="m"), {"OPENAI_BASE_URL": url})
         assert "hunter2" not in str(caught.value)
 
 

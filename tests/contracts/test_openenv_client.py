@@ -19,9 +19,9 @@ from servers import free_port
 
 from agentr_core.environments import registry
 from agentr_core.environments.contract import check
-from agentr_core.environments.native import OVER
+from agentr_core.environments.native import NOT_MADE_RESULT
 from agentr_core.environments.openenv.client import OpenEnv
-from agentr_core.episodes.rollout import act, restore
+from agentr_core.episodes.rollout import act, restore_state
 from agentr_core.episodes.transcript import read_results
 from agentr_core.errors import (
     ConfigError,
@@ -373,7 +373,7 @@ def test_the_calls_of_a_reply_are_sent_one_after_the_other() -> None:
         step = act(env, low + call("ask", "{}") + right + low).step
         results = read_results(step.observation, 4) or ()
         assert "there is no such tool; there are guess" in results[1]
-        assert results[2:] == ("Right.", OVER)
+        assert results[2:] == ("Right.", NOT_MADE_RESULT)
         assert (step.valid, step.reward, step.success, step.terminated) == (False, 1.0, True, True)
         told = [message["data"] for seen in guessing.seen for message in seen if message["type"] == "step"]
         sent = [message["arguments"] for message in told if message["type"] == "call_tool"]
@@ -381,7 +381,7 @@ def test_the_calls_of_a_reply_are_sent_one_after_the_other() -> None:
         env.reset(game())
         first = act(env, low + low).step
         again = registry.make("openenv", options, transcript="native")
-        restore(again, game(), [first])
+        restore_state(again, game(), [first])
         assert act(again, right).step.success
 
 

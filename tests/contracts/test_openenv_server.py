@@ -126,7 +126,7 @@ def test_a_fault_is_an_error_and_the_episode_is_lost(action: str, said: str) -> 
 
 
 def test_each_client_has_a_place_and_no_more_than_there_are() -> None:
-    with served(limit=2) as url, joined(url) as one:
+    with served(max_slots=2) as url, joined(url) as one:
         ask(one, "reset", {"seed": 0})
         with joined(url) as two, joined(url) as three:
             ask(two, "reset", {"seed": 1})
@@ -174,7 +174,7 @@ def test_what_cannot_be_made_is_told_and_takes_no_place() -> None:
     def broken() -> Environment:
         raise EnvironmentFault("there is no simulator")
 
-    with served(broken, limit=1) as url:
+    with served(broken, max_slots=1) as url:
         for _ in range(2):
             with joined(url) as socket:
                 told = json.loads(socket.recv(timeout=60))["data"]

@@ -10,7 +10,7 @@ import pytest
 from combination_lock import CombinationLock
 from houses import GAMES, maker, needs_engine
 
-from agentr_core.environment import MOST_ELSEWHERE, Environment
+from agentr_core.environment import MAX_DIFFERENT_SHARE, Environment
 from agentr_core.environments import registry
 from agentr_core.environments.alfworld.world import AlfWorld
 from agentr_core.environments.contract import NONSENSE, StatePairs, check, state_pairs
@@ -31,7 +31,7 @@ def test_textcraft_tells_its_state() -> None:
     envs = TextCraft(), TextCraft()
     found = StatePairs()
     for instance in envs[0].instances("train")[::60]:
-        found += state_pairs(envs, instance, [*of_expert(envs[0], instance), "inventory"], episodes=20)
+        found += state_pairs(envs, instance, [*of_expert(envs[0], instance), "inventory"], num_episodes=20)
     assert found.pairs > 500
     assert found.elsewhere == 0, found.example
 
@@ -48,7 +48,7 @@ def test_webshop_tells_its_state(tmp_path: Path) -> None:
     found = StatePairs()
     for instance in envs[0].instances("train")[::200]:
         searches = [action for action in of_expert(envs[0], instance) if not action.startswith("click")]
-        found += state_pairs(envs, instance, clicks, episodes=10)
+        found += state_pairs(envs, instance, clicks, num_episodes=10)
     assert found.pairs > 500
     assert found.elsewhere == 0, found.example
 
@@ -61,11 +61,11 @@ def test_alfworld_tells_its_state(tmp_path: Path) -> None:
 
     def commands(env: Environment) -> list[str]:
         assert isinstance(env, AlfWorld)
-        return [*env._present().commands, NONSENSE]
+        return [*env._current_game().commands, NONSENSE]
 
     found = StatePairs()
     for instance in envs[0].instances("train")[:3]:
-        found += state_pairs(envs, instance, commands, episodes=10, steps=30)
+        found += state_pairs(envs, instance, commands, num_episodes=10, max_steps=30)
     assert found.pairs > 300
     assert found.elsewhere == 0, found.example
 
@@ -77,9 +77,9 @@ def test_sciworld_tells_its_state() -> None:
     for task in ("boil", "power-component"):
         instance = Instance(environment="sciworld", split="train", index=first_numbers("agentgym")[task])
         actions = [*of_expert(envs[0], instance), "look around", "inventory", "wait1", "go to hallway"]
-        found += state_pairs(envs, instance, actions, episodes=4, steps=15)
+        found += state_pairs(envs, instance, actions, num_episodes=4, max_steps=15)
     assert found.pairs > 30
-    assert found.elsewhere <= MOST_ELSEWHERE * found.pairs, found.example
+    assert found.elsewhere <= MAX_DIFFERENT_SHARE * found.pairs, found.example
 
 
 class Vague(TextCraft):
@@ -94,7 +94,7 @@ def test_a_state_that_leaves_out_what_matters_is_told() -> None:
     found: list[StatePairs] = []
     faults = check(Vague, instances_per_split=2, on_states=found.append)
     assert {fault.rule for fault in faults} == {"state"}
-    assert found[0].elsewhere > MOST_ELSEWHERE * found[0].pairs
+    assert found[0].elsewhere > MAX_DIFFERENT_SHARE * found[0].pairs
     assert faults[0].detail.startswith(
         f"{found[0].pairs:,} pairs of equal state and action, {found[0].elsewhere:,} led"
     )
@@ -102,9 +102,9 @@ def test_a_state_that_leaves_out_what_matters_is_told() -> None:
 
 
 def test_what_rarely_leads_elsewhere_is_no_violation() -> None:
-    assert StatePairs(pairs=100, elsewhere=1).sound
-    assert not StatePairs(pairs=100, elsewhere=2).sound
-    assert StatePairs().sound
+    assert StatePairs(pairs=100, elsewhere=1).is_sound
+    assert not StatePairs(pairs=100, elsewhere=2).is_sound
+    assert StatePairs().is_sound
 
 
 def test_a_world_without_a_state_is_not_asked() -> None:
@@ -122,7 +122,7 @@ def test_a_world_without_a_state_is_not_asked() -> None:
     ],
 )
 def test_the_doctor_counts_states(kind: type[TextCraft], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_KINDS", {"world": kind})
+    monkeypatch.setattr(registry, "_FACTORY_BY_NAME", {"world": kind})
     monkeypatch.setattr(registry, "entry_points", lambda **_: [SimpleNamespace(name="world")])
     (found,) = diagnose("world", {})
     assert (found["status"] == "broken") is (kind is Vague)

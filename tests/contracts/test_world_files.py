@@ -21,7 +21,7 @@ from agentr_core.environments import registry
 from agentr_core.fingerprint import file_sha256
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.start import SHIPPED, input_files, played_from
+from agentr_core.runtime.start import SHIPPED_SHA256, input_files, world_paths
 from agentr_core.system import DISTRIBUTION, content_sha256
 
 SERVED = [name for name in registry.names() if name.startswith("agentgym-")]
@@ -116,7 +116,7 @@ def run_of(tiny_model_dir: Path, tmp_path: Path) -> Callable[[str, dict[str, Any
 
 
 def test_every_world_has_files_here() -> None:
-    shipped = distribution(DISTRIBUTION).entry_points.select(group=registry.GROUP)
+    shipped = distribution(DISTRIBUTION).entry_points.select(group=registry.ENTRY_POINT_GROUP)
     assert set(WORLDS) == {world.name for world in shipped}
 
 
@@ -148,16 +148,16 @@ def test_shipped_files_are_in_no_id_until_they_change(
     world: str, tmp_path: Path, run_of: Callable[[str, dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = run_of(world, {})
-    shipped = played_from(parse({"name": "r", "model": {"path": "m"}, "environment": {"name": world}}))
+    shipped = world_paths(parse({"name": "r", "model": {"path": "m"}, "environment": {"name": world}}))
     assert shipped
-    assert set(shipped) <= set(SHIPPED)
+    assert set(shipped) <= set(SHIPPED_SHA256)
     elsewhere = tmp_path / "data"
     for name, path in shipped.items():
         there = elsewhere / Path(name).relative_to("data")
         there.parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if Path(path).is_dir() else shutil.copy)(path, there)
-    monkeypatch.setattr(system, "ROOTS", (elsewhere,))
-    monkeypatch.setattr(registry, "ROOTS", (elsewhere,))
+    monkeypatch.setattr(system, "DATA_ROOTS", (elsewhere,))
+    monkeypatch.setattr(registry, "DATA_ROOTS", (elsewhere,))
     assert run_of(world, {}) == known, "an installed package has them elsewhere"
     ids = {known}
     for file in _files(elsewhere):
@@ -200,13 +200,13 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(file.name)
         return own(file)
 
-    monkeypatch.setattr(system, "_LARGE", 0)
+    monkeypatch.setattr(system, "_MIN_CACHED_BYTES", 0)
     monkeypatch.setattr(system, "file_sha256", read)
     return names
 
 
 def _old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system, "_YOUNG_NS", -(10**12))
+    monkeypatch.setattr(system, "_MIN_AGE_NS", -(10**12))
 
 
 def test_a_large_folder_is_read_once(tmp_path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

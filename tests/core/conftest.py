@@ -26,7 +26,7 @@ def kept_stores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
         def make_kept(store: Store, path: Path, wait_s: float = 60) -> None:
             make(store, path, wait_s)
-            stack.enter_context(store.kept_open())
+            stack.enter_context(store.keep_open())
 
         monkeypatch.setattr(Store, "__init__", make_kept)
         yield

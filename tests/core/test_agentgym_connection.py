@@ -127,27 +127,27 @@ def test_an_environment_is_lent_once_at_a_time() -> None:
 
     def refused(env_id: int) -> bool:
         try:
-            server.lend(env_id)
+            server.lend_new(env_id)
         except EnvironmentUnavailable:
             return True
         return False
 
-    before = server.lend(3)
+    before = server.lend_new(3)
     assert refused(3)
-    assert server.end(3, before)
+    assert server.take_back(3, before)
     assert not refused(3)
-    server.give_back(3, before)
-    server.lend(4)
-    server.give_back(4, before, last=True)
-    assert (server.spare(), server.spare(), server.spare()) == ((3, before), (4, before), None)
+    server.make_spare(3, before)
+    server.lend_new(4)
+    server.make_spare(4, before, as_last=True)
+    assert (server.lend_spare(), server.lend_spare(), server.lend_spare()) == ((3, before), (4, before), None)
     assert refused(4)
-    server.give_back(3, before)
-    assert (refused(3), server.spare()) == (False, None)
+    server.make_spare(3, before)
+    assert (refused(3), server.lend_spare()) == (False, None)
 
     with pytest.raises(EnvironmentUnavailable, match="cannot be reached"):
         server.reach()
     # After a restart the ids begin anew, and what was lent before it is nobody's.
     assert not refused(4)
-    server.give_back(4, before)
-    assert not server.end(4, before)
-    assert (server.spare(), refused(4)) == (None, True)
+    server.make_spare(4, before)
+    assert not server.take_back(4, before)
+    assert (server.lend_spare(), refused(4)) == (None, True)

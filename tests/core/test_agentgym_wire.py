@@ -16,9 +16,9 @@ from toy import instance as line_instance
 
 from agentr_core.environments.agentgym import worlds
 from agentr_core.environments.agentgym.client import Connection
-from agentr_core.environments.agentgym.server import EnvironmentPool, app, numbered
-from agentr_core.environments.agentgym.wire import WIRES, read_ids
-from agentr_core.environments.remote import Turn
+from agentr_core.environments.agentgym.server import SlotPool, app, number_instances
+from agentr_core.environments.agentgym.wire import WIRE_FORMATS, read_ids
+from agentr_core.environments.remote import StepOutcome
 from agentr_core.errors import ConfigError, DataFileError, MalformedAnswer
 from agentr_core.types import Instance
 
@@ -41,7 +41,7 @@ LINES = {index: line_instance(index) for index in range(5)}
     ],
 )
 def test_requests(world: str, create: Any, reset: Any, step: Any) -> None:
-    wire = WIRES[world]
+    wire = WIRE_FORMATS[world]
     assert (wire.create_body(7), wire.reset_body(3, 7), wire.step_body(3, "a")) == (create, reset, step)
 
 
@@ -60,43 +60,55 @@ def test_requests(world: str, create: Any, reset: Any, step: Any) -> None:
     ],
 )
 def test_first_observations(world: str, answer: Any, first: str) -> None:
-    assert WIRES[world].read_first(answer) == first
+    assert WIRE_FORMATS[world].read_first_observation(answer) == first
 
 
 @pytest.mark.parametrize(
     ("world", "answer", "turn"),
     [
-        ("textcraft", {"observation": "x", "reward": 1, "done": True}, Turn("x", 1.0, True, False, True)),
+        ("textcraft", {"observation": "x", "reward": 1, "done": True}, StepOutcome("x", 1.0, True, False, True)),
         (
             "sciworld",
             {"observation": "x", "reward": 5, "score": 30, "done": False},
-            Turn("x", 0.3, False, False, False),
+            StepOutcome("x", 0.3, False, False, False),
         ),
-        ("sciworld", {"observation": "x", "score": -100, "done": True}, Turn("x", -1.0, True, False, False)),
-        ("sciworld", {"observation": "x", "score": 100, "done": True}, Turn("x", 1.0, True, False, True)),
-        ("webshop", {"state": "x", "reward": 0.75, "done": True, "info": None}, Turn("x", 0.75, True, False, False)),
-        ("babyai", {"observation": "x", "reward": 0.9, "score": 1.8, "done": True}, Turn("x", 0.9, True, False, True)),
+        ("sciworld", {"observation": "x", "score": -100, "done": True}, StepOutcome("x", -1.0, True, False, False)),
+        ("sciworld", {"observation": "x", "score": 100, "done": True}, StepOutcome("x", 1.0, True, False, True)),
+        (
+            "webshop",
+            {"state": "x", "reward": 0.75, "done": True, "info": None},
+            StepOutcome("x", 0.75, True, False, False),
+        ),
+        (
+            "babyai",
+            {"observation": "x", "reward": 0.9, "score": 1.8, "done": True},
+            StepOutcome("x", 0.9, True, False, True),
+        ),
         (
             "babyai",
             {"observation": "x", "reward": 0.9, "score": 0.9, "done": False},
-            Turn("x", 0.9, False, False, False),
+            StepOutcome("x", 0.9, False, False, False),
         ),
-        ("weather", {"observation": "x", "reward": 1.0, "done": False}, Turn("x", 1.0, False, False, True)),
+        ("weather", {"observation": "x", "reward": 1.0, "done": False}, StepOutcome("x", 1.0, False, False, True)),
         (
             "maze",
             {"observation": "Failure\n", "reward": -1.0, "done": True},
-            Turn("Failure\n", 0.0, True, False, False),
+            StepOutcome("Failure\n", 0.0, True, False, False),
         ),
-        ("maze", {"observation": "Success\n", "reward": 1.0, "done": True}, Turn("Success\n", 1.0, True, False, True)),
+        (
+            "maze",
+            {"observation": "Success\n", "reward": 1.0, "done": True},
+            StepOutcome("Success\n", 1.0, True, False, True),
+        ),
         (
             "webarena",
             {"observation": "x", "reward": 0, "terminated": False, "truncated": True, "info": {}},
-            Turn("x", 0.0, False, True, False),
+            StepOutcome("x", 0.0, False, True, False),
         ),
     ],
 )
-def test_steps(world: str, answer: Any, turn: Turn) -> None:
-    assert WIRES[world].read_step(answer) == turn
+def test_steps(world: str, answer: Any, turn: StepOutcome) -> None:
+    assert WIRE_FORMATS[world].read_step(answer) == turn
 
 
 @pytest.mark.parametrize(
@@ -112,11 +124,11 @@ def test_steps(world: str, answer: Any, turn: Turn) -> None:
 )
 def test_answers_that_break_the_contract(answer: Any, said: str) -> None:
     with pytest.raises(MalformedAnswer, match=said):
-        WIRES["textcraft"].read_step(answer)
+        WIRE_FORMATS["textcraft"].read_step(answer)
     with pytest.raises(MalformedAnswer):
-        WIRES["textcraft"].read_id({"id": "3"})
+        WIRE_FORMATS["textcraft"].read_id({"id": "3"})
     with pytest.raises(MalformedAnswer):
-        WIRES["webshop"].read_first([])
+        WIRE_FORMATS["webshop"].read_first_observation([])
 
 
 @pytest.mark.parametrize(
@@ -152,11 +164,11 @@ def test_the_goal_of_the_maze_is_no_start() -> None:
     with pytest.raises(ConfigError, match="option test has the number 25, which the server cannot begin; 0 to 24 can"):
         kind(url="http://127.0.0.1:9", train="0-20", test="21-25")
     with pytest.raises(MalformedAnswer, match=r"a reward of -1 is not in \[0, 1\]"):
-        WIRES["maze"].read_step({"observation": "x", "reward": -1.0, "done": False})
+        WIRE_FORMATS["maze"].read_step({"observation": "x", "reward": -1.0, "done": False})
 
 
 def test_errors_come_in_the_style_of_the_family() -> None:
-    with TestClient(app(Line, WIRES["textcraft"], LINES)) as client:
+    with TestClient(app(Line, WIRE_FORMATS["textcraft"], LINES)) as client:
         assert client.get("/").text == "ok"
         refusal = client.post("/step", json={"id": 999, "action": "inventory"})
         assert (refusal.status_code, refusal.json()) == (200, {"error": "The id 999 is not valid."})
@@ -178,7 +190,7 @@ def test_errors_come_in_the_style_of_the_family() -> None:
             "error": f"The id {made['id']} is not valid."
         }
 
-    with TestClient(app(Line, WIRES["webshop"], LINES)) as client:
+    with TestClient(app(Line, WIRE_FORMATS["webshop"], LINES)) as client:
         env_idx = client.post("/create").json()
         unready = client.post("/step", json={"env_idx": env_idx, "action": "look"})
         assert (unready.status_code, "was never reset" in unready.text) == (500, True)
@@ -202,7 +214,7 @@ def test_errors_come_in_the_style_of_the_family() -> None:
     ],
 )
 def test_what_is_no_request_is_answered_as_such(path: str, body: bytes) -> None:
-    with TestClient(app(Line, WIRES["textcraft"], LINES)) as client:
+    with TestClient(app(Line, WIRE_FORMATS["textcraft"], LINES)) as client:
         told = client.post(path, content=body)
         if path == "/create" and told.status_code == 200:
             # It has no field that could be wrong.
@@ -213,7 +225,7 @@ def test_what_is_no_request_is_answered_as_such(path: str, body: bytes) -> None:
 
 
 def test_ids_are_taken_as_strings_and_a_reset_needs_no_number() -> None:
-    with TestClient(app(Line, WIRES["textcraft"], LINES)) as client:
+    with TestClient(app(Line, WIRE_FORMATS["textcraft"], LINES)) as client:
         key = {"id": str(client.post("/create", json={}).json()["id"])}
         begun = [client.post("/reset", json=key | more).json()["observation"] for more in ({}, {"data_idx": None})]
         assert begun == ["The goal is 2 to the right."] * 2
@@ -226,7 +238,7 @@ def test_ids_are_taken_as_strings_and_a_reset_needs_no_number() -> None:
             assert client.get("/observation", params={"id": wrong}).status_code == 422
         assert client.get("/detail", params={"id": -1}).json() == {"error": "The id -1 is not valid."}
         assert client.post("/close", json=key).json() is True
-    with TestClient(app(Line, WIRES["weather"], LINES)) as client:
+    with TestClient(app(Line, WIRE_FORMATS["weather"], LINES)) as client:
         env_idx = client.post("/create", json={"id": 3}).json()
         assert client.post("/reset", json={"env_idx": env_idx}).json() == "The goal is 5 to the right."
         assert client.post("/reset", json={"env_idx": env_idx, "id": 0}).json() == "The goal is 2 to the right."
@@ -239,7 +251,7 @@ def test_idle_environments_are_closed_and_ids_are_not_used_again() -> None:
         made.append(Line())
         return made[-1]
 
-    pool = EnvironmentPool(make, WIRES["sciworld"], LINES, idle_s=0)
+    pool = SlotPool(make, WIRE_FORMATS["sciworld"], LINES, idle_s=0)
     first, second = (pool.create({})["id"] for _ in range(2))
 
     assert [line.closed for line in made] == [True, False]
@@ -293,12 +305,12 @@ def test_numbers_are_indices_unless_two_splits_share_one() -> None:
         def instances(self, split: str) -> list[Instance]:
             return [Instance(environment="line", split=split, index=i) for i in ((3, 4) if split == "train" else (0,))]
 
-    assert {number: each.split for number, each in numbered(Apart(), ("train", "test")).items()} == {
+    assert {number: each.split for number, each in number_instances(Apart(), ("train", "test")).items()} == {
         3: "train",
         4: "train",
         0: "test",
     }
-    assert list(numbered(Line(), ("train", "train"))) == list(range(10))
+    assert list(number_instances(Line(), ("train", "train"))) == list(range(10))
 
 
 def test_lists_of_instances(tmp_path: Path) -> None:

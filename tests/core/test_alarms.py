@@ -17,15 +17,15 @@ from agentr_core.errors import AlarmRaised, EnvironmentFault
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.alarms import RULES, AlarmsConfig, Measures, Rule
 from agentr_core.runtime.alarms import check_stage, watch_step
-from agentr_core.runtime.place import Stage, Workplace
-from agentr_core.runtime.start import begin, start
+from agentr_core.runtime.context import RunContext, Stage
+from agentr_core.runtime.start import begin_iteration, start_run
 from agentr_core.search.tree import leaf_paths
 from agentr_core.stages.report import alarm_section
 from agentr_core.store.codec.ledger import (
-    alarms_of,
     checkpoint_rows,
     evaluation_rows,
     iteration_rows,
+    load_alarms,
     metric_rows,
     rl_step_rows,
     training_step_rows,
@@ -33,7 +33,7 @@ from agentr_core.store.codec.ledger import (
 )
 from agentr_core.store.codec.trajectories import (
     critique_rows,
-    finished_rows,
+    finished_tree_rows,
     oracle_rows,
     pair_rows,
     trajectory_rows,
@@ -55,7 +55,7 @@ from agentr_core.types import (
     Tree,
     Verdict,
 )
-from tasks.wiring import RunRef, quiet_workplace
+from tasks.wiring import RunRef, quiet_context
 
 COLUMNS = ("entropy", "clip_share", "sampler_kl", "contrast", "gradient_norm", "cut_replies")
 MAKE_RUN = {
@@ -97,7 +97,7 @@ MAKE_RUN = {
 def test_no_seed_of_make_run_raises_any(seed: int) -> None:
     history = [dict(zip(COLUMNS, step, strict=True)) for step in MAKE_RUN[seed]]
     for number in range(1, len(history) + 1):
-        assert AlarmsConfig().crossed(history[:number]) == []
+        assert AlarmsConfig().find_crossings(history[:number]) == []
 
 
 HISTORIES: dict[str, tuple[list[float | None], list[float | None]]] = {
@@ -125,13 +125,13 @@ def test_each_rule_tells_what_is_wrong_from_what_is_usual(rule: Rule) -> None:
     usual, wrong = HISTORIES[name]
     history: list[Measures] = []
     for value in (*usual, *wrong):
-        assert AlarmsConfig().crossed(history) == []
+        assert AlarmsConfig().find_crossings(history) == []
         history.append({name: value})
-    (crossing,) = AlarmsConfig().crossed(history)
+    (crossing,) = AlarmsConfig().find_crossings(history)
     assert (crossing.name, crossing.threshold) == (name, getattr(AlarmsConfig(), name))
     assert crossing.message.count(";") >= 1, "what has happened, and what to do"
-    assert AlarmsConfig(**silent).crossed(history) == [], "null silences it"
-    assert AlarmsConfig().crossed([*history, {name: None}]) == [], "it is not known now"
+    assert AlarmsConfig(**silent).find_crossings(history) == [], "null silences it"
+    assert AlarmsConfig().find_crossings([*history, {name: None}]) == [], "it is not known now"
 
 
 def test_every_threshold_has_one_rule() -> None:
@@ -142,7 +142,7 @@ def test_every_threshold_has_one_rule() -> None:
 
 # What a stage has made, as rows of a store.
 
-CRITIQUE = Stage(name="critique", about="", work=lambda place, iteration: asyncio.sleep(0), roles=("judge",))
+CRITIQUE = Stage(name="critique", about="", work=lambda ctx, iteration: asyncio.sleep(0), roles=("judge",))
 EVALUATE = replace(CRITIQUE, name="evaluate", roles=("actor",))
 EXPLORE = replace(CRITIQUE, name="explore", roles=("actor",), gathers=True)
 
@@ -155,19 +155,19 @@ class Heard(list[Alarm]):
         return [alarm.name for alarm in self]
 
 
-def begun(folder: Path, heard: Heard, *overrides: str) -> Workplace:
+def begun(folder: Path, heard: Heard, *overrides: str) -> RunContext:
     """Return the workplace of a run whose first two iterations have begun."""
     server = {"backend": "openai", "server": {"model": "m", "base_url": "http://nowhere/v1"}}
     recipe = parse({"name": "r", "model": server}, overrides)
-    quiet = quiet_workplace(RunRef(workspace=str(folder / "ws"), run_id="r"), recipe)
-    place = replace(quiet, alarmed=heard.append)
-    asyncio.run(start(place))
-    asyncio.run(begin(place, 1))
-    place.store.write(iteration_rows(place.iteration_id(2), run_id="r", iteration=2, checkpoint_in="c"))
-    return place
+    quiet = quiet_context(RunRef(workspace=str(folder / "ws"), run_id="r"), recipe)
+    ctx = replace(quiet, on_alarm=heard.append)
+    asyncio.run(start_run(ctx))
+    asyncio.run(begin_iteration(ctx, 1))
+    ctx.store.write(iteration_rows(ctx.iteration_id(2), run_id="r", iteration=2, checkpoint_in="c"))
+    return ctx
 
 
-def answer(place: Workplace, iteration: int, replies: Sequence[str], *, cut: int = 0) -> None:
+def answer(ctx: RunContext, iteration: int, replies: Sequence[str], *, cut: int = 0) -> None:
     """Store episodes of one reply each, of which some were cut by their token limit."""
     units: list[Rows] = []
     for number, reply in enumerate(replies):
@@ -188,17 +188,17 @@ def answer(place: Workplace, iteration: int, replies: Sequence[str], *, cut: int
                 key,
                 episode,
                 source="rollout",
-                iteration_id=place.iteration_id(iteration),
+                iteration_id=ctx.iteration_id(iteration),
                 draws={0: Draw(seed=1, number=0, generation=spoken_as)},
             )
         )
-    place.store.write(merge(units))
+    ctx.store.write(merge(units))
 
 
-def judge(place: Workplace, iteration: int, verdicts: Sequence[Verdict]) -> None:
+def judge(ctx: RunContext, iteration: int, verdicts: Sequence[Verdict]) -> None:
     """Store a tree for each verdict of the judge on a step that is worth less than its sibling."""
     units: list[Rows] = []
-    key = place.iteration_id(iteration)
+    key = ctx.iteration_id(iteration)
     won = Step(reply="win", action="win", observation="yes", reward=1.0, terminated=True, success=True, token_ids=(1,))
     lost = Step(reply="lose", action="lose", observation="no", reward=0.0, terminated=True, token_ids=(2,))
     good = Node(index=1, parent=0, depth=1, step=won, visits=1, value_sum=1.0, terminal=True, stop=StopReason.SUCCESS)
@@ -224,11 +224,11 @@ def judge(place: Workplace, iteration: int, verdicts: Sequence[Verdict]) -> None
         )
         units += [
             tree_rows(head, tree),
-            finished_rows(head, tree),
+            finished_tree_rows(head, tree),
             pair_rows(tree_id, pair, iteration_id=key),
             critique_rows(tree_id, critique, iteration_id=key, nodes=pair.bad.nodes),
         ]
-    place.store.write(merge(units))
+    ctx.store.write(merge(units))
 
 
 GOOD, BAD, UNREAD = [Verdict.GOOD], [Verdict.BAD], [Verdict.UNPARSABLE]
@@ -237,89 +237,89 @@ GOOD, BAD, UNREAD = [Verdict.GOOD], [Verdict.BAD], [Verdict.UNPARSABLE]
 @pytest.mark.slow
 def test_a_judge_that_always_says_good_is_noticed(tmp_path: Path) -> None:
     heard = Heard()
-    place = begun(tmp_path, heard)
-    judge(place, 1, GOOD * 3)
-    check_stage(place, 1, CRITIQUE)
+    ctx = begun(tmp_path, heard)
+    judge(ctx, 1, GOOD * 3)
+    check_stage(ctx, 1, CRITIQUE)
     assert heard == [], "three paths prove nothing"
-    judge(place, 1, GOOD * 12)
-    check_stage(place, 1, CRITIQUE)
-    check_stage(place, 1, CRITIQUE)
-    assert {alarm.id for alarm in heard} == {alarm.id for alarm in alarms_of(place.store, place.iteration_id(1))}
-    (kept,) = alarms_of(place.store, place.iteration_id(1))
+    judge(ctx, 1, GOOD * 12)
+    check_stage(ctx, 1, CRITIQUE)
+    check_stage(ctx, 1, CRITIQUE)
+    assert {alarm.id for alarm in heard} == {alarm.id for alarm in load_alarms(ctx.store, ctx.iteration_id(1))}
+    (kept,) = load_alarms(ctx.store, ctx.iteration_id(1))
     assert (kept.name, kept.stage, kept.step, kept.reaction) == ("judge_agreement", "critique", None, "tell")
-    assert place.store.query("select run_id, iteration, name from v_alarms").values.tolist() == [
+    assert ctx.store.query("select run_id, iteration, name from v_alarms").values.tolist() == [
         ["r", 1, "judge_agreement"]
     ]
-    assert place.store.query("from v_orphans").empty
+    assert ctx.store.query("from v_orphans").empty
 
 
 @pytest.mark.slow
 def test_a_judge_that_the_oracle_contradicts_is_noticed(tmp_path: Path) -> None:
     heard = Heard()
-    place = begun(tmp_path, heard)
-    judge(place, 1, BAD * 12)
-    check_stage(place, 1, CRITIQUE)
+    ctx = begun(tmp_path, heard)
+    judge(ctx, 1, BAD * 12)
+    check_stage(ctx, 1, CRITIQUE)
     assert heard == []
-    place.store.write(merge(oracle_rows(f"t1-{number}", {2: Verdict.GOOD}) for number in range(12)))
-    check_stage(place, 1, CRITIQUE)
+    ctx.store.write(merge(oracle_rows(f"t1-{number}", {2: Verdict.GOOD}) for number in range(12)))
+    check_stage(ctx, 1, CRITIQUE)
     assert heard.names == ["judge_agreement"]
 
 
 @pytest.mark.slow
 def test_a_judge_that_drifts_is_noticed_where_it_is_still_better_than_nothing(tmp_path: Path) -> None:
     heard = Heard()
-    place = begun(tmp_path, heard)
-    judge(place, 1, BAD * 30)
-    check_stage(place, 1, CRITIQUE)
-    judge(place, 2, [*BAD * 15, *GOOD * 15])
-    check_stage(place, 2, CRITIQUE)
+    ctx = begun(tmp_path, heard)
+    judge(ctx, 1, BAD * 30)
+    check_stage(ctx, 1, CRITIQUE)
+    judge(ctx, 2, [*BAD * 15, *GOOD * 15])
+    check_stage(ctx, 2, CRITIQUE)
     assert heard.names == ["judge_drift"]
-    assert heard[0].iteration_id == place.iteration_id(2)
+    assert heard[0].iteration_id == ctx.iteration_id(2)
 
 
 @pytest.mark.slow
 def test_verdicts_that_cannot_be_read_are_noticed(tmp_path: Path) -> None:
     heard = Heard()
-    place = begun(tmp_path, heard, "alarms.judge_agreement=null")
-    judge(place, 1, [*BAD * 20, *UNREAD * 4])
-    check_stage(place, 1, CRITIQUE)
+    ctx = begun(tmp_path, heard, "alarms.judge_agreement=null")
+    judge(ctx, 1, [*BAD * 20, *UNREAD * 4])
+    check_stage(ctx, 1, CRITIQUE)
     assert heard == []
-    judge(place, 2, [*BAD * 10, *UNREAD * 10])
-    check_stage(place, 2, CRITIQUE)
+    judge(ctx, 2, [*BAD * 10, *UNREAD * 10])
+    check_stage(ctx, 2, CRITIQUE)
     assert heard.names == ["unreadable_replies"]
 
 
 @pytest.mark.slow
 def test_cut_and_empty_replies_of_a_stage_are_noticed(tmp_path: Path) -> None:
     heard = Heard()
-    place = begun(tmp_path, heard)
-    answer(place, 1, ["go"] * 20, cut=5)
-    check_stage(place, 1, EXPLORE)
+    ctx = begun(tmp_path, heard)
+    answer(ctx, 1, ["go"] * 20, cut=5)
+    check_stage(ctx, 1, EXPLORE)
     assert heard == []
-    answer(place, 2, [*["go"] * 14, *[" "] * 6], cut=12)
-    check_stage(place, 2, EVALUATE)
+    answer(ctx, 2, [*["go"] * 14, *[" "] * 6], cut=12)
+    check_stage(ctx, 2, EVALUATE)
     assert heard == [], "they are of another stage"
-    check_stage(place, 2, EXPLORE)
+    check_stage(ctx, 2, EXPLORE)
     assert heard.names == ["cut_replies", "empty_replies"]
 
 
-def evaluated(place: Workplace, *, low: float, high: float, losses: Sequence[float] = (), reward: float = 0.0) -> None:
+def evaluated(ctx: RunContext, *, low: float, high: float, losses: Sequence[float] = (), reward: float = 0.0) -> None:
     """Store what an iteration trained, by loss or by a rising or falling reward, and what its model
     gained.
     """
-    key = place.iteration_id(1)
+    key = ctx.iteration_id(1)
     units = [
         checkpoint_rows("c1", path="one", weights_sha256="b", config={}, iteration_id=key),
         evaluation_rows("e", iteration_id=key, checkpoint_id="c1", name="test", split="test", config={}, finished=True),
         metric_rows("evaluation", "e", "gain_over_base", (low + high) / 2, low=low, high=high, n=100),
         *(
-            training_step_rows("c1", number, loss=loss, trained_tokens=1, seconds=1.0, scores={})
+            training_step_rows("c1", number, loss=loss, trained_tokens=1, seconds=1.0, preference_measures={})
             for number, loss in enumerate(losses, start=1)
         ),
         *(rl_step(key, number, 0.5 + reward * number) for number in range(1, 5) if reward),
     ]
-    place.store.write(merge(units))
-    place.store.update("iteration", {"iteration_id": key, "checkpoint_out": "c1"})
+    ctx.store.write(merge(units))
+    ctx.store.update("iteration", {"iteration_id": key, "checkpoint_out": "c1"})
 
 
 def rl_step(key: str, number: int, reward: float) -> Rows:
@@ -349,17 +349,17 @@ def test_success_that_falls_while_training_goes_well_is_noticed(
     tmp_path: Path, trained: dict[str, object], low: float, high: float, raised: bool
 ) -> None:
     heard = Heard()
-    place = begun(tmp_path, heard)
-    evaluated(place, low=low, high=high, **trained)  # type: ignore[arg-type]
-    check_stage(place, 1, EVALUATE)
+    ctx = begun(tmp_path, heard)
+    evaluated(ctx, low=low, high=high, **trained)  # type: ignore[arg-type]
+    check_stage(ctx, 1, EVALUATE)
     assert heard.names == ["held_out_drop"] * raised
 
 
 @pytest.mark.slow
 def test_validations_that_fall_while_reward_rises_are_noticed(tmp_path: Path) -> None:
     heard = Heard()
-    place = begun(tmp_path, heard, "alarms.contrast=null")
-    key = place.iteration_id(1)
+    ctx = begun(tmp_path, heard, "alarms.contrast=null")
+    key = ctx.iteration_id(1)
     for number, wins in enumerate((30, 28, 10, 9), start=1):
         units = [rl_step(key, number, 0.1 * number)]
         for each in range(40):
@@ -376,8 +376,8 @@ def test_validations_that_fall_while_reward_rises_are_noticed(tmp_path: Path) ->
                 trajectory_rows(name, episode, source="validation", iteration_id=key),
                 validation_rows(key, number, [name]),
             ]
-        place.store.write(merge(units))
-        watch_step(place, 1, "reinforce", number, {"eval_success": wins / 40})
+        ctx.store.write(merge(units))
+        watch_step(ctx, 1, "reinforce", number, {"eval_success": wins / 40})
         # Fewer than four steps do not tell whether the reward rises.
         assert heard.names == ["held_out_drop"] * (number == 4)
     assert heard[0].step == 4
@@ -386,15 +386,15 @@ def test_validations_that_fall_while_reward_rises_are_noticed(tmp_path: Path) ->
 @pytest.mark.slow
 async def test_half_of_an_error_budget_is_told_once(tmp_path: Path) -> None:
     heard, told = Heard(), list[UnitError]()
-    place = await asyncio.to_thread(begun, tmp_path, heard, "errors={budget: 0.2, retries: 0}")
+    ctx = await asyncio.to_thread(begun, tmp_path, heard, "errors={budget: 0.2, retries: 0}")
 
     async def work(number: int) -> int:
         if number % 5 == 0:
             raise EnvironmentFault("no")
         return number
 
-    async with Writer(place.store) as writer:
-        store = place.on_error(writer, "explore", 1)
+    async with Writer(ctx.store) as writer:
+        store = ctx.on_error(writer, "explore", 1)
 
         def keep(error: UnitError) -> None:
             told.append(error)
@@ -404,15 +404,15 @@ async def test_half_of_an_error_budget_is_told_once(tmp_path: Path) -> None:
             list(range(20)),
             work,
             key=str,
-            errors=place.recipe.errors,
+            errors=ctx.recipe.errors,
             on_error=keep,
             concurrency=1,
         )
     assert [error.spent for error in told] == [0.25, 0.5, 0.75, 1.0]
     assert heard.names == ["error_budget"] * 3
-    (kept,) = alarms_of(place.store, place.iteration_id(1))
+    (kept,) = load_alarms(ctx.store, ctx.iteration_id(1))
     assert "50% of the error budget is spent" in kept.message
-    await asyncio.to_thread(check_stage, place, 1, EXPLORE)
+    await asyncio.to_thread(check_stage, ctx, 1, EXPLORE)
     assert [alarm.id for alarm in heard] == [kept.id] * 4, "who tells people tells each once"
 
 
@@ -420,23 +420,23 @@ async def test_half_of_an_error_budget_is_told_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reaction", ["stop", "back"])
 def test_a_run_ends_after_a_stage_until_the_alarm_is_silent(tmp_path: Path, reaction: str) -> None:
     heard = Heard()
-    place = begun(tmp_path, heard, f"alarms.reaction={reaction}")
-    judge(place, 1, GOOD * 12)
+    ctx = begun(tmp_path, heard, f"alarms.reaction={reaction}")
+    judge(ctx, 1, GOOD * 12)
     for _ in range(2):
         with pytest.raises(AlarmRaised, match=r"alarm judge_agreement: .* same command goes on after this stage"):
-            check_stage(place, 1, CRITIQUE)
+            check_stage(ctx, 1, CRITIQUE)
     for silent in (AlarmsConfig(judge_agreement=None, reaction="stop"), AlarmsConfig()):
-        check_stage(replace(place, recipe=replace(place.recipe, alarms=silent)), 1, CRITIQUE)
-    assert len(alarms_of(place.store, place.iteration_id(1))) == 1
+        check_stage(replace(ctx, recipe=replace(ctx.recipe, alarms=silent)), 1, CRITIQUE)
+    assert len(load_alarms(ctx.store, ctx.iteration_id(1))) == 1
 
 
 @pytest.mark.slow
 def test_a_report_has_a_line_for_each_alarm(tmp_path: Path) -> None:
-    place = begun(tmp_path, Heard())
-    assert alarm_section(place, 1) == ()
-    judge(place, 1, GOOD * 12)
-    check_stage(place, 1, CRITIQUE)
-    (section,) = alarm_section(place, 1)
+    ctx = begun(tmp_path, Heard())
+    assert alarm_section(ctx, 1) == ()
+    judge(ctx, 1, GOOD * 12)
+    check_stage(ctx, 1, CRITIQUE)
+    (section,) = alarm_section(ctx, 1)
     (line,) = section.blocks
     assert str(line).count("judge_agreement, critique: the judge names the same first error as the tree")
     assert "name another model in models.judge." in str(line)

@@ -17,7 +17,7 @@ from toy import Script
 
 from agentr_core.environments.alfworld.world import AlfWorld
 from agentr_core.environments.contract import check
-from agentr_core.episodes.rollout import play
+from agentr_core.episodes.rollout import play_replies
 from agentr_core.errors import EnvironmentFault
 from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.search.grow import grow
@@ -46,7 +46,7 @@ def test_the_expert_wins_each_kind_of_task(homes: Path) -> None:
     env = opened(homes)
     instances = env.instances("train")
     for instance in instances:
-        first, outcomes = play(env, instance, env.expert(instance) or ())
+        first, outcomes = play_replies(env, instance, env.expert(instance) or ())
         assert "\nYour task is to: " in first
         assert "Welcome" not in first
         last = outcomes[-1]
@@ -103,7 +103,7 @@ async def test_a_search_tree_replays(homes: Path) -> None:
     assert {path.success for path in paths} == {True, False}
     fresh = opened(homes)
     for path in paths:
-        first, outcomes = play(fresh, instance, [step.reply for step in path.steps])
+        first, outcomes = play_replies(fresh, instance, [step.reply for step in path.steps])
         assert first == path.first_observation
         assert [(o.step.observation, o.step.reward) for o in outcomes] == [
             (s.observation, s.reward) for s in path.steps

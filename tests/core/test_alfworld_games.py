@@ -13,10 +13,10 @@ from houses import write
 
 from agentr_core import http_server
 from agentr_core.environments import registry
-from agentr_core.environments.agentgym.server import numbered
-from agentr_core.environments.agentgym.worlds import check_served
+from agentr_core.environments.agentgym.server import number_instances
+from agentr_core.environments.agentgym.worlds import check_numbers
 from agentr_core.environments.alfworld import world
-from agentr_core.environments.alfworld.world import AlfWorld, Game, list_games, listed_games, read_game
+from agentr_core.environments.alfworld.world import AlfWorld, Game, games_by_number, list_games, read_game
 from agentr_core.errors import AgentrError, ConfigError, DataFileError, EnvironmentFault
 from agentr_core.types import Instance
 from flows.commands import environments
@@ -119,15 +119,15 @@ def test_agentgyms_numbers(root: Path, tmp_path: Path, installed: None) -> None:
         "test": [2420],
     }
     assert env.depth(Instance(environment="alfworld", split="train", index=3)) == 6
-    check_served("alfworld", numbered(env, env.splits()))
+    check_numbers("alfworld", number_instances(env, env.splits()))
 
     mapping = tmp_path / "other.json"
     mapping.write_text(json.dumps([{"item_id": 1, "task_type": "task-e", "task_id": "trial_9"}]), encoding="utf-8")
     with pytest.raises(DataFileError, match=r"names 1 games that .* does not have, such as task-e/trial_9"):
-        listed_games(root, "train", mapping, tmp_path / "cache")
+        games_by_number(root, "train", mapping, tmp_path / "cache")
     mapping.write_text("{}[", encoding="utf-8")
     with pytest.raises(DataFileError, match=r"other\.json cannot be read .*AgentGym's configs"):
-        listed_games(root, "train", mapping, tmp_path / "cache")
+        games_by_number(root, "train", mapping, tmp_path / "cache")
 
 
 def test_instances_and_texts_are_had_without_the_engine(root: Path, tmp_path: Path, installed: None) -> None:

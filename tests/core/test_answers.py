@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from toy import Line, Policy, generation, instance
 
-from agentr_core.environments.agentgym.wire import WIRES
+from agentr_core.environments.agentgym.wire import WIRE_FORMATS
 from agentr_core.environments.contract import check
-from agentr_core.episodes.rollout import SharedEnvironments, act
+from agentr_core.episodes.rollout import EnvironmentPool, act
 from agentr_core.episodes.units import UnitError
 from agentr_core.errors import (
     DataFault,
@@ -32,7 +32,7 @@ from agentr_core.models.openai.wire import read_completion, read_models
 from agentr_core.models.samplers import DirectSampler
 from agentr_core.models.vllm.model import read_choices
 from agentr_core.recipes.recipe import ErrorsConfig
-from agentr_core.runtime.instances import check_separate
+from agentr_core.runtime.instances import check_no_overlap
 from agentr_core.types import Generation, Instance, Message, Request, Sampling, Transition
 
 # Typed as what an environment may hand over, so that an ill-typed part can be put into it.
@@ -103,7 +103,7 @@ def test_numbers_and_flags_of_numpy_are_taken_as_what_they_are() -> None:
 async def played(make: Any) -> tuple[dict[str, EpisodeResult], list[UnitError]]:
     errors: list[UnitError] = []
     player = Player(
-        environments=SharedEnvironments(lambda _: make()), sample=Policy(["right"]), max_steps=9, sampling=Sampling()
+        environments=EnvironmentPool(lambda _: make()), sample=Policy(["right"]), max_steps=9, sampling=Sampling()
     )
     results = await play_all(
         episode_plans([instance(i) for i in range(4)], episodes=1, seed=0),
@@ -120,7 +120,9 @@ async def test_it_costs_its_episode_and_not_the_stage(name: str) -> None:
     results, errors = await played(lambda: Odd(ILL[name][0]))
     assert [key for key in results if results[key].trajectory.success] == list(results)
     assert len(results) == 3
-    assert [(e.key, e.kind, e.phase, e.final) for e in errors] == [("line/train/1#0", "IllTypedAnswer", "step", True)]
+    assert [(e.key, e.kind, e.phase, e.is_final) for e in errors] == [
+        ("line/train/1#0", "IllTypedAnswer", "step", True)
+    ]
 
 
 @pytest.mark.parametrize("first", [None, 7, "a\udc00"])
@@ -132,26 +134,26 @@ async def test_a_first_observation_that_is_no_text_costs_its_episode(first: Any)
 def test_splits_are_compared_without_what_begins_ill_typed() -> None:
     """Two instances that both begin with None are not one."""
     env = Odd(None, at=1, first=None)
-    check_separate(env, (instance(1), instance(2)), (instance(3), instance(0)))
+    check_no_overlap(env, (instance(1), instance(2)), (instance(3), instance(0)))
 
 
 def test_an_instance_that_cannot_begin_is_left_to_its_episodes() -> None:
     """It once ended the whole run before any episode could be counted against the error budget."""
     broken, env = instance(5), Line()
-    check_separate(env, (broken, instance(1)), (instance(0), instance(6)))
+    check_no_overlap(env, (broken, instance(1)), (instance(0), instance(6)))
     with pytest.raises(DataFault, match="training instance line/train/1 is held-out"):
-        check_separate(env, (broken, instance(1)), (instance(6), instance(1)))
+        check_no_overlap(env, (broken, instance(1)), (instance(6), instance(1)))
 
     with pytest.raises(DataFault, match="training instance line/train/1 is held-out"):
-        check_separate(env, (instance(1),), (instance(1),), begins=False)
+        check_no_overlap(env, (instance(1),), (instance(1),), resets=False)
 
     class Away(Line):
         def reset(self, instance: Instance) -> str:
             raise EnvironmentUnavailable("the line is away")
 
     with pytest.raises(EnvironmentUnavailable):
-        check_separate(Away(), (broken,), ())
-    check_separate(Away(), (broken,), (instance(1),), begins=False)
+        check_no_overlap(Away(), (broken,), ())
+    check_no_overlap(Away(), (broken,), (instance(1),), resets=False)
 
 
 def test_the_contract_catches_what_the_door_refuses() -> None:
@@ -253,7 +255,7 @@ VLLM = '{"choices": [{"index": 0, "finish_reason": "stop", "token_ids": [3], "lo
 def read(payload: str) -> Any:
     request = ask("a", logprobs=True)
     if "message" in payload:
-        return read_completion(payload.encode(), request, n=1, limit=9)
+        return read_completion(payload.encode(), request, n=1, max_tokens=9)
     return read_choices(payload.encode(), request)
 
 
@@ -296,4 +298,4 @@ def test_a_context_length_is_one(length: str) -> None:
 @pytest.mark.parametrize("reward", [10**400, math.nan, math.inf, "1", None, True])
 def test_a_world_behind_a_server_is_held_to_types_and_ranges(reward: Any) -> None:
     with pytest.raises(MalformedAnswer):
-        WIRES["textcraft"].read_step({"observation": "a", "reward": reward, "done": False})
+        WIRE_FORMATS["textcraft"].read_step({"observation": "a", "reward": reward, "done": False})

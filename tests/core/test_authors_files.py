@@ -94,8 +94,8 @@ def test_a_tree_of_agent_r_is_its_best_path(tmp_path: Path, most: float) -> None
     assert (record["id"], record["reward"]) == ("line/train/12", 1.0)
     assert replies(record["messages"]) == [("Ok.", False), ("right", True), ("right", True)]
     assert [turn["content"] for turn in record["messages"]][-3:] == ["After right.", "right", "After right."]
-    assert {"nodes.prior", "nodes.recent_actions"} <= found.left_out.keys()
-    assert not {"nodes.value", "nodes.task_num"} & found.left_out.keys()
+    assert {"nodes.prior", "nodes.recent_actions"} <= found.num_ignored_by_field.keys()
+    assert not {"nodes.value", "nodes.task_num"} & found.num_ignored_by_field.keys()
 
 
 def test_a_tree_of_agent_r_is_a_pair_of_its_best_and_its_worst_path(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_revision_of_agent_r_trains_what_its_flags_say(tmp_path: Path) -> None
         ("I was wrong.\nAction: wait", True),
         ("right", True),
     ]
-    assert set(found.left_out) == {"high_log", "low_log", "task_description", "revise", "revise_feedback"}
+    assert set(found.num_ignored_by_field) == {"high_log", "low_log", "task_description", "revise", "revise_feedback"}
 
 
 def test_a_revision_of_agent_r_is_a_pair_of_its_two_paths(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_log_of_eto_is_an_experts_by_the_name_of_its_file(tmp_path: Path) -> N
     found = import_experts(write(tmp_path, LOG, "12.json", indent=4), PLACE, opening=4)
     record = one(found)
     assert (record["id"], record["reward"]) == ("line/train/12", 0.5)
-    assert set(found.left_out) == {"meta.steps", "meta.terminate_reason"}
+    assert set(found.num_ignored_by_field) == {"meta.steps", "meta.terminate_reason"}
 
 
 @pytest.mark.parametrize(

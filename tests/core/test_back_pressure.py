@@ -79,7 +79,7 @@ class Watched(Writer):
 async def test_finished_trees_do_not_pile_up_before_a_slow_store(
     tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(equipping, "_LEAST_IN_FLIGHT", IN_FLIGHT)
+    monkeypatch.setattr(equipping, "_MIN_CONCURRENCY", IN_FLIGHT)
     recipe = parse(
         {
             "name": "street",

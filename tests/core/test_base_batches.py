@@ -9,7 +9,7 @@ import random
 import pytest
 from pretrain import LENGTHS, batches
 
-from agentr_core.samples.identity import IGNORED
+from agentr_core.samples.identity import IGNORE_INDEX
 from agentr_core.samples.rendering import RenderedSample
 
 PAD = 0
@@ -17,7 +17,7 @@ PAD = 0
 
 def row(length: int, mark: int) -> RenderedSample:
     ids = [mark] * length
-    return RenderedSample(ids, [IGNORED] * (length // 2) + ids[length // 2 :])
+    return RenderedSample(ids, [IGNORE_INDEX] * (length // 2) + ids[length // 2 :])
 
 
 def rows(lengths: list[int]) -> list[RenderedSample]:
@@ -45,7 +45,7 @@ def test_a_row_is_whole_and_the_rest_of_it_is_padding_without_loss() -> None:
             assert ids[:size] == given[mark - 1].input_ids
             assert labels[:size] == given[mark - 1].labels
             assert set(ids[size:]) <= {PAD}
-            assert set(labels[size:]) <= {IGNORED}
+            assert set(labels[size:]) <= {IGNORE_INDEX}
             found[mark] = len(ids)
     # Two rows of 192 fill a batch of 384 tokens, one of 256 does; the last short row waits for
     # another.

@@ -19,7 +19,14 @@ from crafting_samples import (
     shuffled,
 )
 
-from agentr_core.environments.crafting.game import CraftingGame, CraftingProblem, command, display, plan, takes
+from agentr_core.environments.crafting.game import (
+    CraftingGame,
+    CraftingProblem,
+    craft_command,
+    display_name,
+    ingredients_text,
+    shortest_plan,
+)
 from agentr_core.environments.crafting.recipes import build_book
 from agentr_core.environments.crafting.textcraft import TextCraft, rename
 from agentr_core.types import Instance, Sample, SampleKind, Verdict
@@ -117,7 +124,7 @@ def test_no_test_instance_is_ever_used(env: TextCraft) -> None:
 
 @pytest.mark.slow
 def test_no_goal_of_a_test_instance_is_taught_under_its_name(env: TextCraft) -> None:
-    held_out = {display(env.problem(instance).goal) for instance in env.instances("test")}
+    held_out = {display_name(env.problem(instance).goal) for instance in env.instances("test")}
     curriculum = make(procedural=0.0, renamed=0.0)
     taught = {goal_of(sample) for i in range(300) if (sample := curriculum.sample(i)) is not None}
     assert len(taught) > 100
@@ -171,7 +178,7 @@ def test_a_renamed_problem_is_the_same_problem_under_other_names(
     for number, instance in enumerate(some):
         problem = env.problem(instance)
         other = rename(problem, names, random.Random(number))
-        assert (plan(other, {}) is None) == (plan(problem, {}) is None)
+        assert (shortest_plan(other, {}) is None) == (shortest_plan(problem, {}) is None)
         assert shapes(other) == shapes(problem)
         items = {i.name for r in other.commands for i in r.inputs if not i.is_tag} | {r.output for r in other.commands}
         assert len(items) == len(
@@ -236,7 +243,7 @@ def test_right_replies_are_trained_and_win_after_mistakes(env: TextCraft, some: 
             if answer is not None:
                 assert observation == answer.text
         assert won == problem.goal
-        commands = {takes(recipe) for recipe in problem.commands}
+        commands = {ingredients_text(recipe) for recipe in problem.commands}
         for reply in replies:
             read = reply.text.removeprefix("Thought: ").partition("\n")[0].split("; lacking ")[0]
             made[read in commands] += 1
@@ -391,7 +398,7 @@ def test_a_drill_asks_twice_for_every_listed_item_and_answers_with_a_listed_comm
         rng = random.Random(number)
         problem = rename(env.problem(instance), names, rng)
         sample = drill_sample(problem, instance, rng, 100)
-        listed = [command(recipe) for recipe in problem.commands]
+        listed = [craft_command(recipe) for recipe in problem.commands]
         assert {line for line in sample.messages[2].text.splitlines() if line.startswith("craft ")} == set(listed)
         asked = []
         for question, answer in zip(sample.messages[2::2], sample.messages[3::2], strict=True):
@@ -399,7 +406,7 @@ def test_a_drill_asks_twice_for_every_listed_item_and_answers_with_a_listed_comm
             asked.append(item)
             assert answer.train
             said = answer.text.removeprefix("Thought: ").removesuffix(".")
-            first = next(r for r in problem.commands if display(r.output) == item)
-            assert command(first) == f"craft {first.count} {said}"
-        made = {display(recipe.output) for recipe in problem.commands}
+            first = next(r for r in problem.commands if display_name(r.output) == item)
+            assert craft_command(first) == f"craft {first.count} {said}"
+        made = {display_name(recipe.output) for recipe in problem.commands}
         assert Counter(asked) == Counter({item: 2 for item in made})

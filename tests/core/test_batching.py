@@ -137,7 +137,7 @@ async def test_busy_thread_does_not_hold_a_batch_back() -> None:
 
 
 async def test_busy_event_loop_holds_a_batch_back_no_longer_than_linger() -> None:
-    batcher = Batcher(RecordingModel(), max_batch=10**6, linger=0.02)
+    batcher = Batcher(RecordingModel(), max_batch=10**6, linger_seconds=0.02)
     requests = []
 
     async def keep_asking() -> None:

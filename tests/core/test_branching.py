@@ -9,7 +9,7 @@ import pytest
 from agentr_core.errors import DataFault
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.fingerprint import derive_seed
-from agentr_core.methods.grpo.rollouts import Family, Member, chance, entropy, forks
+from agentr_core.methods.grpo.rollouts import GroupInProgress, Member, branch_chance, forks, reply_entropy
 from agentr_core.recipes.grpo import BranchingConfig, GrpoConfig
 from agentr_core.types import Instance, Step, StopReason, Trajectory
 
@@ -32,42 +32,46 @@ def trajectory(*steps: Step) -> Trajectory:
 
 def member(number: int, *steps: Step, prefix: int = 0) -> Member:
     plan = EpisodePlan(instance=ROOM, number=number, seed=number, prefix=steps[:prefix])
-    return Member(key=f"t{number}", plan=plan, trajectory=trajectory(*steps))
+    return Member(trajectory_id=f"t{number}", plan=plan, trajectory=trajectory(*steps))
 
 
 @pytest.mark.parametrize(("rise", "expected"), [(0, 0.5), (1, 0.7), (3, 1.0), (-3, 0.0), (2.5, 1.0), (-2.5, 0.0)])
 def test_the_chances_of_the_method(rise: float, expected: float) -> None:
-    assert chance(rise, BranchingConfig()) == pytest.approx(expected, abs=1e-12)
+    assert branch_chance(rise, BranchingConfig()) == pytest.approx(expected, abs=1e-12)
 
 
 def test_entropy_is_summed_over_the_first_tokens_in_units_of_a_uniform_draw() -> None:
     told = step("a", math.log(VOCABULARY))
-    assert entropy(told, BranchingConfig(), VOCABULARY) == pytest.approx(4)
-    assert entropy(told, BranchingConfig(entropy_tokens=3), VOCABULARY) == pytest.approx(3)
+    assert reply_entropy(told, BranchingConfig(), VOCABULARY) == pytest.approx(4)
+    assert reply_entropy(told, BranchingConfig(entropy_tokens=3), VOCABULARY) == pytest.approx(3)
     with pytest.raises(DataFault, match="no log-probabilities"):
-        entropy(Step(reply="a", action="a", observation="", reward=0.0), BranchingConfig(), VOCABULARY)
+        reply_entropy(Step(reply="a", action="a", observation="", reward=0.0), BranchingConfig(), VOCABULARY)
 
 
 def test_branches_begin_after_observations_that_an_episode_went_on_from() -> None:
     one = member(0, step("a"), step("b", observation=""), step("c"), step("d"))
-    assert [fork.position for fork in forks([one], ALWAYS, VOCABULARY, room=9)] == [1, 3]
+    assert [fork.position for fork in forks([one], ALWAYS, VOCABULARY, max_forks=9)] == [1, 3]
     branch = member(1, step("a"), step("x"), step("y"), prefix=1)
-    assert [fork.position for fork in forks([branch], ALWAYS, VOCABULARY, room=9)] == [2], "not in what it was given"
-    found = forks([one, branch], ALWAYS, VOCABULARY, room=2)
-    assert [(fork.parent.key, fork.position) for fork in found] == [("t0", 1), ("t1", 2)], "the earliest first"
+    assert [fork.position for fork in forks([branch], ALWAYS, VOCABULARY, max_forks=9)] == [2], (
+        "not in what it was given"
+    )
+    found = forks([one, branch], ALWAYS, VOCABULARY, max_forks=2)
+    assert [(fork.parent.trajectory_id, fork.position) for fork in found] == [("t0", 1), ("t1", 2)], (
+        "the earliest first"
+    )
     assert found[1].prefix == branch.trajectory.steps[:2]
-    assert forks([one], ALWAYS, VOCABULARY, room=0) == []
+    assert forks([one], ALWAYS, VOCABULARY, max_forks=0) == []
 
 
 def test_a_branch_is_held_against_the_first_reply_of_its_parent() -> None:
     unsure, sure = math.log(VOCABULARY), 0.01
     config = BranchingConfig(branch_probability=0.5, entropy_weight=1.0)
     calm = [member(n, step("a", sure), step("b", unsure), step("c"), prefix=1) for n in range(20)]
-    assert len(forks(calm, config, VOCABULARY, room=99)) == 20, "a rise of 4: always"
+    assert len(forks(calm, config, VOCABULARY, max_forks=99)) == 20, "a rise of 4: always"
     excited = [member(n, step("a", unsure), step("b", sure), step("c"), prefix=1) for n in range(20)]
-    assert forks(excited, config, VOCABULARY, room=99) == [], "it fell as much: never"
+    assert forks(excited, config, VOCABULARY, max_forks=99) == [], "it fell as much: never"
     level = [member(n, step("a"), step("b"), step("c"), prefix=1) for n in range(400)]
-    assert 160 < len(forks(level, config, VOCABULARY, room=999)) < 240
+    assert 160 < len(forks(level, config, VOCABULARY, max_forks=999)) < 240
 
 
 def test_after_given_steps_a_branch_is_held_against_the_first_reply_of_its_own() -> None:
@@ -75,13 +79,13 @@ def test_after_given_steps_a_branch_is_held_against_the_first_reply_of_its_own()
     config = BranchingConfig(branch_probability=0.5, entropy_weight=1.0)
     experts = Step(reply="e", action="e", observation="seen", reward=0.0)
     calm = [member(n, experts, step("a", sure), step("b", unsure), step("c"), prefix=2) for n in range(20)]
-    assert len(forks(calm, config, VOCABULARY, room=99, given=1)) == 20
+    assert len(forks(calm, config, VOCABULARY, max_forks=99, num_given=1)) == 20
     excited = [member(n, experts, step("a", unsure), step("b", sure), step("c"), prefix=2) for n in range(20)]
-    assert forks(excited, config, VOCABULARY, room=99, given=1) == []
+    assert forks(excited, config, VOCABULARY, max_forks=99, num_given=1) == []
 
 
-def family() -> Family:
-    return Family(instance=ROOM, first=8, seed=lambda number: derive_seed("s", number))
+def family() -> GroupInProgress:
+    return GroupInProgress(instance=ROOM, first_number=8, seed_of=lambda number: derive_seed("s", number))
 
 
 def played(plans: list[EpisodePlan], steps: int = 3) -> dict[str, tuple[EpisodePlan, Trajectory]]:
@@ -94,35 +98,35 @@ def played(plans: list[EpisodePlan], steps: int = 3) -> dict[str, tuple[EpisodeP
 
 def test_without_branching_a_group_is_one_wave() -> None:
     made, config = family(), GrpoConfig(num_generations=4)
-    plans = made.next_wave(config, VOCABULARY)
+    plans = made.next_plans(config, VOCABULARY)
     assert [plan.number for plan in plans] == [8, 9, 10, 11]
-    assert made.take(played(plans)) == []
-    assert made.next_wave(config, VOCABULARY) == []
+    assert made.add_episodes(played(plans)) == []
+    assert made.next_plans(config, VOCABULARY) == []
     assert list(made.episodes) == ["t8", "t9", "t10", "t11"]
 
 
 def test_branches_fill_a_group_and_tell_what_they_were_made_of() -> None:
     made, config = family(), GrpoConfig(num_generations=5, branching=ALWAYS, max_steps=9)
-    first = made.next_wave(config, VOCABULARY)
+    first = made.next_plans(config, VOCABULARY)
     assert [plan.number for plan in first] == [8, 9]
-    made.take(played(first))
-    second = made.next_wave(config, VOCABULARY)
+    made.add_episodes(played(first))
+    second = made.next_plans(config, VOCABULARY)
     assert [(plan.number, len(plan.prefix), plan.max_steps) for plan in second] == [(10, 1, 8), (11, 1, 8), (12, 2, 7)]
-    told = made.take(played(second))
+    told = made.add_episodes(played(second))
     assert [(one.child, one.parent, one.operator, one.position) for one in told] == [
         ("t10", "t8", "branch", 1),
         ("t11", "t9", "branch", 1),
         ("t12", "t8", "branch", 2),
     ]
-    assert made.next_wave(config, VOCABULARY) == []
+    assert made.next_plans(config, VOCABULARY) == []
     assert len(made.episodes) == 5
 
 
 def test_where_nothing_branches_fresh_episodes_come_at_once() -> None:
     never = BranchingConfig(initial_rollouts=2, branch_probability=0.0, entropy_weight=0.0)
     made, config = family(), GrpoConfig(num_generations=6, branching=never)
-    made.take(played(made.next_wave(config, VOCABULARY)))
-    fresh = made.next_wave(config, VOCABULARY)
+    made.add_episodes(played(made.next_plans(config, VOCABULARY)))
+    fresh = made.next_plans(config, VOCABULARY)
     assert [(plan.number, plan.prefix) for plan in fresh] == [(10, ()), (11, ()), (12, ()), (13, ())]
-    made.take({})
-    assert made.next_wave(config, VOCABULARY) == [], "episodes that failed for good are not asked for again"
+    made.add_episodes({})
+    assert made.next_plans(config, VOCABULARY) == [], "episodes that failed for good are not asked for again"

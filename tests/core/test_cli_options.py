@@ -16,7 +16,7 @@ import flows.cli
 from agentr_core.errors import StoreError, UserError
 from agentr_core.methods.faults import load
 from agentr_core.store.codec.ledger import run_rows
-from agentr_core.store.connection import storage_faults
+from agentr_core.store.connection import raise_store_errors
 from agentr_core.store.database import Store
 from flows.cli import cli
 from flows.cli.options import IdPrefix
@@ -110,7 +110,7 @@ def test_an_interrupted_query_is_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stopped(**_: object) -> None:
-        with storage_faults(tmp_path):
+        with raise_store_errors(tmp_path):
             raise RuntimeError("Query interrupted")
 
     monkeypatch.setattr(flows.cli.cli, "main", stopped)

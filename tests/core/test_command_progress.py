@@ -15,7 +15,7 @@ def test_count_elapsed_and_left(
     clock = iter([0.0, 0.0, 20.0, 21.0, 40.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    show = progress.shown_progress()
+    show = progress.progress_printer()
     for done in (0, 5, 6, 10):
         show(done, 10, "played")
     told = capsys.readouterr().err

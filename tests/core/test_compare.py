@@ -21,26 +21,26 @@ from door import Door
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.collect import collect
-from agentr_core.methods.comparison import Arm, arms_of, makers_of_samples, pool_stages, with_arms
+from agentr_core.methods.comparison import Arm, arms_of, pool_stages, sample_recipes, with_arms
 from agentr_core.methods.comparison.report import build_comparison
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_named, method_of, plan_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.recipe import Recipe, resolved
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.reports.comparison import ArmReport, ComparisonReport, SeedMean, scores
+from agentr_core.reports.comparison import ArmReport, ComparisonReport, SeedMean, scores_table
 from agentr_core.reports.html import render_comparison
 from agentr_core.reports.markdown import render_comparison_markdown
 from agentr_core.reports.model_card import table_text
+from agentr_core.runtime.context import RunContext
 from agentr_core.runtime.instances import closed_stages
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, end, start
+from agentr_core.runtime.start import begin_iteration, end_iteration, start_run
 from agentr_core.stages.dataset import dataset
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.report import build_report
 from agentr_core.store.codec.ledger import checkpoint_rows, training_step_rows
 from agentr_core.store.database import Store
-from agentr_core.store.database import settled_state as at_once
+from agentr_core.store.database import read_consistently as at_once
 from agentr_core.store.tables import merge
 from agentr_core.types import Instance, Message
 
@@ -103,16 +103,16 @@ class Site:
         self.root = folder
         self.id_of = run_id_of
         self.store = Store(folder / "store.duckdb")
-        self.pool = self.place(wanted)
+        self.pool = self.ctx(wanted)
 
-    def place(self, wanted: Recipe) -> Workplace:
+    def ctx(self, wanted: Recipe) -> RunContext:
         """Return the workplace of the pool, or of an arm."""
 
         def said(messages: Sequence[Message], seed: int, number: int) -> str:
             self.asked += 1
             return f"word {fingerprint(seed, number)}"
 
-        return Workplace(
+        return RunContext(
             recipe=wanted,
             method=method_of(wanted),
             run_id=self.id_of(wanted),
@@ -132,59 +132,59 @@ class Site:
 
     async def collected(self) -> Site:
         """Evaluate the base and make the pool, as the flow does."""
-        with self.store.kept_open():
-            await start(self.pool)
+        with self.store.keep_open():
+            await start_run(self.pool)
             await evaluate(self.pool, 0)
             await _made(self.pool)
-            await end(self.pool, 1)
+            await end_iteration(self.pool, 1)
         return self
 
-    async def spliced(self, arm: Arm) -> Workplace:
+    async def spliced(self, arm: Arm) -> RunContext:
         """Return the workplace of the run that made an arm's samples, as the flow does."""
-        assert arm.samples is not None
-        maker = self.place(arm.samples)
-        with self.store.kept_open():
-            await start(maker)
+        assert arm.samples_recipe is not None
+        maker = self.ctx(arm.samples_recipe)
+        with self.store.keep_open():
+            await start_run(maker)
             await _made(maker)
         return maker
 
-    async def built(self, arm: Arm) -> tuple[Workplace, dict[str, Any]]:
+    async def built(self, arm: Arm) -> tuple[RunContext, dict[str, Any]]:
         """Return the workplace of an arm with its dataset, and what that is made of."""
-        place = self.place(arm.recipe)
-        with self.store.kept_open():
-            await start(place)
-            await begin(place, 1)
-            return place, await dataset(place, 1)
+        ctx = self.ctx(arm.recipe)
+        with self.store.keep_open():
+            await start_run(ctx)
+            await begin_iteration(ctx, 1)
+            return ctx, await dataset(ctx, 1)
 
-    async def learned(self, arm: Arm) -> Workplace:
+    async def learned(self, arm: Arm) -> RunContext:
         """Return the workplace of an arm that was evaluated; its training is only said to have
         been.
         """
-        place, made = await self.built(arm)
-        key = fingerprint("checkpoint", place.run_id)
+        ctx, made = await self.built(arm)
+        key = fingerprint("checkpoint", ctx.run_id)
         row = self.ask("select dataset_id from dataset where hash = ?", made["dataset_hash"])
         head = checkpoint_rows(
             key,
-            path=place.recipe.model.path,
+            path=ctx.recipe.model.path,
             weights_sha256=key,
             config={},
-            parent_id=place.policy(1).id,
+            parent_id=ctx.policy(1).id,
             dataset_id=row[0][0],
-            iteration_id=place.iteration_id(1),
+            iteration_id=ctx.iteration_id(1),
         )
-        step = training_step_rows(key, 1, loss=0.1, trained_tokens=710, seconds=2.0, scores={})
-        place.store.write(merge([head, step]))
-        place.store.update("iteration", {"iteration_id": place.iteration_id(1), "checkpoint_out": key})
-        with self.store.kept_open():
-            await evaluate(place, 1)
-            await end(place, 1)
-        return place
+        step = training_step_rows(key, 1, loss=0.1, trained_tokens=710, seconds=2.0, preference_measures={})
+        ctx.store.write(merge([head, step]))
+        ctx.store.update("iteration", {"iteration_id": ctx.iteration_id(1), "checkpoint_out": key})
+        with self.store.keep_open():
+            await evaluate(ctx, 1)
+            await end_iteration(ctx, 1)
+        return ctx
 
 
-async def _made(place: Workplace) -> None:
-    await begin(place, 1)
-    for stage in place.plan(1).stages:
-        await stage.work(place, 1)
+async def _made(ctx: RunContext) -> None:
+    await begin_iteration(ctx, 1)
+    for stage in ctx.plan(1).stages:
+        await stage.work(ctx, 1)
 
 
 @pytest.fixture
@@ -230,13 +230,13 @@ async def test_all_arms_are_made_of_one_pool_and_of_nothing_else(collected: Call
     for arm in arms_of(one.pool.recipe, one.pool.run_id):
         if arm.seed == 6 and arm.name not in twice:
             continue
-        place, made = await one.built(arm)
+        ctx, made = await one.built(arm)
         hashes.setdefault(arm.name, set()).add(made["dataset_hash"])
         used = one.ask(
             "select distinct s.kind, t.source, s.tree_id is not null, s.iteration_id from dataset d "
             "join dataset_row using (dataset_id) join sample s using (sample_id) "
             "left join trajectory t using (trajectory_id) where d.iteration_id = ?",
-            place.iteration_id(1),
+            ctx.iteration_id(1),
         )
         assert {kind for kind, *_ in used} == SOURCES[arm.name]
         assert {origin for *_, origin in used} == {one.pool.iteration_id(1)}
@@ -244,7 +244,7 @@ async def test_all_arms_are_made_of_one_pool_and_of_nothing_else(collected: Call
             assert [(source, tree) for _, source, tree, _ in used] == [
                 ("tree", True) if arm.name == "good" else ("rollout", False)
             ]
-        assert place.plan(1).pairs == (arm.name == "eto")
+        assert ctx.plan(1).has_pairs == (arm.name == "eto")
 
     assert one.asked == asked, "no arm asks the model for anything"
     assert one.ask("select (from (select count(*) from tree)), count(*) from trajectory") == grown
@@ -317,7 +317,7 @@ async def test_arms_with_other_splices_take_them_from_the_same_trees(collected: 
     }
     one = collected(arms=arms)
     revision, direct = (arm for arm in arms_of(one.pool.recipe, one.pool.run_id) if arm.seed == 5)
-    assert revision.samples is None
+    assert revision.samples_recipe is None
     asked = one.asked
     with pytest.raises(DataFault, match=rf"iteration 1 of run {direct.recipe.compare.samples} has no sample"):
         await one.built(direct)
@@ -328,9 +328,9 @@ async def test_arms_with_other_splices_take_them_from_the_same_trees(collected: 
     used = "select distinct s.iteration_id, c.pair_id is not null from dataset d join dataset_row using (dataset_id) "
     used += "join sample s using (sample_id) left join critique c using (pair_id) where d.iteration_id = ?"
     for arm, origin, judged in ((revision, one.pool, True), (direct, maker, False)):
-        place, made = await one.built(arm)
+        ctx, made = await one.built(arm)
         assert set(made["samples"]) == {"revision"}
-        assert one.ask(used, place.iteration_id(1)) == [(origin.iteration_id(1), judged)]
+        assert one.ask(used, ctx.iteration_id(1)) == [(origin.iteration_id(1), judged)]
     assert one.ask("select distinct comparison_id, arm from v_arms order by arm") == [
         (one.pool.run_id, "direct"),
         (one.pool.run_id, "revision"),
@@ -362,10 +362,10 @@ async def test_samples_made_another_day_are_of_the_same_trees(
 async def test_samples_are_made_of_no_tree_that_the_pool_has_lost(site: Callable[..., Site]) -> None:
     one = site(arms={"best": ["data.use=good", "pairs.alpha=[1.0]"]})
     arm, _ = arms_of(one.pool.recipe, one.pool.run_id)
-    await start(one.pool)
+    await start_run(one.pool)
     with pytest.raises(DataFault, match=f"comparison {one.pool.run_id} has no tree that was grown with the inputs"):
         await one.spliced(arm)
-    await begin(one.pool, 1)
+    await begin_iteration(one.pool, 1)
     await collect(changed(one.pool, limit=2), 1)
     maker = await one.spliced(arm)
     trees = "select count(*) from tree where iteration_id = ?"
@@ -396,14 +396,14 @@ async def test_every_model_goes_on_from_the_same_failures(collected: Callable[..
     base = one.ask(cuts, one.pool.iteration_id(0))
     assert base
     for arm in arms_of(one.pool.recipe, one.pool.run_id):
-        place = await one.learned(arm)
-        assert one.ask(cuts, place.iteration_id(1)) == base
-        assert one.ask("select count(*) from evaluation where iteration_id = ?", place.iteration_id(0)) == [(0,)]
+        ctx = await one.learned(arm)
+        assert one.ask(cuts, ctx.iteration_id(1)) == base
+        assert one.ask("select count(*) from evaluation where iteration_id = ?", ctx.iteration_id(0)) == [(0,)]
         pooled = one.report().base
         assert pooled is not None
         # The pool's run trains nothing, so its report calls the base by its name.
-        assert build_report(place, 1).score(0) == changed(pooled, name="")
-        funnel = {stage.name: stage.count for stage in build_report(place, 1).funnel}
+        assert build_report(ctx, 1).score(0) == changed(pooled, name="")
+        funnel = {stage.name: stage.count for stage in build_report(ctx, 1).funnel}
         assert [funnel["trees"]] == [number for (number,) in one.ask("select count(*) from tree")]
         assert funnel["samples of the pool"] >= funnel["trained rows"] > 0
 
@@ -411,22 +411,22 @@ async def test_every_model_goes_on_from_the_same_failures(collected: Callable[..
 @pytest.mark.slow
 async def test_arms_stay_in_the_order_of_the_recipe(site: Callable[..., Site]) -> None:
     one = site()
-    await start(one.pool)
+    await start_run(one.pool)
     for arm in reversed(arms_of(one.pool.recipe, one.pool.run_id)):
-        await start(one.place(arm.recipe))
+        await start_run(one.ctx(arm.recipe))
     ((stored,),) = one.ask("select config from run where run_id = ?", one.pool.run_id)
     report = build_comparison(changed(one.pool, recipe=parse(json.loads(stored))))
 
     assert list(ARMS) != sorted(ARMS)
     assert [arm.name for arm in report.arms] == list(ARMS)
-    assert [line.split()[0] for line in table_text(scores(report)).splitlines()] == ["Arm", *ARMS]
+    assert [line.split()[0] for line in table_text(scores_table(report)).splitlines()] == ["Arm", *ARMS]
     assert one.ask("select arm, seed from v_arms") == [(name, seed) for name in ARMS for seed in (5, 6)]
 
 
 @pytest.mark.slow
 async def test_the_report_has_every_arm_and_seed_that_is_evaluated(collected: Callable[..., Site]) -> None:
     one = collected(arms={"good": ["data.use=good"], "eto": ["data.use=preferences"]})
-    await start(one.pool)
+    await start_run(one.pool)
     good, again, eto, _ = arms_of(one.pool.recipe, one.pool.run_id)
     assert [arm.runs for arm in one.report().arms] == [(), ()]
     for arm in (good, again, eto):
@@ -444,21 +444,25 @@ async def test_the_report_has_every_arm_and_seed_that_is_evaluated(collected: Ca
     assert {run.trained_tokens for run in (*first.runs, *second.runs)} == {710}
     assert second.success is not None
     assert (second.success.low, second.success.n) == (None, 1)
-    assert second.against is not None
-    assert second.against.value == second.runs[0].score.success.value - first.runs[0].score.success.value
+    assert second.versus_first is not None
+    assert second.versus_first.value == second.runs[0].score.success.value - first.runs[0].score.success.value
     assert one.ask("select arm, seed, success, steps_to_success from v_arms order by arm, seed") == [
         (arm, run.seed, run.score.success.value, run.score.steps_to_success)
         for arm, runs in (("eto", second.runs), ("good", first.runs))
         for run in runs
     ]
-    assert [(one.arm, one.other) for one in report.differences] == [("good", "base"), ("eto", "base"), ("eto", "good")]
+    assert [(one.arm, one.reference) for one in report.differences] == [
+        ("good", "base"),
+        ("eto", "base"),
+        ("eto", "good"),
+    ]
     assert report.base is not None
     seeds = [run.score.success.value - report.base.success.value for run in first.runs]
-    against_base, _, of_arms = (one.sets["test"] for one in report.differences)
+    against_base, _, of_arms = (one.estimate_by_set["test"] for one in report.differences)
     assert against_base.value == pytest.approx(sum(seeds) / 2)
     assert against_base.n == 2 * first.runs[0].score.success.n
     assert of_arms.n == first.runs[0].score.success.n, "only the seed that both have counts"
-    assert of_arms.value == pytest.approx(second.against.value)
+    assert of_arms.value == pytest.approx(second.versus_first.value)
     page = render_comparison_markdown(report)
     assert "## Differences" in page
     for run in (*first.runs, *second.runs):
@@ -481,7 +485,7 @@ async def test_arms_of_an_earlier_version_are_in_the_report(collected: Callable[
 @pytest.mark.slow
 async def test_an_arm_without_a_sample_says_which(site: Callable[..., Site]) -> None:
     one = site(arms={"rft": ["data.use=successes"]})
-    await start(one.pool)
+    await start_run(one.pool)
     with pytest.raises(DataFault, match=r"has no sample to train on for doors\.rft \(data\.use successes\)"):
         await one.built(arms_of(one.pool.recipe, one.pool.run_id)[0])
 
@@ -588,7 +592,7 @@ def test_a_pool_has_what_its_arms_need() -> None:
 )
 def test_a_comparison_that_would_not_be_one_is_refused(overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        method_named("compare").settle(recipe(*overrides))
+        method_named("compare").check_recipe(recipe(*overrides))
     assert str(caught.value).startswith("recipe doors: ")
     assert said in str(caught.value)
 
@@ -616,9 +620,9 @@ def test_samples_are_made_once_for_all_arms_that_splice_alike(tiny_model_dir: Pa
         "best": ["data.use=good", "pairs.alpha=[1.0]"],
     }
     wanted = recipe(arms=arms, model=tiny_model_dir)
-    found = {arm.name: arm.samples for arm in arms_of(wanted)}
+    found = {arm.name: arm.samples_recipe for arm in arms_of(wanted)}
     assert found["as-it-is"] is None
-    assert [(one.splice.mode, one.pairs.alpha) for one in makers_of_samples(wanted)] == [
+    assert [(one.splice.mode, one.pairs.alpha) for one in sample_recipes(wanted)] == [
         ("direct", wanted.pairs.alpha),
         (wanted.splice.mode, (1.0,)),
     ]
@@ -648,10 +652,12 @@ def test_the_table_shows_intervals_where_there_are_some() -> None:
         base=None,
         arms=(
             ArmReport(name="good", trains_on="good", runs=(), success=several, steps=changed(several, value=2.5)),
-            ArmReport(name="eto", trains_on="preferences", runs=(), success=alone, against=changed(alone, value=-0.25)),
+            ArmReport(
+                name="eto", trains_on="preferences", runs=(), success=alone, versus_first=changed(alone, value=-0.25)
+            ),
         ),
     )
-    first, second = table_text(scores(report)).splitlines()[1:]
+    first, second = table_text(scores_table(report)).splitlines()[1:]
     assert first.split("  ")[0] == "good"
     assert "50.0 (25.0 to 75.0)" in first
     assert " 25.0 " in second

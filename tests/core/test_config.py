@@ -17,9 +17,9 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.faults import load, parse
 from agentr_core.methods.table import method_named, plan_of, plans_of
 from agentr_core.recipes.alarms import AlarmsConfig
-from agentr_core.recipes.parsing import restored
+from agentr_core.recipes.parsing import restore_recipe
 from agentr_core.recipes.recipe import Recipe, replace, resolved
-from agentr_core.runtime.start import input_ids
+from agentr_core.runtime.start import input_hashes
 
 RECIPES = sorted((Path(__file__).parents[2] / "deployments" / "recipes").glob("*.yaml"))
 TINY = next(path for path in RECIPES if path.stem == "textcraft-tiny")
@@ -151,7 +151,7 @@ def test_an_override_finds_what_is_named_by_a_number() -> None:
     changes = ["instances.from_iteration.2.expert_steps=[2, 9]", "instances.depths.1=0.25", "instances.depths.3=0.25"]
     made = parse(given, changes).instances
     assert made.depths == {1: 0.25, 2: 0.5, 3: 0.25}
-    assert (made.of(2).depths, made.of(2).expert_steps) == ({2: 1.0}, (2, 9))
+    assert (made.at_iteration(2).depths, made.at_iteration(2).expert_steps) == ({2: 1.0}, (2, 9))
 
 
 def test_overrides_leave_the_given_mapping_alone() -> None:
@@ -407,7 +407,7 @@ def test_a_sampler_sleeps_only_beside_group_rl(recipe: str, sleeps: bool) -> Non
         asleep.append("et_agent.phases=[rft]")
         asleep.append("grpo={}")
     if sleeps:
-        assert load(file, asleep).model.takes_turns
+        assert load(file, asleep).model.shares_gpus
         with pytest.raises(ConfigError, match=r"grpo\.staleness: with model\.vllm\.sleep, sampler and trainer take"):
             load(file, [*asleep, "grpo.staleness=1"])
         return
@@ -525,7 +525,7 @@ def test_what_became_an_alarm_is_told() -> None:
     assert "eto.dpo.max_chosen_drop: is alarms.chosen_drop now; write `alarms: {chosen_drop: 20" in str(told.value)
     stored = resolved(load(TINY.with_name("textcraft-eto-tiny.yaml")))
     stored["eto"]["dpo"] |= {"max_chosen_drop": None, "on_collapse": "stop"}
-    assert restored(stored, source="recipe of run r").alarms == AlarmsConfig()
+    assert restore_recipe(stored, source="recipe of run r").alarms == AlarmsConfig()
     assert "on_collapse" in stored["eto"]["dpo"], "it is only read"
 
 
@@ -593,7 +593,9 @@ def test_only_continued_splices_ask_a_model() -> None:
 def test_rollouts_with_other_stop_strings_are_not_taken_over() -> None:
     def rollouts(*changes: str) -> str:
         recipe = load(TINY.with_name("reasoning-et-agent-tiny.yaml"), [*changes, "models={}"])
-        return input_ids(recipe, asked_for(recipe), weights={}, files={}, prompts={}, at=datetime.now(UTC))["rollout"]
+        return input_hashes(recipe, asked_for(recipe), weights={}, files={}, prompts={}, started_at=datetime.now(UTC))[
+            "rollout"
+        ]
 
     assert rollouts() == rollouts("grpo.stop=[]") != rollouts("grpo.stop=[Therefore]")
 
@@ -624,7 +626,7 @@ def test_a_method_names_the_way_of_its_data_by_iteration(name: str, titles: list
 
 
 def test_a_method_says_whose_inputs_are_stored() -> None:
-    taken_over = {name: set(method_named(name).taken_over) for name in ("agent-r", "eto", "grpo", "et-agent")}
+    taken_over = {name: set(method_named(name).shared_stages) for name in ("agent-r", "eto", "grpo", "et-agent")}
     assert taken_over.pop("et-agent") == {"collect", "critique", "explore", "evaluate", "evolve", "rollout"}
     assert all(stages == {"collect", "critique", "explore", "evaluate"} for stages in taken_over.values())
 
@@ -633,10 +635,10 @@ def test_a_stored_recipe_opens_although_a_later_version_finds_a_fault_in_it() ->
     stored = resolved(load(TINY)) | {"promote": "best"}
     with pytest.raises(ConfigError, match="promote"):
         parse(stored)
-    assert restored(stored, source="recipe of run r").promote == "best"
-    assert restored(stored | {"base": {"tokens": 5}}, source="recipe of run r").promote == "best"
+    assert restore_recipe(stored, source="recipe of run r").promote == "best"
+    assert restore_recipe(stored | {"base": {"tokens": 5}}, source="recipe of run r").promote == "best"
     with pytest.raises(ConfigError, match=r"recipe of run r: .*pace: unknown field"):
-        restored(stored | {"pace": 1}, source="recipe of run r")
+        restore_recipe(stored | {"pace": 1}, source="recipe of run r")
 
 
 @pytest.mark.parametrize(

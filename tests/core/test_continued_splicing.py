@@ -10,9 +10,9 @@ import pytest
 from toy import Line
 from toy_paths import ToyTree, critique, reply
 
-from agentr_core.episodes.rollout import play
+from agentr_core.episodes.rollout import play_replies
 from agentr_core.errors import ConfigError
-from agentr_core.methods.agent_r.splice import REFLECTIONS, continued, turned_back
+from agentr_core.methods.agent_r.splice import REFLECTIONS, continuation_samples, play_prefix
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.agent_r import ContinuationConfig, SpliceConfig
 from agentr_core.types import PathPair, Rejection, Sample, Step, StopReason, Trajectory
@@ -22,7 +22,7 @@ PAIR = ToyTree(0).pair(["right", "right"], ["left", "left", "stop"])
 
 
 def begun(pair: PathPair = PAIR, error: int | None = 0) -> tuple[Step, ...]:
-    found = turned_back(pair, critique(error, len(pair.bad.nodes)), Line(), CONFIG, seed=0)
+    found = play_prefix(pair, critique(error, len(pair.bad.nodes)), Line(), CONFIG, seed=0)
     assert isinstance(found, tuple), found
     return found
 
@@ -31,7 +31,7 @@ def attempt(*actions: str) -> Trajectory:
     """Play on from the turn of revision of the pair after its first error."""
     steps = begun()
     replies = [*(step.reply for step in steps), *(reply(action, "On.") for action in actions)]
-    first, outcomes = play(Line(), PAIR.bad.trajectory.instance, replies)
+    first, outcomes = play_replies(Line(), PAIR.bad.trajectory.instance, replies)
     last = outcomes[-1]
     return Trajectory(
         instance=PAIR.bad.trajectory.instance,
@@ -44,7 +44,7 @@ def attempt(*actions: str) -> Trajectory:
 
 
 def kept(tries: dict[str, Trajectory], config: SpliceConfig = CONFIG) -> dict[str, Sample] | Rejection:
-    return continued(PAIR, critique(0, 3), begun(), tries, Line(), config, alpha=0.9, seed=0)
+    return continuation_samples(PAIR, critique(0, 3), begun(), tries, Line(), config, alpha=0.9, seed=0)
 
 
 def test_the_beginning_is_played_up_to_the_answer_to_the_turn_of_revision() -> None:
@@ -57,9 +57,9 @@ def test_the_beginning_is_played_up_to_the_answer_to_the_turn_of_revision() -> N
 
 
 def test_a_pair_without_an_error_and_one_whose_revision_ends_the_episode_have_no_beginning() -> None:
-    assert turned_back(PAIR, critique(None, 3), Line(), CONFIG, seed=0).reason == "no-error-found"  # type: ignore[union-attr]
+    assert play_prefix(PAIR, critique(None, 3), Line(), CONFIG, seed=0).reason == "no-error-found"  # type: ignore[union-attr]
     ending = replace(CONFIG, action="stop")
-    found = turned_back(PAIR, critique(0, 3), Line(), ending, seed=0)
+    found = play_prefix(PAIR, critique(0, 3), Line(), ending, seed=0)
     assert isinstance(found, Rejection)
     assert found.reason == "ended-at-revision-turn"
     assert "stop" in found.detail

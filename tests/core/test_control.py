@@ -13,7 +13,7 @@ from toy_paths import ToyTree, critique
 from agentr_core.errors import DataFault
 from agentr_core.methods.agent_r.splice import good_sample, splice
 from agentr_core.recipes.agent_r import SpliceConfig
-from agentr_core.samples.dataset import check_flags, exchanged, turn_classes
+from agentr_core.samples.dataset import check_flags, exchange_suffixes, turn_classes
 from agentr_core.samples.identity import sample_id
 from agentr_core.types import Message, Sample, grown_turn
 
@@ -39,7 +39,7 @@ REVISIONS = [revision(0, "look"), revision(0, "left"), revision(1, "look"), revi
 
 
 def test_each_prefix_goes_on_with_a_suffix_of_another_instance_and_no_suffix_comes_twice() -> None:
-    kept, rejected = exchanged(reversed(REVISIONS))
+    kept, rejected = exchange_suffixes(reversed(REVISIONS))
     assert rejected == ()
     by_id = {sample_id(sample): sample for sample in REVISIONS}
     prefixes, suffixes = ([one.provenance.extra[name] for one in kept] for name in ("prefix_of", "suffix_of"))
@@ -50,13 +50,13 @@ def test_each_prefix_goes_on_with_a_suffix_of_another_instance_and_no_suffix_com
         assert made.provenance.cut == by_id[prefix].provenance.cut
         check_flags(made)
         assert turn_classes(made)[0] == "revision_turn"
-    assert exchanged(REVISIONS) == (kept, ()), "in whatever order they come"
+    assert exchange_suffixes(REVISIONS) == (kept, ()), "in whatever order they come"
 
 
 def test_other_samples_stay_as_they_are() -> None:
     good = good_sample(ToyTree(1).path("right", "right"), ENV)
-    assert exchanged([good, *REVISIONS]).kept[0] == good
-    assert exchanged([good]) == ((good,), ())
+    assert exchange_suffixes([good, *REVISIONS]).kept_items[0] == good
+    assert exchange_suffixes([good]) == ((good,), ())
 
 
 def test_what_cannot_be_cut_is_turned_away() -> None:
@@ -64,7 +64,7 @@ def test_what_cannot_be_cut_is_turned_away() -> None:
         REVISIONS[0], messages=(*REVISIONS[0].messages[:-1], grown_turn([*REVISIONS[0].messages[-1].parts]))
     )
     later = replace(REVISIONS[0], provenance=replace(REVISIONS[0].provenance, extra={"stretch": 1}))
-    kept, rejected = exchanged([grown, later, *REVISIONS])
+    kept, rejected = exchange_suffixes([grown, later, *REVISIONS])
     assert len(kept) == len(REVISIONS)
     assert [(one.subject, one.reason) for one in rejected] == [
         (sample_id(one), "no-suffix-of-its-own") for one in (grown, later)
@@ -73,4 +73,4 @@ def test_what_cannot_be_cut_is_turned_away() -> None:
 
 def test_too_much_of_one_instance_is_told() -> None:
     with pytest.raises(DataFault, match="2 of 3 revision samples are of one instance"):
-        exchanged(REVISIONS[:3])
+        exchange_suffixes(REVISIONS[:3])

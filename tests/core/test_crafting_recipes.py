@@ -17,7 +17,7 @@ from agentr_core.environments.crafting.recipes import (
     build_book,
     load_folder,
     load_shipped,
-    load_split,
+    load_splits,
 )
 from agentr_core.errors import DataFault, DataFileError
 
@@ -132,7 +132,7 @@ def test_the_last_group_of_an_item_is_its_tag(tmp_path: Path) -> None:
     assert dict(book.item_to_tag) == {"minecraft:bed": "minecraft:dyed", "minecraft:cot": "minecraft:beds"}
     assert book.tags == {"minecraft:beds", "minecraft:dyed"}
     assert book.members("minecraft:dyed") == ("minecraft:bed",)
-    assert [r.output for r in book.by_tag["minecraft:beds"]] == ["minecraft:bed", "minecraft:cot"]
+    assert [r.output for r in book.recipes_by_tag["minecraft:beds"]] == ["minecraft:bed", "minecraft:cot"]
     assert next(r for r in book.recipes if r.output == "minecraft:dye").output_tag == "minecraft:dye"
 
 
@@ -146,8 +146,8 @@ def test_a_tag_that_nothing_satisfies_becomes_an_item(tmp_path: Path) -> None:
     assert board.inputs == (Ingredient(name="minecraft:oak_logs", count=1, is_tag=False),)
     assert box.inputs == (Ingredient(name="minecraft:boards", count=2, is_tag=True),)
     assert book.items == {"minecraft:oak_board", "minecraft:oak_logs", "minecraft:box"}
-    assert book.users["minecraft:boards"] == (box,)
-    assert "minecraft:box" not in book.users
+    assert book.recipes_by_ingredient["minecraft:boards"] == (box,)
+    assert "minecraft:box" not in book.recipes_by_ingredient
 
 
 def test_depth_is_the_shallowest_recipe_of_the_deepest_ingredient(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_shipped_table_has_the_published_size() -> None:
     assert Counter(depth for _, depth in book.goals) == {1: 125, 2: 291, 3: 117, 4: 11}
     assert len(book.members("minecraft:planks")) == 8
     assert book.depth("minecraft:planks") == 1
-    assert set(book.by_tag) == book.tags
+    assert set(book.recipes_by_tag) == book.tags
     assert not book.tags & book.items
 
 
@@ -251,7 +251,7 @@ def test_shipped_table_equals_the_published_one() -> None:
     assert sorted(book.tags) == sorted(recipes["tags"])
     ranked = [{"data_idx": rank, "goal": goal, "depth": depth} for rank, (goal, depth) in enumerate(book.goals)]
     assert ranked == goals
-    assert {name: list(load_split()[name]) for name in ("train", "test")} == split
+    assert {name: list(load_splits()[name]) for name in ("train", "test")} == split
 
 
 def test_the_games_own_format_gives_the_same_book(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_the_games_own_format_gives_the_same_book(tmp_path: Path) -> None:
 
 
 def test_splits_are_disjoint_and_cover_the_goals() -> None:
-    split = load_split()
+    split = load_splits()
     assert {name: len(indices) for name, indices in split.items()} == {"train": 374, "test": 100, "rest": 70}
     assert sorted(sum(split.values(), ())) == list(range(len(load_shipped().goals)))
     depths = [depth for _, depth in load_shipped().goals]
@@ -299,14 +299,14 @@ def test_readme_names_each_file_with_its_hash() -> None:
 def test_data_is_found_in_an_installed_package_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed, checkout = tmp_path / "installed", tmp_path / "checkout"
     checkout.mkdir()
-    monkeypatch.setattr(system, "ROOTS", (installed, checkout))
+    monkeypatch.setattr(system, "DATA_ROOTS", (installed, checkout))
     with pytest.raises(DataFileError, match=r"shipped data textcraft/split\.json is missing"):
-        load_split()
+        load_splits()
     for root, first in ((checkout, 2), (installed, 1)):
         root.joinpath("textcraft").mkdir(parents=True)
         split = {"goals": 3, "train": [[first, 2]], "test": [[0, 0]]}
         root.joinpath("textcraft", "split.json").write_text(json.dumps(split))
-        assert load_split()["train"] == tuple(range(first, 3))
+        assert load_splits()["train"] == tuple(range(first, 3))
 
 
 @pytest.mark.parametrize(
@@ -319,8 +319,8 @@ def test_data_is_found_in_an_installed_package_first(tmp_path: Path, monkeypatch
     ],
 )
 def test_a_damaged_shipped_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
-    monkeypatch.setattr(system, "ROOTS", (tmp_path,))
+    monkeypatch.setattr(system, "DATA_ROOTS", (tmp_path,))
     tmp_path.joinpath("textcraft").mkdir()
     tmp_path.joinpath("textcraft", f"{name}.json").write_text(text)
     with pytest.raises(DataFileError, match=rf"{name}\.json is malformed"):
-        load_split() if name == "split" else load_shipped()
+        load_splits() if name == "split" else load_shipped()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentr_core.errors import DataFault, TrainingFault
-from agentr_core.methods.grpo.credit import credit_measures, step_advantages, teaches, with_credit
+from agentr_core.methods.grpo.credit import credit_measures, is_trained_on, step_advantages, with_credit
 from agentr_core.recipes.grpo import Credit, GraphConfig, GrpoConfig, StatesConfig
 from agentr_core.store.codec.ledger import Group, iteration_rows
 from agentr_core.store.codec.trajectories import tree_rows
@@ -99,7 +99,7 @@ def test_steps_that_were_given_are_not_compared(store: Store) -> None:
 def test_lost_groups_teach_where_the_run_knows_a_way(store: Store) -> None:
     lost = group(episode("ab", cut=True), episode("ac", cut=True))
     near, far = grpo("graph"), replace(grpo("graph"), graph=GraphConfig(reach="run"))
-    assert not teaches(with_credit([lost], near, store, "i2", 1)[0], near)
+    assert not is_trained_on(with_credit([lost], near, store, "i2", 1)[0], near)
 
     root = Node(index=0, parent=-1, depth=0, step=None)
     after, won = (
@@ -122,7 +122,7 @@ def test_lost_groups_teach_where_the_run_knows_a_way(store: Store) -> None:
     (credited,) = with_credit([lost], far, store, "i2", 1)
     assert step_advantages(credited, far)[1][0] > 0 > step_advantages(credited, far)[0][0]
     (seen,) = with_credit([lost], replace(far, states=replace(far.states, key="observation")), store, "i2", 1)
-    assert seen.credit == credited.credit, "what is seen tells these states apart as well"
+    assert seen.step_advantages == credited.step_advantages, "what is seen tells these states apart as well"
 
 
 def test_a_group_without_states_is_told(store: Store) -> None:

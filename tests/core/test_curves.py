@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentr_core.stages.curves import figure, fine_tuning, group_learning
+from agentr_core.stages.curves import curve_figure, fine_tuning_figures, group_rl_figures
 from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import CurvePoint, training_curve
 from agentr_core.store.queries.trees import GroupStep, Validation
@@ -26,21 +26,21 @@ def group_step(step: int, **measured: float) -> GroupStep:
 
 def test_fine_tuning_has_three_curves_and_none_of_what_was_not_measured() -> None:
     steps = [CurvePoint(step, 1 / step, 1e-3, 2.0) for step in (1, 2, 3)]
-    assert [one.caption.split()[0] for one in fine_tuning(steps)] == ["Loss", "Learning", "Norm"]
+    assert [one.caption.split()[0] for one in fine_tuning_figures(steps)] == ["Loss", "Learning", "Norm"]
     old = [step._replace(learning_rate=None, grad_norm=None) for step in steps]
-    assert [one.caption.split()[0] for one in fine_tuning(old)] == ["Loss"]
-    assert fine_tuning(steps[:1]) == [], "one step makes no curve"
-    assert group_learning([group_step(1)], [], 8) == [], "nor do three measures of it"
+    assert [one.caption.split()[0] for one in fine_tuning_figures(old)] == ["Loss"]
+    assert fine_tuning_figures(steps[:1]) == [], "one step makes no curve"
+    assert group_rl_figures([group_step(1)], [], 8) == [], "nor do three measures of it"
 
 
 def test_numbers_that_are_not_finite_are_left_out_of_a_curve() -> None:
-    (drawn,) = figure("norm", norm=[(1, 1.0), (2, float("inf")), (3, float("nan")), (4, 2.0)])
-    assert drawn == figure("norm", norm=[(1, 1.0), (2, None), (4, 2.0)])[0]
+    (drawn,) = curve_figure("norm", norm=[(1, 1.0), (2, float("inf")), (3, float("nan")), (4, 2.0)])
+    assert drawn == curve_figure("norm", norm=[(1, 1.0), (2, None), (4, 2.0)])[0]
 
 
 def test_group_learning_has_the_validation_beside() -> None:
     steps = [group_step(step, reward=step / 10, entropy=1.0, clip_share=0.1, learning_rate=1e-4) for step in (1, 2, 3)]
-    drawn = group_learning(steps, [Validation(2, 8, 0.25, 0.5)], 8)
+    drawn = group_rl_figures(steps, [Validation(2, 8, 0.25, 0.5)], 8)
     told = {one.caption: one.svg for one in drawn}
     reward = told["Mean reward of the episodes of a step and of the development set."]
     assert ">validation<" in reward
@@ -48,7 +48,7 @@ def test_group_learning_has_the_validation_beside() -> None:
     assert {"Entropy of the policy in nats a token.", "Share of tokens whose ratio is clipped."} <= told.keys()
     assert "Learning rate." in told
     assert not [caption for caption in told if caption.startswith(("KL", "Norm"))], "nothing was measured of them"
-    assert "Mean reward of the episodes of a step." in [one.caption for one in group_learning(steps, [], 8)]
+    assert "Mean reward of the episodes of a step." in [one.caption for one in group_rl_figures(steps, [], 8)]
 
 
 @pytest.mark.slow

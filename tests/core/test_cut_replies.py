@@ -11,14 +11,14 @@ import pytest
 from toy import Line, Policy, instance
 from toy_paths import ToyTree, renderer, sampled_ids, tokenizer
 
-from agentr_core.episodes.rollout import act, episode
+from agentr_core.episodes.rollout import act, roll_out_episode
 from agentr_core.episodes.transcript import AlternatingTurns
 from agentr_core.methods.agent_r.splice import good_sample
-from agentr_core.methods.eto.preferences import StoredTrajectory, against_expert, preference_id
+from agentr_core.methods.eto.preferences import StoredTrajectory, pairs_with_expert, preference_id
 from agentr_core.recipes.data import DataConfig
 from agentr_core.recipes.eto import PreferencesConfig
 from agentr_core.samples.dataset import build_dataset, build_pairs, token_row
-from agentr_core.samples.identity import IGNORED, sample_id
+from agentr_core.samples.identity import IGNORE_INDEX, sample_id
 from agentr_core.store.codec.samples import load_samples, sample_rows
 from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
 from agentr_core.store.database import Store
@@ -33,7 +33,7 @@ def conversation(reply: Message) -> list[Message]:
 
 
 def trained(reply: Message) -> list[int]:
-    return [label for label in renderer().render_sample(conversation(reply)).labels if label != IGNORED]
+    return [label for label in renderer().render_sample(conversation(reply)).labels if label != IGNORE_INDEX]
 
 
 def said(ids: tuple[int, ...] | None, reason: FinishReason | None, text: str = "look") -> Message:
@@ -64,7 +64,7 @@ def test_a_reply_that_ended_is_trained_to_end_once() -> None:
 def test_another_token_that_ends_a_reply_gets_no_second_trained_one(reason: FinishReason | None) -> None:
     reply = said((5, 6, OTHER_END), reason)
     ids, labels = renderer().render_sample(conversation(reply))
-    assert [label for label in labels if label != IGNORED] == [5, 6, OTHER_END]
+    assert [label for label in labels if label != IGNORE_INDEX] == [5, 6, OTHER_END]
     assert ids[ids.index(OTHER_END) + 1] == END
     assert not renderer().is_cut(reply)
 
@@ -86,7 +86,7 @@ class Clipped(Policy):
 
 
 async def clipped_episode() -> Trajectory:
-    return await episode(instance(1), Line(), Clipped(["right"]), max_steps=5, sampling=Sampling(), seed=0)
+    return await roll_out_episode(instance(1), Line(), Clipped(["right"]), max_steps=5, sampling=Sampling(), seed=0)
 
 
 async def test_how_a_reply_ended_reaches_step_message_and_sample() -> None:
@@ -146,9 +146,9 @@ def test_samples_with_cut_replies_are_kept_or_rejected(reason: FinishReason | No
             replace(m, finish_reason=reason if m.finish_reason == "length" else m.finish_reason) for m in cut.messages
         ),
     )
-    kept = build_dataset([longer, cut], DataConfig(), renderer(), test=[], seed=0)
+    kept = build_dataset([longer, cut], DataConfig(), renderer(), test_instances=[], seed=0)
     assert {row.sample_id for row in kept.rows} == {sample_id(longer), sample_id(cut)}
-    strict = build_dataset([longer, cut], DataConfig(cut_replies="reject"), renderer(), test=[], seed=0)
+    strict = build_dataset([longer, cut], DataConfig(cut_replies="reject"), renderer(), test_instances=[], seed=0)
     assert [row.sample_id for row in strict.rows] == [sample_id(longer)]
     assert [(r.subject, r.reason) for r in strict.rejections] == [(sample_id(cut), "cut-reply")]
     assert "1 trained replies" in strict.rejections[0].detail
@@ -159,7 +159,7 @@ def test_a_cut_reply_that_is_not_trained_is_no_reason_to_reject() -> None:
     untrained = replace(
         cut, messages=tuple(replace(m, train=m.train and m.finish_reason != "length") for m in cut.messages)
     )
-    dataset = build_dataset([untrained], DataConfig(cut_replies="reject"), renderer(), test=[], seed=0)
+    dataset = build_dataset([untrained], DataConfig(cut_replies="reject"), renderer(), test_instances=[], seed=0)
     assert len(dataset.rows) == 1
 
 
@@ -170,12 +170,12 @@ def test_pairs_with_cut_replies_are_kept_or_rejected() -> None:
     worse = replace(
         worse, steps=(*worse.steps[:-1], replace(last, token_ids=last.token_ids[:-1], finish_reason="length"))
     )
-    ((made,), _) = against_expert(
+    ((made,), _) = pairs_with_expert(
         StoredTrajectory("e", better), [StoredTrajectory("p", worse)], Line(), PreferencesConfig()
     )
     pairs = {preference_id(made): made}
-    kept = build_pairs(pairs, DataConfig(), renderer(), test=(), seed=0)
+    kept = build_pairs(pairs, DataConfig(), renderer(), test_instances=(), seed=0)
     assert kept.rows[1].labels.count(END) == 1
-    strict = build_pairs(pairs, DataConfig(cut_replies="reject"), renderer(), test=(), seed=0)
+    strict = build_pairs(pairs, DataConfig(cut_replies="reject"), renderer(), test_instances=(), seed=0)
     assert not strict.rows
     assert [r.reason for r in strict.rejections] == ["cut-reply"]

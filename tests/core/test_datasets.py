@@ -52,7 +52,7 @@ def chat(count: int, words: int = 3) -> list[Sample]:
 
 
 def build(samples: list[Sample], config: DataConfig | None = None, *, test: list[Instance] = TEST, **options):  # type: ignore[no-untyped-def]
-    return build_dataset(samples, config or DataConfig(), renderer(), test=test, **{"seed": 0, **options})
+    return build_dataset(samples, config or DataConfig(), renderer(), test_instances=test, **{"seed": 0, **options})
 
 
 def test_equal_conversations_of_two_pairs_count_once_or_as_often_as_they_were_made() -> None:
@@ -116,14 +116,14 @@ def test_use_selects_the_kind() -> None:
 
 def test_earlier_samples_are_used_once_and_only_if_the_recipe_replays() -> None:
     samples = collected()
-    assert build(samples[:6], earlier=samples[4:]) == build(samples[:6])
-    dataset = build(samples[:6], DataConfig(replay=True), earlier=samples[4:])
+    assert build(samples[:6], earlier_samples=samples[4:]) == build(samples[:6])
+    dataset = build(samples[:6], DataConfig(replay=True), earlier_samples=samples[4:])
     assert (dataset.manifest.rows, dataset.manifest.replayed) == (16, 10)
 
 
 def test_general_data_has_its_share_and_no_repeats_while_there_is_enough() -> None:
     config = DataConfig(general=GeneralDataConfig(file="chat.jsonl", share=0.8))
-    dataset = build(collected(), config, general=chat(100))
+    dataset = build(collected(), config, general_samples=chat(100))
     assert dataset.manifest.samples[SampleKind.GENERAL] == 64
     assert dataset.manifest.trained_tokens["general"] > 0
     drawn = [row.sample_id for row in dataset.rows if row.kind is SampleKind.GENERAL]
@@ -134,7 +134,7 @@ def test_general_data_has_its_share_and_no_repeats_while_there_is_enough() -> No
 
 def test_scarce_general_data_is_repeated_evenly_and_the_manifest_says_so() -> None:
     config = DataConfig(max_length=600, general=GeneralDataConfig(file="chat.jsonl", share=0.5))
-    dataset = build(collected(), config, general=[*chat(5), *chat(2, words=300)])
+    dataset = build(collected(), config, general_samples=[*chat(5), *chat(2, words=300)])
     drawn = [row.sample_id for row in dataset.rows if row.kind is SampleKind.GENERAL]
     assert sorted(drawn.count(one) for one in set(drawn)) == [3, 3, 3, 3, 4]
     assert dataset.manifest.general_passes == 4
@@ -144,15 +144,15 @@ def test_scarce_general_data_is_repeated_evenly_and_the_manifest_says_so() -> No
 def test_general_samples_of_a_former_build_change_nothing() -> None:
     config = DataConfig(replay=True, general=GeneralDataConfig(file="chat.jsonl", share=0.5))
     samples, general = collected(), chat(40)
-    once = build(samples, config, general=general)
-    assert build([*samples, *general[:20]], config, general=general, earlier=general) == once
+    once = build(samples, config, general_samples=general)
+    assert build([*samples, *general[:20]], config, general_samples=general, earlier_samples=general) == once
 
 
 def test_general_data_that_cannot_be_used_is_a_fault() -> None:
     config = DataConfig(max_length=600, general=GeneralDataConfig(file="chat.jsonl", share=0.5))
     for general in ([], chat(2, words=300)):
         with pytest.raises(DataFault, match=f"16 conversations .* none of {len(general)} has at most 600 tokens"):
-            build(collected(), config, general=general)
+            build(collected(), config, general_samples=general)
 
 
 def test_a_conversation_that_cannot_be_rendered_is_rejected_and_the_others_are_used(
@@ -181,6 +181,6 @@ def test_a_test_instance_fails_the_build() -> None:
 
 
 def test_nothing_to_train_on_gives_an_empty_dataset() -> None:
-    dataset = build([], DataConfig(general=GeneralDataConfig(file="chat.jsonl", share=0.8)), general=chat(3))
+    dataset = build([], DataConfig(general=GeneralDataConfig(file="chat.jsonl", share=0.8)), general_samples=chat(3))
     assert dataset.rows == ()
     assert dataset.manifest.rows == 0

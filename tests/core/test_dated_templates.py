@@ -22,8 +22,8 @@ from agentr_core.methods.table import method_of
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory, prints_date
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, start
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.start import begin_iteration, start_run
 from agentr_core.samples.chat_template import ChatTemplate
 from agentr_core.samples.rendering import Renderer, load_tokenizer
 from agentr_core.stages.dataset import dataset, dataset_file
@@ -31,7 +31,7 @@ from agentr_core.stages.demonstrate import expert_samples
 from agentr_core.store.database import Store
 from agentr_core.types import Message, Request, Sampling
 from flows.preflight.checks import check
-from tasks.wiring import RunRef, make_environment, quiet_workplace
+from tasks.wiring import RunRef, make_environment, quiet_context
 
 # As Llama 3.1's: a variable may give the date, else a function, and texts are trimmed.
 DATED = (
@@ -133,8 +133,8 @@ def test_of_several_templates_those_that_are_used_print_the_date_of_the_run(
     chat = ChatTemplate(load_tokenizer(path), THEN)
     turns = [{"role": "user", "content": "Craft."}]
     tools = [{"type": "function", "function": {"name": "craft", "parameters": {}}}]
-    assert chat.text(turns, prompt=True).startswith("29 Feb 2024\n<|im_start|>user")
-    assert chat.text(turns, prompt=True, tools=tools).startswith("1 tools, 2024\n<|im_start|>user")
+    assert chat.render(turns, prompt=True).startswith("29 Feb 2024\n<|im_start|>user")
+    assert chat.render(turns, prompt=True, tools=tools).startswith("1 tools, 2024\n<|im_start|>user")
     assert prints_date(path)
     with pytest.raises(ModelDirectoryError, match="prints the date, and no run says which"):
         ChatTemplate(load_tokenizer(path), None)
@@ -179,7 +179,7 @@ def dated_model_dir(tiny_model_dir: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def place(dated_model_dir: Path, tmp_path: Path) -> Workplace:
+def ctx(dated_model_dir: Path, tmp_path: Path) -> RunContext:
     recipe = parse(
         {
             "name": "dated",
@@ -189,7 +189,7 @@ def place(dated_model_dir: Path, tmp_path: Path) -> Workplace:
             "data": {"use": "expert", "max_length": 0},
         }
     )
-    return Workplace(
+    return RunContext(
         recipe=recipe,
         method=method_of(recipe),
         run_id=run_id_of(recipe),
@@ -202,22 +202,22 @@ def place(dated_model_dir: Path, tmp_path: Path) -> Workplace:
 
 
 @pytest.mark.slow
-async def test_a_dataset_has_the_date_of_the_runs_start_whenever_it_is_made(place: Workplace) -> None:
-    await start(place)
-    await begin(place, 1)
-    with place.store.transaction() as con:
+async def test_a_dataset_has_the_date_of_the_runs_start_whenever_it_is_made(ctx: RunContext) -> None:
+    await start_run(ctx)
+    await begin_iteration(ctx, 1)
+    with ctx.store.transaction() as con:
         con.execute("update run set started_at = ?", [THEN.replace(tzinfo=None)])
-    await expert_samples(place, 1)
-    made = await dataset(place, 1)
-    tokenizer = load_tokenizer(place.policy(1).path)
-    rows = pq.read_table(dataset_file(place, 1))["input_ids"].to_pylist()
+    await expert_samples(ctx, 1)
+    made = await dataset(ctx, 1)
+    tokenizer = load_tokenizer(ctx.policy(1).path)
+    rows = pq.read_table(dataset_file(ctx, 1))["input_ids"].to_pylist()
     assert rows
     assert all("Today Date: 29 Feb 2024" in tokenizer.decode(row) for row in rows)
-    dataset_file(place, 1).unlink()
-    assert await dataset(place, 1) == made
+    dataset_file(ctx, 1).unlink()
+    assert await dataset(ctx, 1) == made
     # What a stage loads its models with, and a further start of the same run, have that date, too.
-    await start(place)
-    again = quiet_workplace(RunRef(str(place.root), place.run_id), place.recipe)
+    await start_run(ctx)
+    again = quiet_context(RunRef(str(ctx.root), ctx.run_id), ctx.recipe)
     assert again.started_at() == THEN
 
 
@@ -230,5 +230,5 @@ def test_the_model_reads_the_date_it_is_given(dated_model_dir: Path) -> None:
     assert "29 Feb 2024" in load_tokenizer(dated_model_dir).decode(model.renderer.render_prompt(TALK[:1]))
 
 
-def test_a_recipe_with_such_a_template_can_be_started(place: Workplace) -> None:
-    check(place.recipe)
+def test_a_recipe_with_such_a_template_can_be_started(ctx: RunContext) -> None:
+    check(ctx.recipe)

@@ -23,10 +23,17 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from agentr_core.models.local.cache import KVBuffer, KVShape, PrefixCache, block_names
-from agentr_core.models.local.drafting import Drafts, History
-from agentr_core.models.local.sampling import Logits, choose, filtered, log_probabilities, penalised, uniforms
-from agentr_core.models.local.waves import StopWatch, cut_at_stop, ids_within, padded_rows, plan
+from agentr_core.models.local.cache import KVBuffer, KVShape, PrefixCache, block_hashes
+from agentr_core.models.local.drafting import Drafter, History
+from agentr_core.models.local.sampling import (
+    Logits,
+    apply_penalty,
+    choose_tokens,
+    filtered_probabilities,
+    log_probabilities,
+    uniforms,
+)
+from agentr_core.models.local.waves import StopDetector, cut_at_stop, ids_covering, padded_rows, plan_batches
 from agentr_core.replies import FIRST_BLOCK, FIRST_LINE
 from agentr_core.types import Sampling
 
@@ -43,14 +50,16 @@ def test_waves_hold_every_reply_once(lengths: list[int], data: st.DataObject, ma
     counts = data.draw(st.lists(st.integers(1, 20), min_size=len(lengths), max_size=len(lengths)))
     numbers = iter(range(sum(counts)))
     replies = [[next(numbers) for _ in range(count)] for count in counts]
-    waves = plan(lengths, replies, max_batch=max_batch, max_width=max_width)
-    placed = Counter(reply for wave in waves for row in wave.rows for reply in row.replies)
+    waves = plan_batches(lengths, replies, max_batch=max_batch, max_width=max_width)
+    placed = Counter(reply for wave in waves for row in wave.rows for reply in row.reply_indices)
     assert placed == Counter(range(sum(counts)))
     for wave in waves:
         assert len(wave.rows) == 1 or len(wave.rows) * wave.width <= max_batch
-        assert all(0 < len(row.replies) <= wave.width for row in wave.rows)
-        assert all(reply in replies[row.prompt] for row in wave.rows for reply in row.replies)
-        assert [lengths[row.prompt] for row in wave.rows] == sorted(lengths[row.prompt] for row in wave.rows)
+        assert all(0 < len(row.reply_indices) <= wave.width for row in wave.rows)
+        assert all(reply in replies[row.prompt_index] for row in wave.rows for reply in row.reply_indices)
+        assert [lengths[row.prompt_index] for row in wave.rows] == sorted(
+            lengths[row.prompt_index] for row in wave.rows
+        )
 
 
 @given(rows=st.integers(1, 600), width=st.sampled_from([1, 2, 4, 8]))
@@ -77,29 +86,29 @@ def test_a_reply_goes_on_as_it_last_did_after_the_same_two_tokens(parts: list[li
     assert history.tokens == tokens
     before = [at for at in range(2, len(tokens)) if tokens[at - 2 : at] == tokens[-2:]]
     expected = tokens[before[-1] :][:length] if before else []
-    assert list(history.repeated(length)) == expected
+    assert list(history.repeated_tokens(length)) == expected
 
 
 def test_other_replies_that_share_three_tokens_come_before_the_own_pair_and_that_before_theirs() -> None:
-    drafts = Drafts(3)
+    drafts = Drafter(3)
     assert not drafts.draft(History([1, 2, 3])), "nothing was said before"
-    drafts.note(History([9, 9, 1, 2, 3, 4, 5, 6, 7]), 2)
+    drafts.add_reply(History([9, 9, 1, 2, 3, 4, 5, 6, 7]), 2)
     assert list(drafts.draft(History([8, 1, 2, 3]))) == [4, 5, 6]
     assert list(drafts.draft(History([8, 2, 3]))) == [4, 5, 6], "a pair will do"
     assert list(drafts.draft(History([2, 3, 0, 0, 2, 3]))) == [0, 0, 2], "the own pair is nearer"
     assert list(drafts.draft(History([2, 3, 0, 1, 2, 3]))) == [4, 5, 6], "three tokens say more than two"
     assert list(drafts.draft(History([9, 9]))) == [1, 2, 3], "a reply's first token follows its prompt"
-    drafts.note(History([1, 2, 3, 0]), 1)
+    drafts.add_reply(History([1, 2, 3, 0]), 1)
     assert list(drafts.draft(History([1, 2, 3]))) == [0], "what was said last"
 
 
 def test_drafts_that_do_not_pay_are_tried_now_and_then() -> None:
-    drafts = Drafts(4)
+    drafts = Drafter(4)
     due = []
     for step in range(400):
-        due.append(drafts.due())
+        due.append(drafts.should_draft())
         if due[-1]:
-            drafts.update(1.0 if step < 200 else 4.0)
+            drafts.record_gain(1.0 if step < 200 else 4.0)
     assert 0.1 < sum(due[100:200]) / 100 < 0.2
     assert all(due[250:])
 
@@ -119,7 +128,7 @@ def test_streams_depend_on_seed_and_number_only() -> None:
 
 def _choose(logits: list[float], u: float, *, temperature: float = 1.0, top_p: float = 1.0) -> int:
     column = [torch.tensor([value], dtype=torch.float64) for value in (temperature, top_p, u)]
-    return int(choose(Logits(torch.tensor([logits])), *column))
+    return int(choose_tokens(Logits(torch.tensor([logits])), *column))
 
 
 def test_inverse_distribution_function() -> None:
@@ -141,15 +150,16 @@ def test_tokens_are_those_of_one_sum_over_the_vocabulary(vocabulary: int, spread
     temperature, top_p = torch.full_like(uniform, 0.7), torch.ones_like(uniform)
     ends = (logits.double() / 0.7).softmax(dim=-1).cumsum(dim=-1)
     exact = torch.searchsorted(ends, (uniform * ends[:, -1])[:, None], right=True)[:, 0]
-    chosen = choose(Logits(logits), temperature, top_p, uniform)
+    chosen = choose_tokens(Logits(logits), temperature, top_p, uniform)
     border = (ends.gather(1, torch.minimum(chosen, exact)[:, None])[:, 0] - uniform).abs()
     assert bool(((chosen == exact) | (border < 1e-6)).all())
     assert int((chosen != exact).sum()) <= 1
     alone = [
-        int(choose(Logits(logits[i : i + 1]), *(c[i : i + 1] for c in (temperature, top_p, uniform)))) for i in range(9)
+        int(choose_tokens(Logits(logits[i : i + 1]), *(c[i : i + 1] for c in (temperature, top_p, uniform))))
+        for i in range(9)
     ]
     assert alone == chosen[:9].tolist()
-    likeliest = choose(Logits(logits), 0 * temperature, top_p, uniform)
+    likeliest = choose_tokens(Logits(logits), 0 * temperature, top_p, uniform)
     assert torch.equal(likeliest, logits.float().argmax(dim=-1)), "the first of equal ones"
     plain = logits.double().log_softmax(dim=-1).gather(1, chosen[:, None])[:, 0]
     torch.testing.assert_close(log_probabilities(Logits(logits), chosen), plain, rtol=0, atol=1e-6)
@@ -160,8 +170,8 @@ def test_the_rows_of_a_batch_that_have_filters_leave_the_others_as_they_are() ->
     logits = Logits(torch.randn((4, 700), generator=draw))
     uniform = torch.rand(4, generator=draw, dtype=torch.float64)
     temperature, ones = torch.tensor([0.0, 1.0, 1.0, 1.0]).double(), torch.ones(4).double()
-    free = choose(logits, temperature, ones, uniform)
-    mixed = choose(
+    free = choose_tokens(logits, temperature, ones, uniform)
+    mixed = choose_tokens(
         logits, temperature, torch.tensor([0.1, 1.0, 0.05, 1.0]).double(), uniform, torch.tensor([0, 0, 0, 1]),
         torch.zeros(4).double(),
     )  # fmt: skip
@@ -185,7 +195,7 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
 def test_rows_of_a_batch_keep_their_own_settings() -> None:
     logits = Logits(torch.tensor([[0.0, 1.0, 0.5]] * 3))
     columns = [torch.tensor(v, dtype=torch.float64) for v in ((0.0, 1.0, 1.0), (1.0, 1.0, 0.1), (0.0, 0.0, 0.0))]
-    assert choose(logits, *columns).tolist() == [1, 0, 1]
+    assert choose_tokens(logits, *columns).tolist() == [1, 0, 1]
 
 
 _SETTINGS = [
@@ -221,8 +231,8 @@ def test_filters_are_those_of_transformers_row_by_row() -> None:
     read = torch.randint(vocabulary, (rows, 12), generator=draw)
     temperature, top_p, top_k, min_p, penalty = (torch.tensor(column) for column in zip(*_SETTINGS, strict=True))
     seen = torch.zeros_like(logits, dtype=torch.bool).scatter(1, read, True)
-    changed = penalised(logits, penalty.double(), seen)
-    kept = filtered(changed / temperature.double()[:, None], top_p.double(), top_k, min_p.double())
+    changed = apply_penalty(logits, penalty.double(), seen)
+    kept = filtered_probabilities(changed / temperature.double()[:, None], top_p.double(), top_k, min_p.double())
     kept = kept / kept.sum(dim=-1, keepdim=True)
     for row, settings in enumerate(_SETTINGS):
         expected = _of_transformers(logits[row : row + 1], read[row : row + 1], settings)[0]
@@ -240,20 +250,22 @@ def test_the_nucleus_of_a_large_vocabulary_is_that_of_a_stable_sort(spread: floa
     ordered, order = plain.sort(dim=-1, descending=True, stable=True)
     fewest = (ordered.cumsum(dim=-1) - ordered < top_p[:, None]) | (top_p == 1)[:, None]
     expected = torch.zeros_like(plain).scatter(1, order, torch.where(fewest, ordered, 0.0))
-    assert torch.equal(filtered(logits, top_p), expected)
+    assert torch.equal(filtered_probabilities(logits, top_p), expected)
     for row in range(6):
         part = slice(row, row + 1)
-        assert torch.equal(filtered(logits[part], top_p[part]), expected[part]), "whatever the others have"
+        assert torch.equal(filtered_probabilities(logits[part], top_p[part]), expected[part]), (
+            "whatever the others have"
+        )
 
 
 def test_a_row_without_filters_is_as_if_there_were_none() -> None:
     logits = torch.randn((2, 500), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     one = torch.ones(2, dtype=torch.float64)
-    beside = filtered(
+    beside = filtered_probabilities(
         logits, torch.tensor([1.0, 0.5]).double(), torch.tensor([0, 3]), torch.tensor([0.0, 0.3]).double()
     )
-    assert torch.equal(beside[0], filtered(logits, one)[0])
-    assert torch.equal(penalised(logits, torch.tensor([1.0, 2.0]), torch.ones_like(logits).bool())[0], logits[0])
+    assert torch.equal(beside[0], filtered_probabilities(logits, one)[0])
+    assert torch.equal(apply_penalty(logits, torch.tensor([1.0, 2.0]), torch.ones_like(logits).bool())[0], logits[0])
 
 
 def test_log_probabilities() -> None:
@@ -297,8 +309,8 @@ def test_a_stop_string_is_kept_on_demand() -> None:
 def test_a_reply_ends_with_the_line_of_its_first_action(reply: str, kept: str) -> None:
     sampling = Sampling(until=FIRST_LINE)
     assert cut_at_stop(reply, sampling) == kept
-    watch = StopWatch(lambda ids: "".join(map(chr, ids)))
-    seen = [watch.completed([ord(one) for one in reply[: end + 1]], (), FIRST_LINE) for end in range(len(reply))]
+    watch = StopDetector(lambda ids: "".join(map(chr, ids)))
+    seen = [watch.is_completed([ord(one) for one in reply[: end + 1]], (), FIRST_LINE) for end in range(len(reply))]
     assert seen.index(True) == len(kept) if kept != reply else not any(seen)
 
 
@@ -320,19 +332,19 @@ def test_no_token_stays_that_only_tells_how_a_reply_would_have_gone_on() -> None
     def text_of(ids: Sequence[int]) -> str:
         return "".join(pieces[one] for one in ids)
 
-    assert ids_within(range(6), "Action: get a", text_of) == (0, 1, 2)
-    assert ids_within(range(6), "Action: ge", text_of) == (0, 1), "a token that begins within the text"
-    assert ids_within(range(6), "", text_of) == ()
+    assert ids_covering(range(6), "Action: get a", text_of) == (0, 1, 2)
+    assert ids_covering(range(6), "Action: ge", text_of) == (0, 1), "a token that begins within the text"
+    assert ids_covering(range(6), "", text_of) == ()
 
 
 @given(st.text("ab\n", max_size=20), st.lists(st.text("ab\n", min_size=1, max_size=3), min_size=1, max_size=2))
 def test_stop_is_seen_at_the_first_token_that_completes_it(text: str, stops: list[str]) -> None:
-    watch = StopWatch(lambda ids: "".join(map(chr, ids)))
+    watch = StopDetector(lambda ids: "".join(map(chr, ids)))
     tokens: list[int] = []
     for character in text:
         tokens.append(ord(character))
         present = any(stop in text[: len(tokens)] for stop in stops)
-        assert watch.completed(tokens, stops) == present
+        assert watch.is_completed(tokens, stops) == present
         if present:
             break
 
@@ -342,19 +354,19 @@ def test_stop_of_several_bytes() -> None:
         return bytes(ids).decode(errors="replace")
 
     tokens = list("x東".encode())
-    watch = StopWatch(decode)
-    assert [watch.completed(tokens[: i + 1], ("東",)) for i in range(4)] == [False, False, False, True]
+    watch = StopDetector(decode)
+    assert [watch.is_completed(tokens[: i + 1], ("東",)) for i in range(4)] == [False, False, False, True]
 
 
 # ---- keys and values
 
 
 def test_block_names_follow_all_tokens_before() -> None:
-    names = block_names(range(10), 4)
+    names = block_hashes(range(10), 4)
     assert len(names) == 2
-    assert block_names(range(8), 4) == names
-    assert block_names([9, 1, 2, 3, 4, 5, 6, 7], 4)[1] != names[1]
-    assert block_names(range(3), 4) == []
+    assert block_hashes(range(8), 4) == names
+    assert block_hashes([9, 1, 2, 3, 4, 5, 6, 7], 4)[1] != names[1]
+    assert block_hashes(range(3), 4) == []
 
 
 def test_prefix_cache_forgets_what_was_used_longest_ago() -> None:
@@ -382,12 +394,12 @@ def _buffer(rows: int, columns: int) -> KVBuffer:
 
 
 def _write(buffer: KVBuffer, numbers: list[float], column: int) -> list[list[float]]:
-    buffer.window(column, column + 1)
+    buffer.set_range(column, column + 1)
     return _update(buffer, numbers)
 
 
 def _spread(buffer: KVBuffer, numbers: list[float], columns: list[int], rows: list[int]) -> list[list[float]]:
-    buffer.spread(rows, torch.tensor(columns)[:, None], 2)
+    buffer.set_columns(rows, torch.tensor(columns)[:, None], 2)
     return _update(buffer, numbers)
 
 
@@ -409,9 +421,9 @@ def test_buffer_writes_reads_and_keeps_rows() -> None:
     assert _spread(buffer, [10, 30], [1, 0], [0, 2]) == [[1, 10], [30, 0]], "scattered rows"
     assert _spread(buffer, [40, 20], [1, 0], [3, 2]) == [[4, 40], [20, 0]], "in another order"
     assert _spread(buffer, [3, 41], [0, 1], [2, 3]) == [[3, 0], [4, 41]], "neighbouring rows"
-    buffer.spread([1, 3], torch.tensor([[1], [1]]), torch.tensor([[-1, 1], [0, 1]]))
+    buffer.set_columns([1, 3], torch.tensor([[1], [1]]), torch.tensor([[-1, 1], [0, 1]]))
     assert _update(buffer, [5, 40]) == [[2, 5], [4, 40]], "each row sees columns of its own"
-    places = buffer.keep([1, 3], 2, 2)
+    places = buffer.shrink([1, 3], 2, 2)
     assert places == [1, 0]
     assert [_keys(buffer, row) for row in (0, 1)] == [[4, 40], [2, 5]]
     buffer.grow(3)

@@ -17,17 +17,17 @@ from transformers import AutoModelForCausalLM
 from agentr_core.episodes.transcript import conversations
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.methods.faults import parse
-from agentr_core.methods.grpo.credit import step_advantages, teaches
-from agentr_core.methods.grpo.distil import row_of
+from agentr_core.methods.grpo.credit import is_trained_on, step_advantages
+from agentr_core.methods.grpo.distil import token_row
 from agentr_core.methods.grpo.readings import (
     LOST,
     WON_ELSEWHERE,
     WON_FROM_BEFORE,
     WON_FROM_HERE,
+    conversation_until_reply,
     readings,
-    record,
-    records_beside,
-    until_reply,
+    record_text,
+    relevant_records,
     with_context,
 )
 from agentr_core.models.checkpoint_dir import check_same_tokens
@@ -35,7 +35,7 @@ from agentr_core.recipes.grpo import DistilConfig, GrpoConfig
 from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.store.codec.ledger import Group
 from agentr_core.training.group.policy import PolicyRow, policy_row
-from agentr_core.training.group.scoring import Scorer, difference, distilled, divergence_from
+from agentr_core.training.group.scoring import Scorer, add_scorer_terms, divergence_from_scorer, scorer_term
 from agentr_core.types import Instance, Message, Step, StopReason, Trajectory
 
 DOOR = Instance(environment="door", split="train", index=0)
@@ -83,13 +83,13 @@ def alone(model: Any, row: PolicyRow) -> list[float]:
 
 def test_the_term_of_a_token_is_the_difference_of_log_probabilities_by_its_weight_within_limits() -> None:
     row = PolicyRow((1, 2, 3, 4), (1, 2, 3), (-1.0, -2.0, -0.5), (0.5, 0.5, -1.0), 3, (-0.25, -6.0, math.nan))
-    (plain,) = distilled([row], DistilConfig(weight=2.0))
+    (plain,) = add_scorer_terms([row], DistilConfig(weight=2.0))
     assert plain.advantages == pytest.approx((0.5 + 2 * 0.75, 0.5 - 2 * 4.0, -1.0))
-    (limited,) = distilled([row], DistilConfig(weight=2.0, max_difference=0.5))
+    (limited,) = add_scorer_terms([row], DistilConfig(weight=2.0, max_difference=0.5))
     assert limited.advantages == pytest.approx((1.5, -0.5, -1.0))
-    assert difference(math.nan, -1.0, DistilConfig()) == 0
-    assert divergence_from([row]) == pytest.approx((-0.75 + 4.0) / 2)
-    assert divergence_from([row._replace(scores=(math.nan,) * 3)]) is None
+    assert scorer_term(math.nan, -1.0, DistilConfig()) == 0
+    assert divergence_from_scorer([row]) == pytest.approx((-0.75 + 4.0) / 2)
+    assert divergence_from_scorer([row._replace(scores=(math.nan,) * 3)]) is None
 
 
 def test_without_the_group_only_the_scorer_teaches_and_with_it_groups_that_are_alike_do(renderer: Renderer) -> None:
@@ -98,8 +98,8 @@ def test_without_the_group_only_the_scorer_teaches_and_with_it_groups_that_are_a
     alike = replace(mixed, episodes={key: episode(renderer) for key in "012"})
     plain, both = GrpoConfig(), GrpoConfig(distil=DistilConfig())
     only = GrpoConfig(distil=DistilConfig(advantage="none"))
-    assert [teaches(mixed, one) for one in (plain, both, only)] == [True] * 3
-    assert [teaches(alike, one) for one in (plain, both, only)] == [False, True, True]
+    assert [is_trained_on(mixed, one) for one in (plain, both, only)] == [True] * 3
+    assert [is_trained_on(alike, one) for one in (plain, both, only)] == [False, True, True]
     assert step_advantages(mixed, both) == step_advantages(mixed, plain)
     assert step_advantages(mixed, only) == [[0.0, 0.0]] * 3
 
@@ -108,17 +108,17 @@ def test_without_the_group_only_the_scorer_teaches_and_with_it_groups_that_are_a
 
 
 def test_a_record_says_what_was_done_and_not_what_was_thought(renderer: Renderer) -> None:
-    assert record(episode(renderer), marked=1) == (
+    assert record_text(episode(renderer), marked_position=1) == (
         "A door.\nAction: knock\nYou knock.\n>>> Action: push\nYou push.\nThe end: no success, reward 0."
     )
-    assert record(episode(renderer, won=True)).endswith("\nThe end: a success, reward 1.")
+    assert record_text(episode(renderer, won=True)).endswith("\nThe end: a success, reward 1.")
 
 
 def test_the_context_is_at_the_end_of_the_last_turn_before_the_reply(renderer: Renderer) -> None:
     played, expert = episode(renderer), episode(renderer, won=True)
     (whole,) = conversations(Door(), played)
     for context, head in (("hindsight", "this whole episode"), ("expert", "an expert's whole episode")):
-        found = list(readings(Door(), played, DistilConfig(context=context), [expert], given=0))  # type: ignore[arg-type]
+        found = list(readings(Door(), played, DistilConfig(context=context), [expert], num_untrained=0))  # type: ignore[arg-type]
         assert [reading.positions for reading in found] == [(0,), (0, 1)]
         for number, reading in enumerate(found):
             place = len(reading.messages) - 2
@@ -128,14 +128,14 @@ def test_the_context_is_at_the_end_of_the_last_turn_before_the_reply(renderer: R
             others = [message for at, message in enumerate(reading.messages) if at != place]
             assert others == [message for at, message in enumerate(whole.messages[: place + 2]) if at != place]
     # The step that is scored is the one with the mark.
-    first, second = readings(Door(), played, DistilConfig(context="hindsight"), (), given=0)
+    first, second = readings(Door(), played, DistilConfig(context="hindsight"), (), num_untrained=0)
     assert ">>> Action: knock" in first.messages[-2].text
     assert ">>> Action: push" in second.messages[-2].text
     # Nothing is made up where there is no record.
-    assert list(readings(Door(), played, DistilConfig(context="expert"), (), given=0)) == []
-    given = [one.positions for one in readings(Door(), played, DistilConfig(context="hindsight"), (), given=1)]
+    assert list(readings(Door(), played, DistilConfig(context="expert"), (), num_untrained=0)) == []
+    given = [one.positions for one in readings(Door(), played, DistilConfig(context="hindsight"), (), num_untrained=1)]
     assert given == [(0, 1)]
-    (plain,) = readings(Door(), played, DistilConfig(), (), given=0)
+    (plain,) = readings(Door(), played, DistilConfig(), (), num_untrained=0)
     assert (plain.messages, plain.positions, plain.num_given) == (whole.messages, (0, 1), 0)
 
 
@@ -174,38 +174,40 @@ def test_records_are_chosen_by_the_state_of_the_step(
     known = [through(renderer, other[:-1], won=other[-1] == "+") for other in others]
     expected = [
         f"{head.format(mark='>>>', step=step)}\n\n"
-        + record(
+        + record_text(
             known[number],
-            marked=None if action is None else max(n for n, s in enumerate(known[number].steps) if s.action == action),
+            marked_position=None
+            if action is None
+            else max(n for n, s in enumerate(known[number].steps) if s.action == action),
         )
         for head, step, action, number in told
     ]
-    assert list(records_beside(through(renderer, states, won=won), position, known, "world")) == expected
+    assert list(relevant_records(through(renderer, states, won=won), position, known, "world")) == expected
 
 
 def test_states_without_a_key_are_equal_to_none_and_an_observation_will_do(renderer: Renderer) -> None:
     played, other = episode(renderer), episode(renderer, won=True)
-    assert list(records_beside(played, 1, [other], "world")) == [f"{WON_ELSEWHERE}\n\n{record(other)}"]
-    (told,) = records_beside(played, 1, [other], "observation")
-    assert told == f"{WON_FROM_HERE.format(mark='>>>')}\n\n{record(other, marked=1)}"
+    assert list(relevant_records(played, 1, [other], "world")) == [f"{WON_ELSEWHERE}\n\n{record_text(other)}"]
+    (told,) = relevant_records(played, 1, [other], "observation")
+    assert told == f"{WON_FROM_HERE.format(mark='>>>')}\n\n{record_text(other, marked_position=1)}"
     distil = DistilConfig(context="records", key="observation")
-    first, second = readings(Door(), played, distil, [other], given=0)
-    assert record(other, marked=0) in first.messages[-2].text
-    assert second.messages[-2].text.endswith(f"{record(played, marked=1)}\n\n{told}")
+    first, second = readings(Door(), played, distil, [other], num_untrained=0)
+    assert record_text(other, marked_position=0) in first.messages[-2].text
+    assert second.messages[-2].text.endswith(f"{record_text(played, marked_position=1)}\n\n{told}")
 
 
 def test_a_turn_that_grew_is_read_up_to_the_reply(renderer: Renderer) -> None:
     steps = [step(renderer, ids, "go") for ids in ((50, 51, renderer.end_of_turn), (60, 61))]
     played = replace(episode(renderer), steps=tuple(steps))
     env = GrowingLine()
-    first, second = readings(env, played, DistilConfig(context="hindsight"), (), given=0)
+    first, second = readings(env, played, DistilConfig(context="hindsight"), (), num_untrained=0)
     assert len(first.messages[-1].spans) == 1
     assert len(second.messages[-1].spans) == 3
     assert ">>> Action" in first.messages[-2].text
     # Where the turn goes on, its end is not trained: the first scores count.
     scores = {0: (-1.0, -2.0, -3.0), 1: (-4.0, -5.0)}
     for number, reading in enumerate((first, second)):
-        row = row_of(reading, played.steps, renderer)
+        row = token_row(reading, played.steps, renderer)
         assert set(row.advantages) == {float(number)}
         assert len(row.positions) == len(scores[number])
     (part,) = conversations(env, played)
@@ -216,7 +218,7 @@ def test_a_turn_that_grew_is_read_up_to_the_reply(renderer: Renderer) -> None:
 def test_a_conversation_has_no_more_replies_than_it_has(renderer: Renderer) -> None:
     (part,) = conversations(Door(), episode(renderer))
     with pytest.raises(DataFault, match="a conversation of 2 replies has no reply 3"):
-        until_reply(part.messages, 2)
+        conversation_until_reply(part.messages, 2)
     assert with_context(part.messages, "") == part.messages
 
 
@@ -228,9 +230,9 @@ def test_scores_in_a_batch_are_those_of_each_row_alone_and_stand_beside_their_to
 ) -> None:
     played = episode(renderer)
     rows = [
-        row_of(reading, played.steps, renderer)
+        token_row(reading, played.steps, renderer)
         for distil in (DistilConfig(), DistilConfig(context="hindsight"))
-        for reading in readings(Door(), played, distil, (), given=0)
+        for reading in readings(Door(), played, distil, (), num_untrained=0)
     ]
     ids = [[row.input_ids[position] for position in row.positions] for row in rows]
     end = renderer.end_of_turn
@@ -294,6 +296,6 @@ def test_what_a_scorer_does_not_read_is_refused(changes: dict[str, Any], fault: 
 
 def test_a_message_list_ends_with_the_reply_that_is_scored(renderer: Renderer) -> None:
     (part,) = conversations(Door(), episode(renderer))
-    cut = until_reply(part.messages, 0)
+    cut = conversation_until_reply(part.messages, 0)
     assert cut[-1].role == "assistant"
     assert with_context(cut, "Look.")[-2] == Message(role="user", text="A door.\n\nLook.")

@@ -68,7 +68,7 @@ def test_as_many_instances_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"instances of split {split} played" for split in ("train", "test")]
     assert told == [(done, 2, name) for name in names for done in range(3)]
     assert [instance.index for instance in played] == [80, 240, 400, 560, 720, 820, 860, 900, 940, 980]
-    monkeypatch.setattr(contract, "ALL", 500)
+    monkeypatch.setattr(contract, "ALL_INSTANCES", 500)
     with pytest.raises(ConfigError, match="split train of combination-lock has 800 instances, too many to play all"):
         check(CombinationLock, instances_per_split=500)
 
@@ -109,7 +109,7 @@ def test_a_file_of_gold_answers(tmp_path: Path) -> None:
 
 @pytest.fixture
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_KINDS", {"combination-lock": CombinationLock})
+    monkeypatch.setattr(registry, "_FACTORY_BY_NAME", {"combination-lock": CombinationLock})
     monkeypatch.setattr(registry, "entry_points", lambda **_: [SimpleNamespace(name="combination-lock")])
 
 

@@ -12,14 +12,14 @@ from toolboxes import Bench
 from agentr_core.environments import registry
 from agentr_core.environments.reasoning.problems import Problem
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
-from agentr_core.episodes.rollout import play
+from agentr_core.episodes.rollout import play_replies
 from agentr_core.errors import ConfigError
 from agentr_core.methods.et_agent.evaluate import attempt_of
 from agentr_core.methods.et_agent.reward import EfficiencyReward, efficiency_rewards
 from agentr_core.methods.et_agent.selection import check_counts
 from agentr_core.methods.faults import load
 from agentr_core.recipes.et_agent import CurriculumConfig
-from agentr_core.training.group.advantages import advantages
+from agentr_core.training.group.advantages import group_advantages
 from agentr_core.types import Instance, Step, StopReason, ToolCall, Trajectory
 
 RECIPES = Path(__file__).parents[2] / "deployments" / "recipes"
@@ -36,7 +36,7 @@ def rewards(sigma: float = 0.1, **changed: object) -> list[float]:
 
 def test_the_numbers_of_the_method() -> None:
     assert rewards() == pytest.approx([1.1241, 1.0, 0.8830, -1.0], abs=5e-5)
-    assert advantages(rewards(), scale="group") == pytest.approx([0.6186, 0.4953, 0.3789, -1.4928], abs=2e-4)
+    assert group_advantages(rewards(), scale="group") == pytest.approx([0.6186, 0.4953, 0.3789, -1.4928], abs=2e-4)
 
 
 def test_with_the_published_amplitude_a_right_answer_of_mean_cost_is_worth_a_quarter() -> None:
@@ -112,7 +112,7 @@ ASKS = "<think>a</think>\n<search>q</search>"
 def answered(*replies: str, index: int = 0) -> Trajectory:
     """Return the episode of some replies in a world where one search is left."""
     instance = Instance(environment="reasoning", split="train", index=index)
-    observation, outcomes = play(WORLD, instance, replies)
+    observation, outcomes = play_replies(WORLD, instance, replies)
     steps = tuple(replace(outcome.step, token_ids=(1,)) for outcome in outcomes)
     return Trajectory(
         instance=instance,
@@ -135,10 +135,10 @@ def test_a_call_that_was_refused_counts_if_the_recipe_says_so() -> None:
     assert counted.rewards(group, step=1, steps=1) == pytest.approx(published)
     dear = replace(counted, call_costs=(("search", 2.0),)).rewards(group, step=1, steps=1)
     assert dear == pytest.approx([2 / (1 + math.exp(1)), 2 / (1 + math.exp(-1))])
-    assert [attempt_of(one, source="s").calls for one in group] == [1, 1]
-    assert [attempt_of(one, source="s", refused=True).calls for one in group] == [3, 1]
+    assert [attempt_of(one, source="s").num_calls for one in group] == [1, 1]
+    assert [attempt_of(one, source="s", refused=True).num_calls for one in group] == [3, 1]
     unclosed = answered(ASKS, "<think>b</think>\n<search>q", said)
-    assert attempt_of(unclosed, source="s", refused=True).calls == 1, "without its end it is no call"
+    assert attempt_of(unclosed, source="s", refused=True).num_calls == 1, "without its end it is no call"
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from toy import Line, instance
 from agentr_core.environment import Environment, Repeatability
 from agentr_core.environments import registry
 from agentr_core.environments.contract import check
-from agentr_core.environments.native import native
-from agentr_core.episodes.rollout import repeat_step, steps_ask, take_step
+from agentr_core.environments.native import native_class
+from agentr_core.episodes.rollout import repeat_step, steps_may_ask, take_step
 from agentr_core.episodes.transcript import AlternatingTurns, transcript_of
 from agentr_core.errors import ConfigError, EnvironmentFault, IllTypedAnswer
 from agentr_core.types import Answer, Instance, Question, Transition, Verdict
@@ -59,7 +59,7 @@ def test_a_world_needs_four_methods_and_an_instruction() -> None:
     assert coin.identity(HEADS) == "Coin 0 of train."
     assert (coin.called("Action: heads"), coin.sandbox()) == ("Action: heads", "")
     assert isinstance(transcript_of(coin), AlternatingTurns)
-    assert not steps_ask(coin)
+    assert not steps_may_ask(coin)
     coin.hear("heads")
     coin.reach()
     coin.release()
@@ -85,14 +85,14 @@ def test_what_a_world_does_not_do_is_refused_by_name(act: Any) -> None:
 def test_a_class_without_a_needed_method_is_not_made(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = {name: member for name, member in vars(Coin).items() if name != lacking and not name.startswith("_")}
     kind = type("Lacking", (Environment,), own)
-    monkeypatch.setitem(registry._KINDS, "lacking", kind)
+    monkeypatch.setitem(registry._FACTORY_BY_NAME, "lacking", kind)
     with pytest.raises(EnvironmentFault, match=rf"environment lacking cannot be made .*{lacking}"):
         registry.make("lacking", {})
 
 
 def test_a_class_without_an_instruction_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     own = {name: vars(Coin)[name] for name in ("splits", "instances", "reset", "step")}
-    monkeypatch.setitem(registry._KINDS, "mute", type("Mute", (Environment,), own))
+    monkeypatch.setitem(registry._FACTORY_BY_NAME, "mute", type("Mute", (Environment,), own))
     with pytest.raises(EnvironmentFault, match="environment mute has no instruction"):
         registry.make("mute", {})
 
@@ -113,12 +113,12 @@ def test_a_class_has_what_it_or_a_mixin_of_it_defines() -> None:
 
     methods: list[Any] = [Environment.oracle, Environment.files_of, Environment.variables_of]
     assert not any(map(Coin.has, methods))
-    for kind in (Judged, native(Judged)):
+    for kind in (Judged, native_class(Judged)):
         assert all(map(kind.has, methods))
         assert kind().has(Environment.oracle)
         assert not kind.has(Environment.state)
-    assert native(Coin).has(Environment.called)
-    assert not native(Coin).has(Environment.resume)
+    assert native_class(Coin).has(Environment.called)
+    assert not native_class(Coin).has(Environment.resume)
 
 
 def test_labels_are_read_by_the_default_and_by_who_says_so() -> None:
@@ -126,8 +126,8 @@ def test_labels_are_read_by_the_default_and_by_who_says_so() -> None:
         def parse(self, reply: str) -> str:
             return reply.upper()
 
-    assert (Coin.labels, Loud.labels, native(Coin).labels) == ("lenient", "lenient", "lenient")
-    assert (Door.labels, native(Door).labels) == (None, None)
+    assert (Coin.labels, Loud.labels, native_class(Coin).labels) == ("lenient", "lenient", "lenient")
+    assert (Door.labels, native_class(Door).labels) == (None, None)
 
 
 def test_a_state_can_be_copied_by_who_copies_it() -> None:
@@ -147,7 +147,7 @@ def test_a_state_can_be_copied_by_who_copies_it() -> None:
 
     kinds: list[type[Environment]] = [Coin, CombinationLock, Careful, Again, Mixed]
     assert [kind.can_snapshot for kind in kinds] == [False, True, False, True, True]
-    assert [native(kind).can_snapshot for kind in kinds] == [False, True, False, True, True]
+    assert [native_class(kind).can_snapshot for kind in kinds] == [False, True, False, True, True]
 
 
 WRONG: dict[str, tuple[Any, tuple[Any, ...], type[Exception], str]] = {
@@ -241,7 +241,7 @@ def answer(text: str) -> Answer:
 
 def test_a_step_that_asks_is_done_once_it_asks_no_more() -> None:
     env = Answered()
-    assert steps_ask(env)
+    assert steps_may_ask(env)
     assert take_step(env, "a", [answer("again"), answer("heads")]).reward == 1.0
     assert repeat_step(env, "a", [answer("again")]).info["question"].role == "summariser"
     with pytest.raises(ConfigError, match="coin asks a model in its steps, but no model can be asked here"):
@@ -273,7 +273,7 @@ def function() -> Any:
 
 @pytest.mark.parametrize("made", [Former, function])
 def test_a_class_of_the_former_protocol_is_told_what_to_change(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry._KINDS, "former", made)
+    monkeypatch.setitem(registry._FACTORY_BY_NAME, "former", made)
     monkeypatch.setattr(registry, "names", lambda: ("former",))
     # What a recipe asks before the world is made.
     assert (registry.version_of("former", {}), registry.files_of("former", {})) == (1, {})
@@ -306,7 +306,7 @@ def test_imports_of_a_former_world_are_told_what_to_change(
     line: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = SimpleNamespace(value="worlds:World", load=lambda: exec(line), name="world")
-    monkeypatch.setattr(registry, "_KINDS", {})
+    monkeypatch.setattr(registry, "_FACTORY_BY_NAME", {})
     monkeypatch.setattr(registry, "entry_points", lambda **_: [entry])
     with pytest.raises(EnvironmentFault, match="environment world is written for an earlier version") as caught:
         registry.make("world", {})
@@ -317,7 +317,7 @@ def test_a_function_that_makes_a_world_is_taken(monkeypatch: pytest.MonkeyPatch)
     def coin() -> Environment:
         return Coin()
 
-    monkeypatch.setitem(registry._KINDS, "coin", coin)
+    monkeypatch.setitem(registry._FACTORY_BY_NAME, "coin", coin)
     assert isinstance(registry.make("coin", {}), Coin)
     assert registry.version_of("coin", {}) == 1
 

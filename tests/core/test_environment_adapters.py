@@ -24,7 +24,7 @@ from agentr_core.environments.gymnasium_text import GymnasiumText, environment_f
 from agentr_core.episodes.rollout import act
 from agentr_core.errors import ConfigError, DataFault, EnvironmentFault, IllTypedAnswer
 from agentr_core.methods.faults import parse
-from agentr_core.runtime.instances import check_separate
+from agentr_core.runtime.instances import check_no_overlap
 from agentr_core.stages.demonstrate import expert_of
 from agentr_core.types import Transition
 
@@ -93,15 +93,15 @@ def test_seeds_that_begin_alike_are_other_problems_where_the_user_says_so(monkey
     env = climb()
     train, test = (tuple(env.instances(split)[:2]) for split in ("train", "test"))
     with pytest.raises(DataFault, match="is held-out instance"):
-        check_separate(env, train, test)
-    check_separate(climb(seeds_differ=True), train, test)
+        check_no_overlap(env, train, test)
+    check_no_overlap(climb(seeds_differ=True), train, test)
     with pytest.raises(DataFault, match="is held-out instance"):
-        check_separate(climb(seeds_differ=True), train, train)
+        check_no_overlap(climb(seeds_differ=True), train, train)
 
 
 def test_seeds_of_wordle_are_told_apart_though_all_begin_alike() -> None:
     env = Wordle(url="http://127.0.0.1:9", train="0-1", test="2-3")
-    check_separate(env, tuple(env.instances("train")), tuple(env.instances("test")))
+    check_no_overlap(env, tuple(env.instances("train")), tuple(env.instances("test")))
 
 
 @pytest.mark.parametrize("reward", [float("inf"), float("nan"), "5", None])

@@ -12,15 +12,15 @@ import httpx
 import pytest
 from door import Door
 
-from agentr_core.environments.agentgym.server import EnvironmentPool, app, numbered
-from agentr_core.environments.agentgym.wire import WIRES
+from agentr_core.environments.agentgym.server import SlotPool, app, number_instances
+from agentr_core.environments.agentgym.wire import WIRE_FORMATS
 from agentr_core.errors import EnvironmentUnavailable, IllTypedAnswer
-from agentr_core.http_server import MOST_BYTES
+from agentr_core.http_server import MAX_BODY_BYTES
 from agentr_core.types import Transition
 
 
 def served(make: Any = Door, **options: Any) -> httpx.AsyncClient:
-    made = app(make, WIRES["textcraft"], numbered(Door(), ["train"]), **options)
+    made = app(make, WIRE_FORMATS["textcraft"], number_instances(Door(), ["train"]), **options)
     return httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url="http://testserver")
 
 
@@ -51,7 +51,7 @@ async def test_a_body_is_bounded_by_what_it_says_and_by_what_it_is() -> None:
             yield b" " * 2**16
 
     async with served() as client:
-        assert (await client.post("/create", content=b" " * (MOST_BYTES + 1))).status_code == 413
+        assert (await client.post("/create", content=b" " * (MAX_BODY_BYTES + 1))).status_code == 413
         assert (await client.post("/create", content=endless())).status_code == 413
         assert (await client.post("/create", content=b"{}", headers={"Content-Length": "-1"})).status_code == 400
         assert (await client.post("/create", content=b"{}", headers={"Content-Length": "9" * 5000})).status_code == 413
@@ -59,7 +59,7 @@ async def test_a_body_is_bounded_by_what_it_says_and_by_what_it_is() -> None:
 
 
 async def test_environments_are_bounded_also_while_they_open() -> None:
-    async with served(limit=3) as client:
+    async with served(max_slots=3) as client:
         answers = await asyncio.gather(*(client.post("/create", json={}) for _ in range(12)))
         assert sorted(answer.status_code for answer in answers) == [200] * 3 + [503] * 9
         full = next(answer for answer in answers if answer.status_code == 503)
@@ -80,13 +80,13 @@ def test_one_that_cannot_be_opened_takes_no_place_and_is_closed() -> None:
         def close(self) -> None:
             closed.append(self)
 
-    numbers = numbered(Door(), ["train"])
-    pool = EnvironmentPool(Silent, WIRES["textcraft"], numbers, idle_s=60, limit=1)
+    numbers = number_instances(Door(), ["train"])
+    pool = SlotPool(Silent, WIRE_FORMATS["textcraft"], numbers, idle_s=60, max_slots=1)
     for _ in range(3):
         with pytest.raises(IllTypedAnswer):
             pool.create({})
     assert len(closed) == 3
-    pool = EnvironmentPool(Door, WIRES["textcraft"], numbers, idle_s=60, limit=1)
+    pool = SlotPool(Door, WIRE_FORMATS["textcraft"], numbers, idle_s=60, max_slots=1)
     pool.create({})
     with pytest.raises(EnvironmentUnavailable):
         pool.create({})

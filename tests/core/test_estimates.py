@@ -27,15 +27,15 @@ from agentr_core.recipes.models import ModelConfig, VllmConfig
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.training import LaunchConfig, TrainingConfig
 from agentr_core.runtime import machine
-from agentr_core.runtime.instances import state_count
+from agentr_core.runtime.instances import max_revision_episodes
 from agentr_core.store.database import Store
 from agentr_core.store.queries.runs import OutputCounts
 from agentr_core.system import data_path
-from agentr_core.training.parent import lora_config, read_weights
+from agentr_core.training.parent import load_whole_model, lora_config
 from flows.cli import cli
 from flows.commands.needs import WorldCounts
 from flows.commands.plan import describe, longest_row
-from flows.preflight.requirements import crowding
+from flows.preflight.requirements import trainer_memory_faults
 from tasks.workspaces import STORE_FILE
 
 # PEFT asks for an attribute that Transformers has renamed.
@@ -91,14 +91,14 @@ def test_known_shapes_have_the_published_number_of_parameters(
 ) -> None:
     shape = estimates.read_shape(Path("models") / name)
     assert shape.parameters == parameters
-    assert estimates.training(shape, LORA, 1).trained == adapter
+    assert estimates.training_memory(shape, LORA, 1).trained == adapter
     # Keys and values, 2 bytes.
-    assert estimates.sampling(shape, ModelConfig(path=name, dtype="bfloat16")).token == kept * 128 * 2 * 2
+    assert estimates.sampling_memory(shape, ModelConfig(path=name, dtype="bfloat16")).token == kept * 128 * 2 * 2
 
 
 def parent(path: Path, config: TrainingConfig) -> Any:
     """Return the model of a directory as a training has it; it needs no tokenizer."""
-    model, _ = read_weights(path, config, zero3=False)
+    model, _ = load_whole_model(path, config, zero3=False)
     return get_peft_model(model, lora_config(config)) if config.lora_r else model
 
 
@@ -122,7 +122,7 @@ def test_weights_and_states_are_those_of_a_real_optimizer(
         model(input_ids=torch.arange(32)[None], labels=torch.arange(32)[None]).loss.backward()
     optimizer.step()
 
-    need = estimates.training(estimates.read_shape(path), config, 1)
+    need = estimates.training_memory(estimates.read_shape(path), config, 1)
     assert need.weights + need.states == pytest.approx(held(model, optimizer), rel=0.01)
 
 
@@ -165,7 +165,7 @@ def test_activations_are_about_those_that_autograd_keeps(
     path = request.getfixturevalue(stored)
     model = parent(path, config)
     model.train()
-    need = estimates.training(
+    need = estimates.training_memory(
         estimates.read_shape(path), replace(config, gradient_checkpointing=False, per_device_train_batch_size=1), 256
     )
     assert need.activations / kept(model, 256) == pytest.approx(1.0, abs=0.3)
@@ -174,14 +174,14 @@ def test_activations_are_about_those_that_autograd_keeps(
 def test_checkpointing_keeps_inputs_of_layers_and_one_layer(wide: Path) -> None:
     shape = estimates.read_shape(wide)
     plain = replace(LORA, per_device_train_batch_size=1)
-    without = estimates.training(shape, replace(plain, gradient_checkpointing=False), 100).activations
-    assert estimates.training(shape, plain, 100).activations == without // 3 + 100 * 3 * 128 * 2
+    without = estimates.training_memory(shape, replace(plain, gradient_checkpointing=False), 100).activations
+    assert estimates.training_memory(shape, plain, 100).activations == without // 3 + 100 * 3 * 128 * 2
 
 
 def test_zero_spreads_what_it_spreads(wide: Path) -> None:
-    def need(zero: str) -> estimates.Training:
+    def need(zero: str) -> estimates.TrainingMemory:
         config = replace(TrainingConfig(), launch=LaunchConfig(num_processes=4, deepspeed=zero))
-        return estimates.training(shape, config, 1)
+        return estimates.training_memory(shape, config, 1)
 
     shape = estimates.read_shape(wide)
     count = shape.parameters
@@ -189,13 +189,13 @@ def test_zero_spreads_what_it_spreads(wide: Path) -> None:
     assert (need("zero3").weights, need("zero3").states) == (2 * count // 4, 14 * count // 4)
     offloaded = need("zero3-offload")
     assert (offloaded.weights, offloaded.states) == (0, 0)
-    assert offloaded.host == pytest.approx(16 * count, rel=1e-6)
+    assert offloaded.host_bytes == pytest.approx(16 * count, rel=1e-6)
 
 
 def test_a_model_over_several_gpus_leaves_more_room() -> None:
     shape = estimates.read_shape(Path("models/Qwen3-8B"))
     one, two = (
-        estimates.sampling(
+        estimates.sampling_memory(
             shape, ModelConfig(backend="vllm", path="q", dtype="bfloat16", vllm=VllmConfig(tensor_parallel_size=n))
         )
         for n in (1, 2)
@@ -240,15 +240,15 @@ def test_servers_leave_the_trainer_of_group_rl_room_on_its_gpu(
 ) -> None:
     changes = (f"model.vllm.gpus={gpus}", f"model.vllm.gpu_memory_utilization={share}", "training.bf16=true")
     recipe = load(RECIPES / "textcraft-grpo-qwen3-4b.yaml", changes)
-    assert crowding(recipe) == [], "a machine without a GPU"
+    assert trainer_memory_faults(recipe) == [], "a machine without a GPU"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=gib * estimates.GIB)
     )
-    found = crowding(recipe)
+    found = trainer_memory_faults(recipe)
     assert len(found) == bool(told)
     assert all(told in fault for fault in found)
-    assert crowding(load(RECIPES / "textcraft-qwen3-4b.yaml")) == [], "its servers stop before it trains"
+    assert trainer_memory_faults(load(RECIPES / "textcraft-qwen3-4b.yaml")) == [], "its servers stop before it trains"
 
 
 def test_a_server_that_sleeps_leaves_the_trainer_all_of_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,13 +259,13 @@ def test_a_server_that_sleeps_leaves_the_trainer_all_of_its_gpu(monkeypatch: pyt
     on_all = ["model.vllm.gpus=[0, 1, 2, 3, 4, 5, 6]", "training.bf16=true"]
     split = ["training.launch={num_processes: 4, fsdp: true}", "model.vllm.gpus=[1, 2, 3, 4, 5, 6, 7]"]
     asleep = "model.vllm.sleep=true"
-    assert crowding(load(RECIPES / "textcraft-grpo-qwen3-4b.yaml", on_all))
-    assert crowding(load(RECIPES / "textcraft-grpo-qwen3-4b.yaml", [*on_all, asleep])) == []
-    (fault,) = crowding(
+    assert trainer_memory_faults(load(RECIPES / "textcraft-grpo-qwen3-4b.yaml", on_all))
+    assert trainer_memory_faults(load(RECIPES / "textcraft-grpo-qwen3-4b.yaml", [*on_all, asleep])) == []
+    (fault,) = trainer_memory_faults(
         load(RECIPES / "textcraft-grpo-qwen3-4b.yaml", [*on_all, *split, "training.lora_r=0", "training.lora_alpha=16"])
     )
     assert "group RL trains on GPU 1 and needs at least" in fault
-    assert crowding(load(RECIPES / "textcraft-grpo-qwen3-4b.yaml", [*on_all, *split, asleep])) == []
+    assert trainer_memory_faults(load(RECIPES / "textcraft-grpo-qwen3-4b.yaml", [*on_all, *split, asleep])) == []
 
 
 def test_a_plan_tells_the_memory_of_group_rl_on_each_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -298,10 +298,10 @@ def test_a_plan_tells_the_memory_of_group_rl_on_each_device(monkeypatch: pytest.
 
 
 def test_the_reference_of_group_rl_is_split_as_its_policy(wide: Path) -> None:
-    def need(beta: float, **launch: Any) -> estimates.Training:
+    def need(beta: float, **launch: Any) -> estimates.TrainingMemory:
         own = load(RECIPES / "textcraft-grpo-tiny.yaml", [f"grpo.beta={beta}", "training.launch={}"])
         training = replace(own.training, bf16=False, launch=LaunchConfig(num_processes=4, **launch))
-        return estimates.group_training(shape, replace(own, training=training), 64)
+        return estimates.group_rl_memory(shape, replace(own, training=training), 64)
 
     shape = estimates.read_shape(wide)
     for launch, reference in (
@@ -312,7 +312,7 @@ def test_the_reference_of_group_rl_is_split_as_its_policy(wide: Path) -> None:
     ):
         assert need(0.1, **launch).weights - need(0.0, **launch).weights == reference
     offloaded = {"fsdp": True, "fsdp_config": {"cpu_offload": True}}
-    assert need(0.1, **offloaded).host - need(0.0, **offloaded).host == 4 * shape.parameters
+    assert need(0.1, **offloaded).host_bytes - need(0.0, **offloaded).host_bytes == 4 * shape.parameters
 
 
 def test_a_row_of_group_rl_is_as_long_as_an_episode_may_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -349,8 +349,8 @@ def recipe(name: str, *changes: str) -> Recipe:
     return load(RECIPES / f"{name}.yaml", list(changes))
 
 
-def tokens(recipe: Recipe, train: int, test: int, states: int = 0) -> list[estimates.Tokens]:
-    return estimates.tokens(recipe, method_of(recipe).sampled(recipe, train, test), test, states)
+def tokens(recipe: Recipe, train: int, test: int, states: int = 0) -> list[estimates.TokenEstimate]:
+    return estimates.token_estimates(recipe, method_of(recipe).demands(recipe, train, test), test, states)
 
 
 def test_only_iterations_that_search_sample_in_a_search() -> None:
@@ -375,7 +375,7 @@ def test_training_on_variants_of_what_is_tested_is_told_before_anything_is_sampl
 
 def test_states_of_the_revision_test_are_counted_as_if_the_base_model_failed_everywhere() -> None:
     def counted(*changes: str) -> int:
-        return state_count(recipe("textcraft-tiny", *changes), TextCraft())
+        return max_revision_episodes(recipe("textcraft-tiny", *changes), TextCraft())
 
     assert counted() == 80
     assert counted("evaluation.revision_test.limit=0") == 2 * 100
@@ -413,7 +413,7 @@ def test_helpers_are_counted_with_limits_of_their_own() -> None:
     assert asked["votes"] == ("judge", 20 * 10, 20 * 10 * 128)
     assert asked["nudge"] == ("actor", 20 * 8, 20 * 8 * 120)
     thoughts = recipe("textcraft-eto-tiny", "eto.phases=[sft]", "eto.expert.thoughts.enabled=true")
-    assert tokens(thoughts, 5, 7)[0] == estimates.Tokens(
+    assert tokens(thoughts, 5, 7)[0] == estimates.TokenEstimate(
         stage="think", role="editor", replies=5 * 20 * 3, tokens=5 * 20 * 3 * 256
     )
     continued = recipe("textcraft-tiny", "splice={mode: continued}", "pairs.per_tree=2")
@@ -449,7 +449,7 @@ def test_the_limit_of_an_episode_bounds_its_tokens() -> None:
 def test_a_row_is_as_long_as_the_expert_s_episodes_where_nothing_else_is_trained(
     changes: list[str], tokens_of_row: int, tmp_path: Path
 ) -> None:
-    lengths = estimates.Lengths(replies=5.0, tokens=20.0, source="s", longest=300)
+    lengths = estimates.EpisodeLengths(replies=5.0, tokens=20.0, source="s", longest=300)
     counts = {"": WorldCounts(train=3, test=1, states=0, lengths=lengths)}
     assert longest_row(recipe("textcraft-tiny", f"workspace={tmp_path}", *changes), counts) == tokens_of_row
 
@@ -464,31 +464,36 @@ def test_a_row_of_a_model_whose_weights_are_missing_is_estimated_beside_a_store_
     ("known", "likely"),
     [
         # As stored: replies of an episode, and tokens of a reply.
-        (estimates.Lengths(replies=5.0, tokens=20.0, source="s"), {"explore": 7 * 5 * 5 * 20, "evaluate": 3 * 5 * 20}),
+        (
+            estimates.EpisodeLengths(replies=5.0, tokens=20.0, source="s"),
+            {"explore": 7 * 5 * 5 * 20, "evaluate": 3 * 5 * 20},
+        ),
         # Nothing is likelier than what may be at most.
         (
-            estimates.Lengths(replies=99.0, tokens=999.0, source="s"),
+            estimates.EpisodeLengths(replies=99.0, tokens=999.0, source="s"),
             {"explore": 7 * 5 * 20 * 72, "evaluate": 3 * 20 * 72},
         ),
         # Between the expert's 1.25 replies and the 20 that there may be: 2.5.
         (
-            estimates.Lengths(replies=1.25, tokens=20.0, source="s", longest=300),
+            estimates.EpisodeLengths(replies=1.25, tokens=20.0, source="s", longest=300),
             {"explore": 7 * 5 * 50, "evaluate": 3 * 50},
         ),
     ],
 )
-def test_what_is_likely_is_never_above_what_is_possible(known: estimates.Lengths, likely: dict[str, int]) -> None:
+def test_what_is_likely_is_never_above_what_is_possible(
+    known: estimates.EpisodeLengths, likely: dict[str, int]
+) -> None:
     own = recipe("textcraft-eto-tiny")
-    asked = estimates.tokens(own, method_of(own).sampled(own, 7, 3), 3, 0, lengths=known)
+    asked = estimates.token_estimates(own, method_of(own).demands(own, 7, 3), 3, 0, lengths=known)
     assert {one.stage: one.likely for one in asked} == likely
     assert all(one.likely <= one.tokens for one in asked)
 
 
 def test_a_search_is_likely_to_be_as_the_stored_ones() -> None:
     trees, verdicts = OutputCounts(units=10, replies=1000, tokens=20_000), OutputCounts(units=4, replies=50, tokens=500)
-    known = estimates.Lengths(replies=5.0, tokens=20.0, source="s", of_trees=trees, of_verdicts=verdicts)
+    known = estimates.EpisodeLengths(replies=5.0, tokens=20.0, source="s", tree_counts=trees, verdict_counts=verdicts)
     own = recipe("textcraft-tiny")
-    asked = estimates.tokens(own, method_of(own).sampled(own, 24, 3), 3, 0, lengths=known)
+    asked = estimates.token_estimates(own, method_of(own).demands(own, 24, 3), 3, 0, lengths=known)
     assert {one.stage: one.likely for one in asked} == {"search": 48_000, "critique": 1200, "evaluate": 300}
 
 

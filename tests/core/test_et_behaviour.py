@@ -18,10 +18,10 @@ from agentr_core.methods.et_agent.evaluate import (
     is_concise,
     read_vote,
     redundant_calls,
-    vote,
+    vote_question,
 )
 from agentr_core.methods.et_agent.reward import EfficiencyReward
-from agentr_core.methods.et_agent.selection import fit_for_tuning
+from agentr_core.methods.et_agent.selection import filter_for_tuning
 from agentr_core.types import Instance, Step, StopReason, ToolCall, Trajectory
 
 CALL = "<think>a</think>\n<search>q</search>"
@@ -63,17 +63,25 @@ GOOD = solved(step(CALL, RESULT, call("q")), step(ANSWER, reward=1.0))
 
 
 def attempt(**given: object) -> Attempt:
-    usual = {"question": "q", "source": "s", "score": 1.0, "calls": 0, "failed": 0, "redundant": 0}
+    usual = {"question": "q", "source": "s", "score": 1.0, "num_calls": 0, "num_failed": 0, "num_redundant": 0}
     return Attempt(**{**usual, **given})  # type: ignore[arg-type]
 
 
 def test_the_metrics_by_hand() -> None:
     found = behaviour(
         [
-            attempt(question="a", calls=2, failed=1, redundant=1, reasoning_tokens=100, concise=False),
-            attempt(question="b", score=0.5, calls=0, reasoning_tokens=200, concise=True, nudged_right=False),
-            attempt(question="c", calls=1, reasoning_tokens=None, concise=None),
-            attempt(question="d", score=0.0, calls=3, failed=3, redundant=1, reasoning_tokens=50, nudged_right=True),
+            attempt(question="a", num_calls=2, num_failed=1, num_redundant=1, num_reasoning_tokens=100, concise=False),
+            attempt(question="b", score=0.5, num_calls=0, num_reasoning_tokens=200, concise=True, nudged_right=False),
+            attempt(question="c", num_calls=1, num_reasoning_tokens=None, concise=None),
+            attempt(
+                question="d",
+                score=0.0,
+                num_calls=3,
+                num_failed=3,
+                num_redundant=1,
+                num_reasoning_tokens=50,
+                nudged_right=True,
+            ),
         ]
     )
     assert found.performance.mean == pytest.approx(2.5 / 4)
@@ -89,7 +97,7 @@ def test_the_metrics_by_hand() -> None:
 
 
 def test_intervals_are_over_questions_not_attempts() -> None:
-    alone = [attempt(question=str(i), score=float(i % 2), calls=i % 3) for i in range(12)]
+    alone = [attempt(question=str(i), score=float(i % 2), num_calls=i % 3) for i in range(12)]
     twice = behaviour([one for one in alone for _ in range(2)])
     once = behaviour(alone)
     for name in ("performance", "efficiency", "tool_productivity", "redundant_calls"):
@@ -100,7 +108,7 @@ def test_intervals_are_over_questions_not_attempts() -> None:
 
 
 def test_no_interval_leaves_the_range_of_its_metric() -> None:
-    won = attempt(question="won", calls=3, reasoning_tokens=9)
+    won = attempt(question="won", num_calls=3, num_reasoning_tokens=9)
     few = behaviour([won, replace(won, question="lost", score=0.0)])
     assert (few.tool_productivity.low, few.tool_productivity.high) == (0, 100)
     assert few.reasoning_length.low == 0
@@ -140,13 +148,13 @@ def test_an_attempt_is_read_from_an_episode() -> None:
     assert attempt_of(again, source="s") == attempt(
         question="reasoning/train/0",
         score=0.5,
-        calls=3,
-        failed=1,
-        redundant=1,
-        reasoning_tokens=2 * len(CALL) + len(ANSWER),
+        num_calls=3,
+        num_failed=1,
+        num_redundant=1,
+        num_reasoning_tokens=2 * len(CALL) + len(ANSWER),
     )
     unknown = replace(again, steps=(replace(again.steps[0], token_ids=()), *again.steps[1:]))
-    assert attempt_of(unknown, source="s").reasoning_tokens is None
+    assert attempt_of(unknown, source="s").num_reasoning_tokens is None
     assert redundant_calls([call("q"), call("q", tool="python"), call("q"), call("r")]) == 1
 
 
@@ -170,7 +178,7 @@ def test_a_group_is_rewarded_by_what_its_episodes_say_and_cost() -> None:
 
 
 def test_votes_on_conciseness() -> None:
-    question = vote(GOOD, ["1", "one"])
+    question = vote_question(GOOD, ["1", "one"])
     assert question.sampling.temperature == 0.6
     assert all(text in question.messages[0].text for text in ("What is one?", "1 or one", "found", "<search>q"))
     assert read_vote("Well, <answer> Yes </answer>") is True
@@ -191,7 +199,7 @@ def test_only_right_sound_episodes_are_tuned_on() -> None:
     # The word "error" in a document is no failure: what a call came to is its status.
     worded = solved(step(CALL, "\n<result>\nan error\n</result>\n", call("q")), step(ANSWER, reward=1.0))
     episodes = list(enumerate([GOOD, wrong, unformed, failed, refused, GOOD, worded, replace(GOOD, instance=other())]))
-    kept, rejected = fit_for_tuning([(str(name), one) for name, one in episodes], per_question=0, seed=1)
+    kept, rejected = filter_for_tuning([(str(name), one) for name, one in episodes], per_question=0, seed=1)
     assert [name for name, _ in kept] == ["0", "6", "7"]
     assert [(one.subject, one.reason) for one in rejected] == [
         ("1", "wrong-answer"),
@@ -209,32 +217,32 @@ def other() -> Instance:
 
 def test_a_question_keeps_as_many_episodes_as_its_cap() -> None:
     many = [(str(n), solved(step(f"<think>{n}</think>\n<answer>\\boxed{{1}}</answer>", reward=1.0))) for n in range(9)]
-    kept, rejected = fit_for_tuning(many, per_question=4, seed=1)
+    kept, rejected = filter_for_tuning(many, per_question=4, seed=1)
     assert len(kept) == 4
     assert {one.reason for one in rejected} == {"question-cap"}
     assert len(rejected) == 5
-    backwards = fit_for_tuning(many[::-1], per_question=4, seed=1).kept
+    backwards = filter_for_tuning(many[::-1], per_question=4, seed=1).kept_items
     assert {name for name, _ in backwards} == {name for name, _ in kept}
-    assert fit_for_tuning(kept, per_question=4, seed=1).rejected == ()
+    assert filter_for_tuning(kept, per_question=4, seed=1).rejections == ()
 
 
 def test_where_steps_are_counted_refused_ones_have_failed_and_repeated_ones_are_redundant() -> None:
     steps = [step("\nget log", "Got log."), step("\nget log", "Got log."), step("\nfly", "No.", valid=False)]
     found = attempt_of(solved(*steps), source="textcraft", counts="steps")
-    assert (found.calls, found.failed, found.redundant) == (3, 1, 1)
-    assert attempt_of(solved(*steps), source="textcraft").calls == 0
+    assert (found.num_calls, found.num_failed, found.num_redundant) == (3, 1, 1)
+    assert attempt_of(solved(*steps), source="textcraft").num_calls == 0
 
 
 def test_gains_are_paired_by_question() -> None:
-    before = [attempt(question=f"q{number}", score=number / 10, calls=2) for number in range(5)]
-    after = [attempt(question=f"q{number}", score=number / 10 + 0.5, calls=1) for number in range(1, 6)]
-    found = gains([*after, attempt(question="q1", score=0.0, calls=1)], before)
+    before = [attempt(question=f"q{number}", score=number / 10, num_calls=2) for number in range(5)]
+    after = [attempt(question=f"q{number}", score=number / 10 + 0.5, num_calls=1) for number in range(1, 6)]
+    found = gains([*after, attempt(question="q1", score=0.0, num_calls=1)], before)
     # Question 1 counts once though it was answered twice; 0 and 5 have nothing to compare with.
     assert found["performance_gain_over_base"].n == 4
     assert found["performance_gain_over_base"].mean == pytest.approx((0.3 - 0.1 + 3 * 0.5) / 4)
     efficiency = [0.3 - 0.05, *(number / 10 + 0.5 - number / 20 for number in (2, 3, 4))]
     assert found["efficiency_gain_over_base"].mean == pytest.approx(fmean(efficiency))
-    apart = gains(after[:3], [attempt(question=f"q{number}", score=number / 10, calls=2) for number in (1, 2, 3)])
+    apart = gains(after[:3], [attempt(question=f"q{number}", score=number / 10, num_calls=2) for number in (1, 2, 3)])
     alike = apart["performance_gain_over_base"]
     # Three questions that gain alike do not say that all others do, as for success.
     assert alike.mean == pytest.approx(0.5)

@@ -20,8 +20,8 @@ from agentr_core.errors import ErrorBudgetSpent, ModelUnavailable
 from agentr_core.methods.et_agent.evolve import evolve
 from agentr_core.methods.et_agent.report import family_sections, funnel
 from agentr_core.methods.et_agent.selection import select_rft
-from agentr_core.runtime.equipment import Batch, Shard, work_through
-from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.equipment import Shard, ShardResult, shard_result
 from agentr_core.stages.report import bills, build_report
 from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.queries.listings import ancestry
@@ -35,10 +35,10 @@ BOTH = (MATH, RIVER)
 async def whole(root: Path, model: Path, staff: Staff, **flywheel: Any) -> Any:
     """Return a workplace with flywheel and selection done."""
     # One family at a time: a fault cancels what the others have under way.
-    place = await begun(root, model, staff, FAMILY | flywheel, problems=BOTH, scale={"concurrency": 1})
-    await evolve(place, 1)
-    await select_rft(place, 1)
-    return place
+    ctx = await begun(root, model, staff, FAMILY | flywheel, problems=BOTH, scale={"concurrency": 1})
+    await evolve(ctx, 1)
+    await select_rft(ctx, 1)
+    return ctx
 
 
 @pytest.mark.parametrize("policy", ["best-one", "expand-all"])
@@ -46,8 +46,8 @@ async def test_each_operator_has_its_children_and_what_is_fit_becomes_samples(
     tmp_path: Path, tiny_model_dir: Path, policy: str
 ) -> None:
     staff = cast()
-    place = await whole(tmp_path, tiny_model_dir, staff, policy=policy, most_members=20)
-    store = place.store
+    ctx = await whole(tmp_path, tiny_model_dir, staff, policy=policy, most_members=20)
+    store = ctx.store
     made = dict(store.rows("select operator, count(*) from v_families group by all"))
     assert made.keys() == {"fresh", "C0", "C1", "C2", "I1", "I2", "I3", "I4"}
     assert store.query("select * from v_orphans").empty
@@ -59,7 +59,7 @@ async def test_each_operator_has_its_children_and_what_is_fit_becomes_samples(
     assert set(store.rows("select rounds, ended_by from family")) == ended[policy]
     assert store.rows("select max(n) from (select count(*) n from v_families group by instance_id)")[0][0] <= 20
 
-    samples = load_samples(store, iteration_id=place.iteration_id(1))
+    samples = load_samples(store, iteration_id=ctx.iteration_id(1))
     assert samples
     for sample in samples.values():
         (_, _, turn) = sample.messages
@@ -76,15 +76,18 @@ async def test_each_operator_has_its_children_and_what_is_fit_becomes_samples(
     assert reasons["duplicate"] > 0
     assert len(samples) + sum(reasons.values()) == sum(made.values())
 
-    (section,) = family_sections(place, 1)
+    (section,) = family_sections(ctx, 1)
     assert len(section.blocks[0].rows) == 8  # type: ignore[union-attr]
-    assert [stage.name for stage in funnel(place, 1)][:2] == ["trajectories", "right answers"]
+    assert [stage.name for stage in funnel(ctx, 1)][:2] == ["trajectories", "right answers"]
     asked = len(staff.requests("editor")) + len(staff.requests("reflector"))
-    counted = [request_use(store, place.iteration_id(1), role=role, per_request=0) for role in ("editor", "reflector")]
+    counted = [
+        request_use(store, ctx.iteration_id(1), role=role, max_replies_per_request=0)
+        for role in ("editor", "reflector")
+    ]
     assert sum(use.requests for use in counted) == asked == store.rows("select count(*) from edit")[0][0]
     drawn = store.rows("select sum(completion_tokens) from generation where seed is not null")[0][0]
     edited = store.rows("select sum(completion_tokens) from edit")[0][0]
-    assert token_use(store, place.iteration_id(1)).completion == drawn + edited
+    assert token_use(store, ctx.iteration_id(1)).completion == drawn + edited
 
 
 async def test_a_corrected_training_asks_nothing_again_and_has_the_same_families_and_samples(
@@ -97,11 +100,11 @@ async def test_a_corrected_training_asks_nothing_again_and_has_the_same_families
     with first.store.transaction() as con:
         con.execute("delete from family where family_id = ?", [lost])
 
-    async def corrected(staff: Staff, rate: float) -> Workplace:
-        place = await begun(tmp_path, tiny_model_dir, staff, FAMILY, problems=BOTH, training={"learning_rate": rate})
-        await evolve(place, 1)
-        await select_rft(place, 1)
-        return place
+    async def corrected(staff: Staff, rate: float) -> RunContext:
+        ctx = await begun(tmp_path, tiny_model_dir, staff, FAMILY, problems=BOTH, training={"learning_rate": rate})
+        await evolve(ctx, 1)
+        await select_rft(ctx, 1)
+        return ctx
 
     second = await corrected(second_staff, 1e-3)
     assert 0 < len(second_staff.asked) < len(first_staff.asked)
@@ -119,29 +122,29 @@ async def test_a_corrected_training_asks_nothing_again_and_has_the_same_families
     assert staff.asked
 
 
-def made_of(place: Workplace) -> tuple[Sequence[Any], ...]:
+def made_of(ctx: RunContext) -> tuple[Sequence[Any], ...]:
     """Return what a flywheel and its selection made, without ids: trajectories, what they were made
     of, the ends of families, what was turned away, and the samples.
     """
-    iteration = place.iteration_id(1)
-    samples = load_samples(place.store, iteration_id=iteration)
+    iteration = ctx.iteration_id(1)
+    samples = load_samples(ctx.store, iteration_id=iteration)
     return (
-        place.store.rows(
+        ctx.store.rows(
             "select t.instance_id, t.success, string_agg(s.reply, '|' order by s.position) from trajectory t "
             "join step s using (trajectory_id) where t.iteration_id = ? "
             "group by t.trajectory_id, t.instance_id, t.success order by all",
             iteration,
         ),
-        place.store.rows(
+        ctx.store.rows(
             "select c.instance_id, d.operator, d.position, d.prompt_hash, d.seed, d.round, p.reward, c.reward "
             "from derivation d join trajectory c on c.trajectory_id = d.child_id "
             "join trajectory p on p.trajectory_id = d.parent_id where d.iteration_id = ? order by all",
             iteration,
         ),
-        place.store.rows(
+        ctx.store.rows(
             "select instance_id, members, rounds, ended_by from family where iteration_id = ? order by all", iteration
         ),
-        place.store.rows(
+        ctx.store.rows(
             "select stage, reason, if(stage = 'evolve', subject || detail, '') from rejection "
             "where iteration_id = ? order by all",
             iteration,
@@ -154,15 +157,15 @@ async def test_calls_of_a_beginning_that_was_taken_over_are_not_made_again_and_n
     tmp_path: Path, tiny_model_dir: Path
 ) -> None:
     bench = Bench(PASSAGES)
-    place = await begun(tmp_path, tiny_model_dir, cast(), FAMILY, problems=BOTH, tools=bench)
-    await evolve(place, 1)
-    made = place.store.count("select sum(calls) from v_tool_calls")
+    ctx = await begun(tmp_path, tiny_model_dir, cast(), FAMILY, problems=BOTH, tools=bench)
+    await evolve(ctx, 1)
+    made = ctx.store.count("select sum(calls) from v_tool_calls")
     assert made == len(bench.calls)
-    assert made == place.store.count("select sum(calls_made) from v_families")
-    assert build_report(place, 1).versions["tool python"] == "bench"
-    rows = place.store.count("select count(*) from tool_call")
-    assert rows == place.store.count("select sum(calls) from v_families") > made, "what a trajectory costs"
-    by_operator = dict(place.store.rows("select operator, sum(calls_made) from v_families group by all"))
+    assert made == ctx.store.count("select sum(calls_made) from v_families")
+    assert build_report(ctx, 1).versions["tool python"] == "bench"
+    rows = ctx.store.count("select count(*) from tool_call")
+    assert rows == ctx.store.count("select sum(calls) from v_families") > made, "what a trajectory costs"
+    by_operator = dict(ctx.store.rows("select operator, sum(calls_made) from v_families group by all"))
     assert by_operator["C2"] == 0, "thoughts alone are written anew"
 
 
@@ -178,7 +181,7 @@ async def test_no_more_episodes_than_are_allowed_are_played_at_once(tmp_path: Pa
         held_out = (replace(MATH, id="t", question="What is 1 + 1?", golds=("2",)),)
         return World({"train": BOTH, "test": held_out}, Bench(PASSAGES), Rules(extra_calls=2))
 
-    place = await begun(
+    ctx = await begun(
         tmp_path,
         tiny_model_dir,
         cast(),
@@ -187,19 +190,19 @@ async def test_no_more_episodes_than_are_allowed_are_played_at_once(tmp_path: Pa
         make_environment=world,
         scale={"concurrency": 2},
     )
-    await evolve(place, 1)
+    await evolve(ctx, 1)
     # One more is lent for a moment to look at.
     assert len(worlds) <= 3
 
 
 async def test_what_is_there_is_not_made_again(tmp_path: Path, tiny_model_dir: Path) -> None:
     staff = cast()
-    place = await whole(tmp_path, tiny_model_dir, staff)
-    before, asked = all_rows(place.store), len(staff.asked)
-    told = await evolve(place, 1)
-    await select_rft(place, 1)
+    ctx = await whole(tmp_path, tiny_model_dir, staff)
+    before, asked = all_rows(ctx.store), len(staff.asked)
+    told = await evolve(ctx, 1)
+    await select_rft(ctx, 1)
     assert (told["questions"], told["new"], len(staff.asked)) == (2, 0, asked)
-    assert {row for row in before if row[0] != "timing"} <= all_rows(place.store)
+    assert {row for row in before if row[0] != "timing"} <= all_rows(ctx.store)
 
 
 @pytest.mark.parametrize(
@@ -225,9 +228,9 @@ async def test_a_fault_costs_nothing_that_was_made(
         with pytest.raises(ErrorBudgetSpent):
             await whole(tmp_path / str(number), tiny_model_dir, staff, **bounds)
         staff.before = lambda role, request: None
-        place = await whole(tmp_path / str(number), tiny_model_dir, staff, **bounds)
-        assert answers_of(place) == wanted
-        assert place.store.rows(ends) == ended
+        ctx = await whole(tmp_path / str(number), tiny_model_dir, staff, **bounds)
+        assert answers_of(ctx) == wanted
+        assert ctx.store.rows(ends) == ended
 
         for role in ("editor", "reflector"):
             seeds, once = ([request.seed for request in of.requests(role)] for of in (staff, plain))
@@ -244,14 +247,14 @@ async def test_a_family_that_fails_leaves_what_it_has(tmp_path: Path, tiny_model
             raise ModelUnavailable("the reflector is out")
 
     staff.before = out
-    place = await begun(tmp_path, tiny_model_dir, staff, FAMILY, errors={"retries": 0, "budget": 1.0})
-    await evolve(place, 1)
-    made = place.store.rows("select operator, success from v_families order by all")
+    ctx = await begun(tmp_path, tiny_model_dir, staff, FAMILY, errors={"retries": 0, "budget": 1.0})
+    await evolve(ctx, 1)
+    made = ctx.store.rows("select operator, success from v_families order by all")
     assert made == [("I2", True), ("I3", True), ("fresh", False)]
-    assert place.store.rows("select count(*) from family") == [(0,)]
-    assert place.store.rows("select distinct class, subject from event") == [("ModelUnavailable", "reasoning/train/0")]
-    await select_rft(place, 1)
-    assert len(load_samples(place.store, iteration_id=place.iteration_id(1))) >= 1
+    assert ctx.store.rows("select count(*) from family") == [(0,)]
+    assert ctx.store.rows("select distinct class, subject from event") == [("ModelUnavailable", "reasoning/train/0")]
+    await select_rft(ctx, 1)
+    assert len(load_samples(ctx.store, iteration_id=ctx.iteration_id(1))) >= 1
 
 
 async def test_a_judge_that_is_out_is_asked_later_and_nobody_else(tmp_path: Path, tiny_model_dir: Path) -> None:
@@ -271,16 +274,16 @@ async def test_a_judge_that_is_out_is_asked_later_and_nobody_else(tmp_path: Path
         return ReasoningWorld({"train": (MATH,), "test": (RIVER,)}, Bench({}), Rules(judged="all"))
 
     models = {role: {"path": str(tiny_model_dir)} for role in ("judge", "editor", "reflector")}
-    place = await begun(tmp_path, tiny_model_dir, staff, {"rounds": 0}, make_environment=judged, models=models)
+    ctx = await begun(tmp_path, tiny_model_dir, staff, {"rounds": 0}, make_environment=judged, models=models)
     with pytest.raises(ErrorBudgetSpent, match="the judge is out"):
-        await evolve(place, 1)
-    assert place.store.rows("select source from trajectory") == [("ungraded",)]
+        await evolve(ctx, 1)
+    assert ctx.store.rows("select source from trajectory") == [("ungraded",)]
     away, acted = False, len(staff.requests("actor"))
-    await evolve(place, 1)
+    await evolve(ctx, 1)
     assert len(staff.requests("actor")) == acted
-    assert place.store.rows("select given_by, success from grade") == [("model", False)]
+    assert ctx.store.rows("select given_by, success from grade") == [("model", False)]
     draws = "select count(*) from generation join trajectory on owner_id = trajectory_id where source = 'flywheel'"
-    assert place.store.rows(draws) == [(2,)]
+    assert ctx.store.rows(draws) == [(2,)]
 
 
 async def test_roles_of_one_model_share_it(tmp_path: Path, tiny_model_dir: Path) -> None:
@@ -293,26 +296,26 @@ async def test_roles_of_one_model_share_it(tmp_path: Path, tiny_model_dir: Path)
 
     one = {"path": str(tiny_model_dir)}
     staff.scripts = {**staff.scripts, "reflector": lambda asked, seed: "nothing"}
-    place = await begun(tmp_path, tiny_model_dir, staff, FAMILY, models={"reflector": one, "editor": one})
-    await evolve(replace(place, load_model=load), 1)
+    ctx = await begun(tmp_path, tiny_model_dir, staff, FAMILY, models={"reflector": one, "editor": one})
+    await evolve(replace(ctx, load_model=load), 1)
     assert loaded == ["actor", "reflector"]
-    assert set(place.store.rows("select role from edit")) == {("editor",), ("reflector",)}
+    assert set(ctx.store.rows("select role from edit")) == {("editor",), ("reflector",)}
 
 
 async def test_workers_grow_the_same_families(tmp_path: Path, tiny_model_dir: Path) -> None:
     calm = await whole(tmp_path / "calm", tiny_model_dir, cast())
-    place = await begun(tmp_path / "spread", tiny_model_dir, cast(), FAMILY, problems=BOTH, scale={"shard_size": 1})
+    ctx = await begun(tmp_path / "spread", tiny_model_dir, cast(), FAMILY, problems=BOTH, scale={"shard_size": 1})
     sizes: list[int] = []
 
-    async def workers(shards: Sequence[Shard]) -> AsyncGenerator[Batch, None]:
+    async def workers(shards: Sequence[Shard]) -> AsyncGenerator[ShardResult, None]:
         for shard in shards:
             sizes.append(len(shard))
-            yield await work_through(pickle.loads(pickle.dumps(shard)), place)
+            yield await shard_result(pickle.loads(pickle.dumps(shard)), ctx)
 
-    await evolve(replace(place, spread=workers), 1)
-    await select_rft(place, 1)
+    await evolve(replace(ctx, distribute=workers), 1)
+    await select_rft(ctx, 1)
     assert sizes == [1, 1]
-    assert answers_of(place) == answers_of(calm)
+    assert answers_of(ctx) == answers_of(calm)
 
 
 async def test_a_teacher_that_answers_for_roles_without_a_model_is_billed_for_it(
@@ -326,12 +329,12 @@ async def test_a_teacher_that_answers_for_roles_without_a_model_is_billed_for_it
     staff = Staff({"teacher": teacher})
     server = {"model": "large", "continues": True}
     served = {"backend": "openai", "server": server, "prices": {"completion": 2.0}, "context_length": 4096}
-    place = await begun(tmp_path, tiny_model_dir, staff, FAMILY, problems=BOTH, models={"teacher": served})
-    await evolve(place, 1)
-    assert place.store.count("select count(*) from edit"), "editor and reflector were asked"
-    (bill,) = bills(place, 1)
+    ctx = await begun(tmp_path, tiny_model_dir, staff, FAMILY, problems=BOTH, models={"teacher": served})
+    await evolve(ctx, 1)
+    assert ctx.store.count("select count(*) from edit"), "editor and reflector were asked"
+    (bill,) = bills(ctx, 1)
     assert (bill.role, bill.requests) == ("teacher", len(staff.requests("teacher")))
-    assert bill.cost == token_use(place.store, place.iteration_id(1)).completion * 2 / 1e6
+    assert bill.cost == token_use(ctx.store, ctx.iteration_id(1)).completion * 2 / 1e6
 
 
 async def test_a_teacher_answers_and_is_varied_and_the_policy_is_asked_for_nothing(

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from agentr_core.methods.et_agent import most_members
+from agentr_core.methods.et_agent import max_members
 from agentr_core.methods.et_agent.evolve import (
     FinishedFamily,
     Member,
     PlannedChild,
     first_children,
-    grow,
+    grow_family,
     parents,
     planned_children,
 )
-from agentr_core.methods.et_agent.operators import HINTS, PROMPTS, version
+from agentr_core.methods.et_agent.operators import HINTS, PROMPTS, prompt_version
 from agentr_core.recipes.et_agent import EtAgentConfig, FlywheelConfig
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.types import Instance, StopReason, Trajectory
@@ -29,7 +29,7 @@ def member(name: str, reward: float, cost: int, *, tokens: int = 0) -> Member:
     right = reward == 1
     stop = StopReason.SUCCESS if right else StopReason.FAILURE
     told = Trajectory(instance=INSTANCE, first_observation="?", steps=(), reward=reward, success=right, stop=stop)
-    return Member(name=name, id=name, trajectory=told, cost=cost, tokens=tokens)
+    return Member(name=name, id=name, trajectory=told, cost=cost, num_tokens=tokens)
 
 
 def names(found: Sequence[Member | PlannedChild]) -> list[str]:
@@ -49,7 +49,7 @@ async def grown(
         reward = rewards.get(attempt.name, 0.0)
         return None if reward is None else member(attempt.name, reward, cost=len(attempt.name), tokens=tokens)
 
-    return await grow(config, make, lambda before: 0), tried
+    return await grow_family(config, make, lambda before: 0), tried
 
 
 def test_the_best_that_was_not_varied_yet_is_right_then_cheap_then_first() -> None:
@@ -66,9 +66,9 @@ def test_the_best_that_was_not_varied_yet_is_right_then_cheap_then_first() -> No
 def test_right_and_wrong_parents_have_operators_of_their_own() -> None:
     config = FlywheelConfig(correct=("C2",), incorrect=("I3", "I1"))
     family = [member("r", 1, 0), member("w", 0.5, 0)]
-    assert names(planned_children(family, 2, config, room=9)) == ["r.2C2", "w.2I3", "w.2I1"]
-    assert names(planned_children(family, 2, config, room=2)) == ["r.2C2", "w.2I3"]
-    assert planned_children(family, 2, config, room=-1) == ()
+    assert names(planned_children(family, 2, config, max_children=9)) == ["r.2C2", "w.2I3", "w.2I1"]
+    assert names(planned_children(family, 2, config, max_children=2)) == ["r.2C2", "w.2I3"]
+    assert planned_children(family, 2, config, max_children=-1) == ()
 
 
 async def test_a_member_that_no_operator_is_for_is_passed_over() -> None:
@@ -121,13 +121,13 @@ async def test_a_fault_of_one_child_leaves_the_others() -> None:
         return member(attempt.name, 0, 0)
 
     with pytest.raises(ValueError, match="no such luck"):
-        await grow(FlywheelConfig(), make, lambda before: 0)
+        await grow_family(FlywheelConfig(), make, lambda before: 0)
     assert made == ["0", "0.1I2", "0.1I3"]
 
 
 def test_the_most_members_are_told_beforehand() -> None:
     def most(**fields: Any) -> int:
-        return most_members(Recipe(name="r", et_agent=EtAgentConfig(flywheel=FlywheelConfig(**fields))))
+        return max_members(Recipe(name="r", et_agent=EtAgentConfig(flywheel=FlywheelConfig(**fields))))
 
     assert most() == 10
     assert most(policy="expand-all") == 64
@@ -139,4 +139,4 @@ def test_the_most_members_are_told_beforehand() -> None:
 def test_each_domain_has_six_hints_and_each_prompt_a_hash_of_its_words() -> None:
     assert all(len(set(hints)) == 6 for hints in HINTS.values())
     assert not set(HINTS["math"]) & set(HINTS["knowledge"])
-    assert len({version(name).split("@")[1] for name in PROMPTS}) == len(set(PROMPTS.values()))
+    assert len({prompt_version(name).split("@")[1] for name in PROMPTS}) == len(set(PROMPTS.values()))

@@ -37,29 +37,29 @@ async def varied(
     staff, bench = Staff({"actor": actor, "editor": editor, "reflector": reflector}), Bench({})
     side = "correct" if operator[0] == "C" else "incorrect"
     flywheel = {"rounds": 1, "correct": [], "incorrect": [], side: [operator]}
-    place = await begun(tmp_path, model, staff, flywheel, tools=bench)
-    await evolve(place, 1)
-    assert place.store.query("select * from v_orphans").empty
-    return place, staff, bench
+    ctx = await begun(tmp_path, model, staff, flywheel, tools=bench)
+    await evolve(ctx, 1)
+    assert ctx.store.query("select * from v_orphans").empty
+    return ctx, staff, bench
 
 
-def rejected(place: Any) -> list[tuple[str, str]]:
-    return [(str(a), str(b)) for a, b in place.store.rows("select subject, reason from rejection order by all")]
+def rejected(ctx: Any) -> list[tuple[str, str]]:
+    return [(str(a), str(b)) for a, b in ctx.store.rows("select subject, reason from rejection order by all")]
 
 
-def derived(place: Any) -> tuple[Any, ...]:
-    ((operator, position, round_, seed, prompt),) = place.store.rows(
+def derived(ctx: Any) -> tuple[Any, ...]:
+    ((operator, position, round_, seed, prompt),) = ctx.store.rows(
         "select operator, position, round, seed is not null, prompt_hash <> '' from derivation"
     )
     return operator, position, round_, seed, prompt
 
 
 async def test_a_fresh_one_is_drawn_beside_a_right_one(tmp_path: Path, tiny_model_dir: Path) -> None:
-    place, staff, _ = await varied(tmp_path, tiny_model_dir, "C0", by_turn(HALVED))
-    assert derived(place) == ("C0", None, 1, True, False)
+    ctx, staff, _ = await varied(tmp_path, tiny_model_dir, "C0", by_turn(HALVED))
+    assert derived(ctx) == ("C0", None, 1, True, False)
     first, _, other, _ = [request.seed for request in staff.requests("actor")]
     assert first != other
-    assert texts(place, "C0") == [HALVED + RESULT.format(21) + RIGHT]
+    assert texts(ctx, "C0") == [HALVED + RESULT.format(21) + RIGHT]
 
 
 async def test_a_redundant_step_is_written_anew_and_carried_out(tmp_path: Path, tiny_model_dir: Path) -> None:
@@ -72,14 +72,14 @@ async def test_a_redundant_step_is_written_anew_and_carried_out(tmp_path: Path, 
             "<python>print(6 * 7 // 2)</python><result>42</result> and more"
         )
 
-    place, staff, bench = await varied(tmp_path, tiny_model_dir, "C1", by_turn(TWICE, HALVED), editor=editor)
-    assert derived(place) == ("C1", 0, 1, True, True)
+    ctx, staff, bench = await varied(tmp_path, tiny_model_dir, "C1", by_turn(TWICE, HALVED), editor=editor)
+    assert derived(ctx) == ("C1", 0, 1, True, True)
     first = "<think>I halve it at once.</think>\n<python>print(6 * 7 // 2)</python>"
-    assert texts(place, "C1") == [first + RESULT.format(21) + HALVED + RESULT.format(21) + RIGHT]
+    assert texts(ctx, "C1") == [first + RESULT.format(21) + HALVED + RESULT.format(21) + RIGHT]
     assert ("python", "print(6 * 7 // 2)") in bench.calls
     (request,) = staff.requests("editor")
     assert (request.sampling.temperature, request.sampling.stop) == (1.0, ())
-    assert place.store.rows("select prompt like 'redundant-step@%', role, subject from edit") == [
+    assert ctx.store.rows("select prompt like 'redundant-step@%', role, subject from edit") == [
         (True, "editor", "0.1C1")
     ]
 
@@ -98,9 +98,9 @@ async def test_a_redundant_step_is_written_anew_and_carried_out(tmp_path: Path, 
 async def test_an_edit_that_cannot_be_made_is_stored_with_its_reason(
     tmp_path: Path, tiny_model_dir: Path, said: str, reason: str
 ) -> None:
-    place, _, _ = await varied(tmp_path, tiny_model_dir, "C1", by_turn(HALVED), editor=lambda asked, seed: said)
-    assert rejected(place) == [("reasoning/train/0 0.1C1", reason)]
-    assert place.store.rows("select members, rounds, ended_by from family") == [(1, 1, "no-child")]
+    ctx, _, _ = await varied(tmp_path, tiny_model_dir, "C1", by_turn(HALVED), editor=lambda asked, seed: said)
+    assert rejected(ctx) == [("reasoning/train/0 0.1C1", reason)]
+    assert ctx.store.rows("select members, rounds, ended_by from family") == [(1, 1, "no-child")]
 
 
 async def test_a_step_without_call_or_answer_is_gone_on_from(tmp_path: Path, tiny_model_dir: Path) -> None:
@@ -109,11 +109,11 @@ async def test_a_step_without_call_or_answer_is_gone_on_from(tmp_path: Path, tin
     def actor(turn: str, seed: int) -> str:
         return " Then so.</think>\n" + CODE if turn.endswith("Short.") else by_turn(TWICE)(turn, seed)
 
-    place, _, _ = await varied(tmp_path, tiny_model_dir, "C1", actor, editor=lambda asked, seed: said)
-    (text,) = texts(place, "C1")
+    ctx, _, _ = await varied(tmp_path, tiny_model_dir, "C1", actor, editor=lambda asked, seed: said)
+    (text,) = texts(ctx, "C1")
     assert text == "<think>Short. Then so.</think>\n" + CODE + RESULT.format(42) + RIGHT
     assert strict_fault(text) == ""
-    written = place.store.rows(
+    written = ctx.store.rows(
         "select s.valid, s.reply from step s join derivation on child_id = trajectory_id where s.position = 0"
     )
     assert written[0] == (None, "<think>Short.")
@@ -125,15 +125,15 @@ async def test_thoughts_are_written_anew_and_nothing_else(tmp_path: Path, tiny_m
         assert "all 3 thoughts" in asked
         return "Thought 1: I Multiply.\nThought 2:\n<think>I halve,\nthen stop.</think>\nThought 3: Done."
 
-    place, _, bench = await varied(tmp_path, tiny_model_dir, "C2", by_turn(TWICE, HALVED), editor=editor)
-    assert texts(place, "C2") == [
+    ctx, _, bench = await varied(tmp_path, tiny_model_dir, "C2", by_turn(TWICE, HALVED), editor=editor)
+    assert texts(ctx, "C2") == [
         "<think>I Multiply.</think>\n" + CODE + RESULT.format(42)
         + "<think>I halve,\nthen stop.</think>\n<python>print(42 // 2)</python>" + RESULT.format(21)
         + "<think>Done.</think>\n<answer>It is \\boxed{21}.</answer>"
     ]  # fmt: skip
     assert len(bench.calls) == 2, "no tool is called again"
-    assert place.store.rows("select success, reward from trajectory where source = 'flywheel'") == [(True, 1.0)] * 2
-    assert derived(place) == ("C2", None, 1, True, True)
+    assert ctx.store.rows("select success, reward from trajectory where source = 'flywheel'") == [(True, 1.0)] * 2
+    assert derived(ctx) == ("C2", None, 1, True, True)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ async def test_thoughts_are_written_anew_and_nothing_else(tmp_path: Path, tiny_m
 async def test_thoughts_that_are_not_as_asked_for_make_no_child(
     tmp_path: Path, tiny_model_dir: Path, said: str
 ) -> None:
-    place, _, _ = await varied(tmp_path, tiny_model_dir, "C2", by_turn(TWICE, HALVED), editor=lambda asked, seed: said)
-    assert rejected(place) == [("reasoning/train/0 0.1C2", "unreadable")]
+    ctx, _, _ = await varied(tmp_path, tiny_model_dir, "C2", by_turn(TWICE, HALVED), editor=lambda asked, seed: said)
+    assert rejected(ctx) == [("reasoning/train/0 0.1C2", "unreadable")]
 
 
 async def test_the_thoughts_of_editor_and_reflector_are_no_part_of_a_step(tmp_path: Path, tiny_model_dir: Path) -> None:
@@ -167,9 +167,9 @@ async def test_the_thoughts_of_editor_and_reflector_are_no_part_of_a_step(tmp_pa
     def actor(turn: str, seed: int) -> str:
         return RIGHT if "Now halve." in turn else by_turn(TWICE, TWICE, then=WRONG)(turn, seed)
 
-    place, staff, _ = await varied(tmp_path, tiny_model_dir, "I1", actor, editor=editor, reflector=reflector)
+    ctx, staff, _ = await varied(tmp_path, tiny_model_dir, "I1", actor, editor=editor, reflector=reflector)
     step = "<think>Now halve.</think>\n<python>print(42 // 2)</python>"
-    assert texts(place, "I1") == [TWICE + RESULT.format(42) + step + RESULT.format(21) + RIGHT]
+    assert texts(ctx, "I1") == [TWICE + RESULT.format(42) + step + RESULT.format(21) + RIGHT]
     assert [request.sampling.stop for request in staff.requests("editor")] == [("Analysis:",), ()]
 
 
@@ -187,9 +187,9 @@ async def test_the_only_thought_of_a_reflector_that_thinks_is_its_own(tmp_path: 
     def editor(asked: str, seed: int) -> str:
         return "Step: 2\nAnalysis:"
 
-    place, *_ = await varied(tmp_path, tiny_model_dir, "I1", actor, editor=editor, reflector=reflector)
+    ctx, *_ = await varied(tmp_path, tiny_model_dir, "I1", actor, editor=editor, reflector=reflector)
     step = "<think></think>\n<python>print(42 // 2)</python>"
-    assert texts(place, "I1") == [TWICE + RESULT.format(42) + step + RESULT.format(21) + RIGHT]
+    assert texts(ctx, "I1") == [TWICE + RESULT.format(42) + step + RESULT.format(21) + RIGHT]
 
 
 @pytest.mark.parametrize("operator", ["I0", "I1", "I4"])
@@ -201,7 +201,7 @@ async def test_nothing_is_made_of_a_reply_that_is_cut_within_its_thought(
     def editor(asked: str, seed: int) -> str:
         return endless if operator == "I0" else "Step: 2\nAnalysis:"
 
-    place, *_ = await varied(
+    ctx, *_ = await varied(
         tmp_path,
         tiny_model_dir,
         "I4" if operator == "I4" else "I1",
@@ -209,8 +209,8 @@ async def test_nothing_is_made_of_a_reply_that_is_cut_within_its_thought(
         editor=editor,
         reflector=lambda asked, seed: endless,
     )
-    assert texts(place, "I1") == texts(place, "I4") == []
-    assert {reason for _, reason in rejected(place)} == {"unreadable"}
+    assert texts(ctx, "I1") == texts(ctx, "I4") == []
+    assert {reason for _, reason in rejected(ctx)} == {"unreadable"}
 
 
 async def test_a_flawed_step_is_reviewed_and_written_anew_by_the_reflector(
@@ -229,13 +229,13 @@ async def test_a_flawed_step_is_reviewed_and_written_anew_by_the_reflector(
     def actor(turn: str, seed: int) -> str:
         return RIGHT if "Now halve." in turn else by_turn(TWICE, TWICE, then=WRONG)(turn, seed)
 
-    place, staff, bench = await varied(tmp_path, tiny_model_dir, "I1", actor, editor=editor, reflector=reflector)
-    assert texts(place, "I1") == [
+    ctx, staff, bench = await varied(tmp_path, tiny_model_dir, "I1", actor, editor=editor, reflector=reflector)
+    assert texts(ctx, "I1") == [
         TWICE + RESULT.format(42) + "<think>Now halve.</think>\n<python>print(42 // 2)</python>" + RESULT.format(21)
         + RIGHT
     ]  # fmt: skip
-    assert derived(place) == ("I1", 1, 1, True, True)
-    assert place.store.rows("select success from trajectory where source = 'flywheel' order by 1") == [
+    assert derived(ctx) == ("I1", 1, 1, True, True)
+    assert ctx.store.rows("select success from trajectory where source = 'flywheel' order by 1") == [
         (False,),
         (True,),
     ]
@@ -243,7 +243,7 @@ async def test_a_flawed_step_is_reviewed_and_written_anew_by_the_reflector(
     assert located.sampling.stop == ("Analysis:",)
     assert all(request.sampling.stop == () for request in staff.requests("reflector")), "stops are of one request"
     assert bench.calls[-1] == ("python", "print(42 // 2)")
-    assert place.store.rows("select subject, prompt.split('@')[1] from edit order by all") == [
+    assert ctx.store.rows("select subject, prompt.split('@')[1] from edit order by all") == [
         ("0.1I0", "flawed-step"),
         ("0.1I1", "corrected-step"),
         ("0.1I1", "flaw-analysis"),
@@ -257,15 +257,15 @@ async def test_a_hint_follows_the_flawed_step(tmp_path: Path, tiny_model_dir: Pa
             return " Right, I halve.</think>\n<python>print(42 // 2)</python>"
         return by_turn(TWICE, then=RIGHT if "I halve" in turn else WRONG)(turn, seed)
 
-    place, _, _ = await varied(tmp_path, tiny_model_dir, "I2", actor, editor=lambda asked, seed: "Step: 1")
-    (text,) = texts(place, "I2")
+    ctx, _, _ = await varied(tmp_path, tiny_model_dir, "I2", actor, editor=lambda asked, seed: "Step: 1")
+    (text,) = texts(ctx, "I2")
     (hint,) = [hint for hint in HINTS["math"] if hint in text]
     assert text == (
         f"{TWICE}{RESULT.format(42)}<think>{hint} Right, I halve.</think>\n<python>print(42 // 2)</python>"
         + RESULT.format(21) + RIGHT
     )  # fmt: skip
     assert strict_fault(text) == ""
-    assert derived(place) == ("I2", 1, 1, True, True)
+    assert derived(ctx) == ("I2", 1, 1, True, True)
 
 
 @pytest.mark.parametrize("operator", ["I2", "I3"])
@@ -275,14 +275,14 @@ async def test_a_hint_after_an_answer_takes_it_back(tmp_path: Path, tiny_model_d
             return " Yes: 21.</think>\n<answer>\\boxed{21}</answer>"
         return by_turn(TWICE, then=WRONG)(turn, seed)
 
-    place, _, _ = await varied(tmp_path, tiny_model_dir, operator, actor, editor=lambda asked, seed: "Step: 2")
-    (text,) = texts(place, operator)
+    ctx, _, _ = await varied(tmp_path, tiny_model_dir, operator, actor, editor=lambda asked, seed: "Step: 2")
+    (text,) = texts(ctx, operator)
     before, opened, rest = text.partition("<think>I guess.")
     assert (before, opened) == (TWICE + RESULT.format(42), "<think>I guess.")
     assert rest.startswith("\nIt is \\boxed{42}.\n")
     assert rest.count("<answer>") == 1
     assert strict_fault(text) == ""
-    assert derived(place) == (operator, 1, 1, True, True)
+    assert derived(ctx) == (operator, 1, 1, True, True)
 
 
 async def test_a_review_follows_the_whole(tmp_path: Path, tiny_model_dir: Path) -> None:
@@ -295,8 +295,8 @@ async def test_a_review_follows_the_whole(tmp_path: Path, tiny_model_dir: Path) 
         assert asked.endswith("Let me go over this again.")
         return " I forgot to halve.\n\nMore."
 
-    place, _, _ = await varied(tmp_path, tiny_model_dir, "I4", actor, reflector=reflector)
-    (text,) = texts(place, "I4")
+    ctx, _, _ = await varied(tmp_path, tiny_model_dir, "I4", actor, reflector=reflector)
+    (text,) = texts(ctx, "I4")
     assert "\nLet me go over this again. I forgot to halve.</think>" in text
     assert strict_fault(text) == ""
 
@@ -307,11 +307,11 @@ async def test_a_hint_goes_on_from_a_trajectory_without_an_answer(tmp_path: Path
             return "</think>\n<answer>\\boxed{21}</answer>"
         return "I do not know."
 
-    place, _, _ = await varied(tmp_path, tiny_model_dir, "I3", actor)
-    (text,) = texts(place, "I3")
+    ctx, _, _ = await varied(tmp_path, tiny_model_dir, "I3", actor)
+    (text,) = texts(ctx, "I3")
     assert text.startswith("<think>I do not know.I do not know.\n")
     assert strict_fault(text) == ""
-    assert place.store.rows("select success from trajectory where source = 'flywheel' order by 1") == [
+    assert ctx.store.rows("select success from trajectory where source = 'flywheel' order by 1") == [
         (False,),
         (True,),
     ]
@@ -346,14 +346,14 @@ async def test_steps_of_other_worlds_are_varied_too(tmp_path: Path, tiny_model_d
     flywheel: dict[str, Any] = {"rounds": 1, "max_steps": 12, "correct": ["C0"], "incorrect": ["I3"]}
     flywheel["incorrect" if wrong else "correct"] = [operator]
     world: dict[str, Any] = {"environment": {"name": "textcraft"}, "instances": {"train_limit": 1}}
-    place = await begun(tmp_path, tiny_model_dir, staff, flywheel, make_environment=Crafting, **world)
-    await evolve(place, 1)
+    ctx = await begun(tmp_path, tiny_model_dir, staff, flywheel, make_environment=Crafting, **world)
+    await evolve(ctx, 1)
     positions = {"C0": None, "C1": 0, "I1": 0, "I2": 1, "I3": 12}
-    children = place.store.rows("select operator, success, position from v_families where round = 1")
+    children = ctx.store.rows("select operator, success, position from v_families where round = 1")
     assert children == [(operator, True, positions[operator])]
-    told = await select_rft(place, 1)
+    told = await select_rft(ctx, 1)
     assert told["samples"] == (1 if wrong or operator == "C0" else 2)
-    assert place.store.query("select * from v_orphans").empty
+    assert ctx.store.query("select * from v_orphans").empty
 
 
 async def test_an_edited_step_runs_in_the_sandbox(tmp_path: Path, tiny_model_dir: Path) -> None:
@@ -365,11 +365,11 @@ async def test_an_edited_step_runs_in_the_sandbox(tmp_path: Path, tiny_model_dir
     said = "Step: 1\nAnalysis: x\nCorrected Step: <think>Once.</think><python>import os; print(os.getcwd())</python>"
     staff = Staff({"actor": by_turn(TWICE, then=answer), "editor": lambda asked, seed: said, "reflector": silent})
     flywheel = {"rounds": 1, "correct": ["C1"], "incorrect": []}
-    place = await begun(
+    ctx = await begun(
         tmp_path, tiny_model_dir, staff, flywheel, make_environment=world, instances={"only": [0], "test_limit": 1}
     )
-    await evolve(place, 1)
+    await evolve(ctx, 1)
     calls = "select c.provider, c.status, v.operator from tool_call c join v_families v on v.trajectory_id = c.owner_id"
-    made = place.store.rows(f"{calls} where v.operator = 'C1'")
+    made = ctx.store.rows(f"{calls} where v.operator = 'C1'")
     assert [(status, operator) for _, status, operator in made] == [("ok", "C1")]
     assert made[0][0] not in ("", "none"), "the tool says how code is confined"

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from agentr_core.environments.reasoning.grammar import strict_fault, tags, text_of
 from agentr_core.methods.et_agent.operators import (
+    NoChild,
     TaggedForm,
-    Unmade,
-    at_step,
-    numbered,
-    opened,
-    redundant_step,
-    reopened,
-    repaired,
-    rethought,
-    step_number,
-    thoughts,
+    numbered_text,
+    open_step,
+    parse_redundant_step,
+    parse_step_number,
+    parse_thoughts,
+    reopen_thought,
+    repair_tags,
+    step_bounds,
     thoughts_of,
+    with_thoughts,
 )
 from agentr_core.types import Instance, Step, StopReason, Trajectory
 
@@ -45,21 +45,21 @@ INSTANCE = Instance(environment="reasoning", split="train", index=0)
     ],
 )
 def test_a_step_is_named_by_the_first_label(reply: str, number: int | None) -> None:
-    assert step_number(reply) == number
+    assert parse_step_number(reply) == number
 
 
 def test_a_correction_is_what_follows_its_label() -> None:
     said = "Step: 2\nAnalysis: As in step: 1.\nCorrected Step: <think>Aa</think>\n<python>x</python>"
-    assert redundant_step(said) == (2, "<think>Aa</think>\n<python>x</python>")
-    assert redundant_step("Step: no\nCorrected Step: x") == (0, "")
-    assert redundant_step("Step: 2\nCorrected Step:  ") is None
-    assert redundant_step("Corrected Step: x") is None
+    assert parse_redundant_step(said) == (2, "<think>Aa</think>\n<python>x</python>")
+    assert parse_redundant_step("Step: no\nCorrected Step: x") == (0, "")
+    assert parse_redundant_step("Step: 2\nCorrected Step:  ") is None
+    assert parse_redundant_step("Corrected Step: x") is None
 
 
 def test_thoughts_are_numbered_in_order() -> None:
-    assert thoughts("Here:\n\n**Thought 1:** One\ntwo.\nthought 2 : Three.", 2) == ("One\ntwo.", "Three.")
-    assert thoughts("Thought 1: I use <b>.\n", 1) == ("I use <b>.",)
-    assert thoughts("Thought 1: a</think><python>x</python>", 1) is None
+    assert parse_thoughts("Here:\n\n**Thought 1:** One\ntwo.\nthought 2 : Three.", 2) == ("One\ntwo.", "Three.")
+    assert parse_thoughts("Thought 1: I use <b>.\n", 1) == ("I use <b>.",)
+    assert parse_thoughts("Thought 1: a</think><python>x</python>", 1) is None
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_thoughts_are_numbered_in_order() -> None:
     ],
 )
 def test_a_written_step_is_repaired(text: str, wanted: str) -> None:
-    assert repaired(text) == wanted
+    assert repair_tags(text) == wanted
 
 
 def test_what_cannot_be_repaired_makes_no_step() -> None:
-    assert repaired(" <think> </think>") == Unmade("empty-step")
-    assert repaired("a <python>print(1)") == Unmade("unclosed-call", "<python>print(1)")
+    assert repair_tags(" <think> </think>") == NoChild("empty-step")
+    assert repair_tags("a <python>print(1)") == NoChild("unclosed-call", "<python>print(1)")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_what_cannot_be_repaired_makes_no_step() -> None:
     ],
 )
 def test_a_step_is_reopened(text: str, wanted: str) -> None:
-    assert reopened(text) == wanted
+    assert reopen_thought(text) == wanted
 
 
 def step(reply: str, observation: str = "") -> Step:
@@ -111,13 +111,13 @@ def trajectory(*steps: Step) -> Trajectory:
 def test_a_hint_and_the_reply_after_it_are_one_step() -> None:
     steps = [
         step("<think>a</think><python>1</python>", "<result>1</result>"),
-        opened("<think>Wait."),
+        open_step("<think>Wait."),
         step(" b</think>"),
     ]
     assert MATH.ends(steps) == [1, 3]
-    assert numbered(MATH, steps).splitlines()[-2:] == ["### Step 2", "<think>Wait. b</think>"]
-    assert at_step(MATH, steps, 2) == (1, 3)
-    assert at_step(MATH, steps, 3) == Unmade("step-out-of-range", "step 3 of 2")
+    assert numbered_text(MATH, steps).splitlines()[-2:] == ["### Step 2", "<think>Wait. b</think>"]
+    assert step_bounds(MATH, steps, 2) == (1, 3)
+    assert step_bounds(MATH, steps, 3) == NoChild("step-out-of-range", "step 3 of 2")
 
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="<>"), min_size=1).filter(str.strip)
@@ -129,7 +129,7 @@ def test_thoughts_change_and_actions_do_not(calls: list[tuple[str, str, str, str
     steps = [step(f"<think>{t}</think>\n<{c}>{q}</{c}>", f"\n<result>\n{r}\n</result>\n") for t, c, q, r in calls]
     parent = trajectory(*steps, step("<think>So.</think>\n<answer>It is \\boxed{1}.</answer>"))
     wanted = fresh[: len(parent.steps)]
-    child = rethought(MATH, parent, wanted)
+    child = with_thoughts(MATH, parent, wanted)
     assert isinstance(child, Trajectory)
     assert [thought for thought, _ in thoughts_of(MATH, child.steps)] == [text.strip() for text in wanted]
     before, after = (text_of(one).split("</think>\n") for one in (parent, child))
@@ -141,5 +141,5 @@ def test_thoughts_change_and_actions_do_not(calls: list[tuple[str, str, str, str
 
 def test_thoughts_that_act_change_what_is_done_and_make_no_child() -> None:
     parent = trajectory(step("<think>So.</think>\n<answer>\\boxed{1}</answer>"))
-    assert rethought(MATH, parent, ["<answer>\\boxed{2}</answer>"]) == Unmade("actions-changed")
+    assert with_thoughts(MATH, parent, ["<answer>\\boxed{2}</answer>"]) == NoChild("actions-changed")
     assert any(tags("<answer>"))

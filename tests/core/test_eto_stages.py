@@ -30,13 +30,13 @@ from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.reports.iteration import sections
 from agentr_core.reports.markdown import render_markdown
-from agentr_core.runtime.place import Training, Workplace
-from agentr_core.runtime.start import begin, start
+from agentr_core.runtime.context import RunContext, Training
+from agentr_core.runtime.start import begin_iteration, start_run
 from agentr_core.stages.dataset import dataset, dataset_file
 from agentr_core.stages.demonstrate import best_expert_episodes, expert_samples
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.report import build_report
-from agentr_core.store.codec.samples import load_planned, load_preferences, load_samples
+from agentr_core.store.codec.samples import load_planned_rollouts, load_preferences, load_samples
 from agentr_core.store.codec.trajectories import instance_row
 from agentr_core.store.database import Store
 from agentr_core.types import Generation, Instance, Request, Transition
@@ -102,11 +102,11 @@ def _said(generation: Generation, text: str) -> Generation:
 class Site:
     """A workspace, and what its model was asked."""
 
-    place: Workplace
+    ctx: RunContext
     asked: list[Request]
 
     def ask(self, sql: str) -> list[tuple[Any, ...]]:
-        return self.place.store.rows(sql)
+        return self.ctx.store.rows(sql)
 
 
 Sites = Callable[..., Site]
@@ -140,7 +140,7 @@ def site(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
             ("eto.phases=[dpo]", "eto.explore.max_steps=4", *overrides) if method == "eto" else overrides,
         )
         asked: list[Request] = []
-        place = Workplace(
+        ctx = RunContext(
             recipe=recipe,
             method=method_of(recipe),
             run_id=run_id_of(recipe),
@@ -150,22 +150,22 @@ def site(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
             load_model=lambda role, path: Speaker(asked, strength),
             progress=lambda done, total, note: None,
         )
-        return Site(place, asked)
+        return Site(ctx, asked)
 
     return make
 
 
 async def prepare(one: Site) -> Site:
-    await start(one.place)
-    await begin(one.place, 1)
+    await start_run(one.ctx)
+    await begin_iteration(one.ctx, 1)
     return one
 
 
 async def make_pairs(one: Site) -> dict[str, Any]:
     await prepare(one)
-    await demonstrate(one.place, 1)
-    await explore(one.place, 1)
-    return await prefer(one.place, 1)
+    await demonstrate(one.ctx, 1)
+    await explore(one.ctx, 1)
+    return await prefer(one.ctx, 1)
 
 
 def demonstration(index: int, *words: str, **more: Any) -> dict[str, Any]:
@@ -188,10 +188,10 @@ def write(folder: Path, *records: Any) -> Path:
 async def test_failures_become_pairs_with_the_expert_and_lead_back(site: Sites) -> None:
     one = site()
     assert await make_pairs(one) == {"lose": 6, "rejected": 0}
-    made = await dataset(one.place, 1)
+    made = await dataset(one.ctx, 1)
 
     assert made["samples"] == {"chosen": 6, "rejected": 6}
-    assert dataset_file(one.place, 1).exists()
+    assert dataset_file(one.ctx, 1).exists()
     (lineage, *_) = one.ask(
         "select c.source, r.source, p.chosen_reward, p.rejected_reward, p.used, c.num_steps, r.num_steps "
         "from v_preferences p join trajectory c on c.trajectory_id = p.chosen_trajectory_id "
@@ -199,10 +199,10 @@ async def test_failures_become_pairs_with_the_expert_and_lead_back(site: Sites) 
     )
     assert lineage == ("expert", "rollout", 1.0, 0.0, True, 2, 4)
     assert one.ask("select * from v_orphans") == []
-    record = preference_record(one.place, 1)
+    record = preference_record(one.ctx, 1)
     assert record is not None
-    assert (record.kinds, record.margins) == ({"lose": 6}, {0.9: 6})
-    report = build_report(one.place, 1)
+    assert (record.num_by_case, record.num_by_margin) == ({"lose": 6}, {0.9: 6})
+    report = build_report(one.ctx, 1)
     keys = {section.key for section in sections(report)}
     assert "preferences" in keys
     assert keys.isdisjoint({"survival", "judge", "samples"})
@@ -223,9 +223,9 @@ async def test_an_ill_typed_answer_costs_its_episode_and_not_the_stage(site: Sit
             return transition._replace(info=odd) if self._key == "door/train/2" else transition
 
     one = await prepare(site())
-    place = replace(one.place, make_environment=lambda _: Odd((), expert=True))
-    assert await demonstrate(place, 1) == {"expert": 5, "rejected": 1}
-    await explore(place, 1)
+    ctx = replace(one.ctx, make_environment=lambda _: Odd((), expert=True))
+    assert await demonstrate(ctx, 1) == {"expert": 5, "rejected": 1}
+    await explore(ctx, 1)
     assert one.ask("select subject, reason from rejection where stage = 'expert'") == [
         ("door/train/2", "ill-typed-answer")
     ]
@@ -236,17 +236,17 @@ async def test_an_ill_typed_answer_costs_its_episode_and_not_the_stage(site: Sit
 async def test_a_second_run_finds_everything_done(site: Sites) -> None:
     one = site("eto.explore.samples=2")
     made = await make_pairs(one)
-    built = await dataset(one.place, 1)
-    written = dataset_file(one.place, 1).read_bytes()
+    built = await dataset(one.ctx, 1)
+    written = dataset_file(one.ctx, 1).read_bytes()
     tables = ("trajectory", "step", "generation", "preference", "sample", "rejection", "dataset_row")
     before = {table: one.ask(f"select count(*) from {table}") for table in tables}
 
     again = site("eto.explore.samples=2")
     assert await make_pairs(again) == made
-    dataset_file(again.place, 1).unlink()
-    assert await dataset(again.place, 1) == built
+    dataset_file(again.ctx, 1).unlink()
+    assert await dataset(again.ctx, 1) == built
     assert again.asked == []
-    assert dataset_file(again.place, 1).read_bytes() == written
+    assert dataset_file(again.ctx, 1).read_bytes() == written
     assert {table: again.ask(f"select count(*) from {table}") for table in tables} == before
 
 
@@ -256,59 +256,59 @@ async def test_explored_episodes_end_where_they_repeat_themselves(site: Sites) -
             return "the same"
 
     one = await prepare(site("eto.explore.repeats=2"))
-    place = replace(one.place, make_environment=lambda _: Telling([], expert=True))
-    await explore(place, 1)
+    ctx = replace(one.ctx, make_environment=lambda _: Telling([], expert=True))
+    await explore(ctx, 1)
     ends = "select stop, count(*) from trajectory where source = 'rollout' group by stop"
     assert one.ask(ends) == [("repeats", 6)]
 
-    (stage,) = (stage for stage in plan_of(place.recipe, 1).stages if stage.name == "explore")
-    stage.check(place.recipe, Telling([], expert=True), [])
+    (stage,) = (stage for stage in plan_of(ctx.recipe, 1).stages if stage.name == "explore")
+    stage.check(ctx.recipe, Telling([], expert=True), [])
     with pytest.raises(ConfigError, match=r"does not tell its state; leave eto\.explore\.repeats out"):
-        stage.check(place.recipe, House([], expert=True), [])
+        stage.check(ctx.recipe, House([], expert=True), [])
 
 
 async def test_an_interrupted_exploration_ends_with_the_same_dataset(site: Sites) -> None:
     rough = await prepare(site("eto.explore.samples=3", strength=50))
-    await demonstrate(rough.place, 1)
+    await demonstrate(rough.ctx, 1)
     with pytest.raises(EndpointError):
-        await explore(rough.place, 1)
+        await explore(rough.ctx, 1)
     kept = int(rough.ask("select count(*) from trajectory where source = 'rollout'")[0][0])
-    total = len(load_planned(rough.place.store, rough.place.iteration_id(1)))
+    total = len(load_planned_rollouts(rough.ctx.store, rough.ctx.iteration_id(1)))
     assert 0 < kept < total
 
     mended = site("eto.explore.samples=3")
-    assert (await explore(mended.place, 1))["new"] == total - kept
+    assert (await explore(mended.ctx, 1))["new"] == total - kept
     asked = len(mended.asked)
-    assert (await explore(mended.place, 1))["new"] == 0
+    assert (await explore(mended.ctx, 1))["new"] == 0
     assert len(mended.asked) == asked
 
     calm = site("eto.explore.samples=3", folder="calm")
-    assert await make_pairs(calm) == await prefer(mended.place, 1)
-    assert await dataset(calm.place, 1) == await dataset(mended.place, 1)
+    assert await make_pairs(calm) == await prefer(mended.ctx, 1)
+    assert await dataset(calm.ctx, 1) == await dataset(mended.ctx, 1)
 
 
 async def test_exploration_in_goes_ends_with_the_same_dataset(site: Sites) -> None:
     slow = await prepare(site("eto.explore.samples=3"))
-    await demonstrate(slow.place, 1)
-    assert (await explore(replace(slow.place, limit=4), 1))["new"] == 4
-    assert (await explore(slow.place, 1))["new"] > 0
+    await demonstrate(slow.ctx, 1)
+    assert (await explore(replace(slow.ctx, limit=4), 1))["new"] == 4
+    assert (await explore(slow.ctx, 1))["new"] > 0
     calm = site("eto.explore.samples=3", folder="calm")
-    assert await make_pairs(calm) == await prefer(slow.place, 1)
-    assert await dataset(calm.place, 1) == await dataset(slow.place, 1)
+    assert await make_pairs(calm) == await prefer(slow.ctx, 1)
+    assert await dataset(calm.ctx, 1) == await dataset(slow.ctx, 1)
 
 
 async def test_a_second_pass_replaces_the_pairs_of_the_first(site: Sites) -> None:
     options = ("eto.explore.samples=6", "eto.preferences={against: own, per_instance: 1}")
     slow = await prepare(site(*options, expert=False))
-    await explore(replace(slow.place, limit=18), 1)
-    assert (await prefer(slow.place, 1))["own"] > 0
-    await explore(slow.place, 1)
-    last = await prefer(slow.place, 1)
+    await explore(replace(slow.ctx, limit=18), 1)
+    assert (await prefer(slow.ctx, 1))["own"] > 0
+    await explore(slow.ctx, 1)
+    last = await prefer(slow.ctx, 1)
     calm = await prepare(site(*options, expert=False, folder="calm"))
-    await explore(calm.place, 1)
+    await explore(calm.ctx, 1)
 
-    assert await prefer(calm.place, 1) == last
-    assert await dataset(calm.place, 1) == await dataset(slow.place, 1)
+    assert await prefer(calm.ctx, 1) == last
+    assert await dataset(calm.ctx, 1) == await dataset(slow.ctx, 1)
     for table in ("preference", "sample", "message", "rejection"):
         assert slow.ask(f"select count(*) from {table}") == calm.ask(f"select count(*) from {table}")
     assert slow.ask("select * from v_orphans") == []
@@ -316,35 +316,35 @@ async def test_a_second_pass_replaces_the_pairs_of_the_first(site: Sites) -> Non
 
 async def test_an_expert_that_has_played_does_not_play_again(site: Sites) -> None:
     one = await prepare(site())
-    told = await demonstrate(one.place, 1)
+    told = await demonstrate(one.ctx, 1)
 
     class Tired(House):
         def step(self, action: str) -> Transition:
             raise AssertionError("it plays again")
 
-    later = replace(one.place, make_environment=lambda _: Tired([], expert=True))
+    later = replace(one.ctx, make_environment=lambda _: Tired([], expert=True))
     assert await demonstrate(later, 1) == told
 
 
 async def test_a_broken_instance_costs_its_demonstration_and_not_the_stage(site: Sites) -> None:
     broken = ["door/train/2"]
     one = await prepare(site(broken=broken))
-    assert await demonstrate(one.place, 1) == {"expert": 5, "rejected": 1}
+    assert await demonstrate(one.ctx, 1) == {"expert": 5, "rejected": 1}
     said = [("door/train/2", "environment-fault", "door door/train/2 fell out of its frame")]
     assert one.ask("select subject, reason, detail from rejection") == said
     strict = await prepare(site("errors.budget=0.1", broken=broken, folder="strict"))
     with pytest.raises(EnvironmentFault, match="fell out of its frame"):
-        await demonstrate(strict.place, 1)
+        await demonstrate(strict.ctx, 1)
 
 
 async def test_an_episode_without_a_reward_is_turned_away(site: Sites) -> None:
     one = site()
     await prepare(one)
-    await demonstrate(one.place, 1)
+    await demonstrate(one.ctx, 1)
     hurt = site(broken=["door/train/2"])
-    await explore(hurt.place, 1)
+    await explore(hurt.ctx, 1)
 
-    assert await prefer(hurt.place, 1) == {"lose": 5, "rejected": 1}
+    assert await prefer(hurt.ctx, 1) == {"lose": 5, "rejected": 1}
     ((reason, detail),) = hurt.ask("select reason, detail from rejection")
     assert reason == "no-reward"
     assert detail == "episode door/train/2#0 has no reward; table event has the error that ended it"
@@ -352,9 +352,9 @@ async def test_an_episode_without_a_reward_is_turned_away(site: Sites) -> None:
 
 async def test_an_episode_that_was_not_begun_is_not_one_that_failed(site: Sites) -> None:
     one = await prepare(site("eto.explore.samples=3"))
-    await demonstrate(one.place, 1)
-    await explore(replace(one.place, limit=4), 1)
-    await prefer(one.place, 1)
+    await demonstrate(one.ctx, 1)
+    await explore(replace(one.ctx, limit=4), 1)
+    await prefer(one.ctx, 1)
     reasons = one.ask("select reason, detail from rejection where reason in ('no-reward', 'not-played')")
     assert {reason for reason, _ in reasons} == {"not-played"}
     assert all("was not begun" in detail for _, detail in reasons)
@@ -363,8 +363,8 @@ async def test_an_episode_that_was_not_begun_is_not_one_that_failed(site: Sites)
 async def test_without_an_expert_own_episodes_are_compared(site: Sites) -> None:
     one = site("eto.preferences.against=own", "eto.explore.samples=6", expert=False)
     await prepare(one)
-    await explore(one.place, 1)
-    made = await prefer(one.place, 1)
+    await explore(one.ctx, 1)
+    made = await prefer(one.ctx, 1)
 
     assert made["own"] > 0
     assert made["own"] + made["rejected"] == 6
@@ -374,7 +374,7 @@ async def test_without_an_expert_own_episodes_are_compared(site: Sites) -> None:
 async def test_a_missing_expert_is_told_in_one_sentence(site: Sites) -> None:
     one = await prepare(site(expert=False))
     with pytest.raises(ConfigError, match=r"^environment door has no expert; name a file of demonstrations"):
-        await demonstrate(one.place, 1)
+        await demonstrate(one.ctx, 1)
 
 
 async def test_step_wise_the_policy_goes_on_from_the_experts_steps(site: Sites) -> None:
@@ -382,9 +382,9 @@ async def test_step_wise_the_policy_goes_on_from_the_experts_steps(site: Sites) 
     made = await make_pairs(one)
 
     # Each instance is played from both forks of the expert, greedily and three times more.
-    assert len(load_planned(one.place.store, one.place.iteration_id(1))) == 48
+    assert len(load_planned_rollouts(one.ctx.store, one.ctx.iteration_id(1))) == 48
     assert made["step"] > 0
-    pairs = load_preferences(one.place.store, one.place.iteration_id(1)).values()
+    pairs = load_preferences(one.ctx.store, one.ctx.iteration_id(1)).values()
     assert {p.chosen.provenance.split for p in pairs} == {0, 1}
     for pair in pairs:
         assert [m.text for m in pair.chosen.messages if m.train] == [
@@ -396,47 +396,47 @@ async def test_step_wise_the_policy_goes_on_from_the_experts_steps(site: Sites) 
 
 async def test_own_successes_are_the_samples_of_rejection_sampling(site: Sites) -> None:
     one = await prepare(site("eto.phases=[rft]", "eto.explore.samples=6"))
-    made = await explore(one.place, 1)
+    made = await explore(one.ctx, 1)
 
-    samples = load_samples(one.place.store, iteration_id=one.place.iteration_id(1))
+    samples = load_samples(one.ctx.store, iteration_id=one.ctx.iteration_id(1))
     assert len(samples) == made["successes"] > 0
     assert {str(sample.kind) for sample in samples.values()} == {"good"}
-    assert (await dataset(one.place, 1))["samples"]["good"] > 0
+    assert (await dataset(one.ctx, 1))["samples"]["good"] > 0
     assert one.ask("select * from v_orphans") == []
 
 
 async def test_of_many_successes_of_an_instance_the_shortest_may_be_taken(site: Sites) -> None:
     one = await prepare(site("eto.phases=[rft]", "eto.explore.samples=6", "data.good_per_tree=1"))
-    await explore(one.place, 1)
-    successes = load_samples(one.place.store, iteration_id=one.place.iteration_id(1)).values()
+    await explore(one.ctx, 1)
+    successes = load_samples(one.ctx.store, iteration_id=one.ctx.iteration_id(1)).values()
     won = Counter(sample.instance for sample in successes)
     assert max(won.values()) > 1
 
-    assert (await dataset(one.place, 1))["samples"]["good"] == len(won)
+    assert (await dataset(one.ctx, 1))["samples"]["good"] == len(won)
     lost = one.ask("select count(*) from rejection where reason = 'good-per-tree-cap'")
     assert lost == [(len({tuple(sample.messages) for sample in successes}) - len(won),)]
 
 
 async def test_published_rejection_sampling_has_the_experts_episodes_too(site: Sites) -> None:
     one = await prepare(site("eto.phases=[rft]", "eto.rft=with_expert", "eto.explore.samples=6"))
-    assert await demonstrate(one.place, 1) == {"expert": 6, "rejected": 0}
-    successes = (await explore(one.place, 1))["successes"]
+    assert await demonstrate(one.ctx, 1) == {"expert": 6, "rejected": 0}
+    successes = (await explore(one.ctx, 1))["successes"]
 
-    samples = load_samples(one.place.store, iteration_id=one.place.iteration_id(1)).values()
+    samples = load_samples(one.ctx.store, iteration_id=one.ctx.iteration_id(1)).values()
     kinds = [str(sample.kind) for sample in samples]
     assert (kinds.count("expert"), kinds.count("good")) == (6, successes)
-    made = (await dataset(one.place, 1))["samples"]
+    made = (await dataset(one.ctx, 1))["samples"]
     assert made["expert"] > 0
     assert made["good"] > 0
-    funnel = [(stage.name, stage.count) for stage in build_report(one.place, 1).funnel]
+    funnel = [(stage.name, stage.count) for stage in build_report(one.ctx, 1).funnel]
     assert funnel[:3] == [("expert episodes", 6), ("explored episodes", 42), ("successes", successes)]
 
 
 def test_published_rejection_sampling_begins_with_the_first_model(site: Sites) -> None:
-    published = site("eto.phases=[sft, rft, dpo]", "eto.rft=with_expert").place.recipe
-    assert [training(published, iteration).anew for iteration in (1, 2, 3)] == [False, True, False]
-    own = site("eto.phases=[sft, rft, dpo]").place.recipe
-    assert [training(own, iteration).anew for iteration in (1, 2, 3)] == [False, False, False]
+    published = site("eto.phases=[sft, rft, dpo]", "eto.rft=with_expert").ctx.recipe
+    assert [training(published, iteration).from_base for iteration in (1, 2, 3)] == [False, True, False]
+    own = site("eto.phases=[sft, rft, dpo]").ctx.recipe
+    assert [training(own, iteration).from_base for iteration in (1, 2, 3)] == [False, False, False]
 
 
 async def test_episodes_that_fail_for_good_count_as_the_recipe_says(site: Sites) -> None:
@@ -444,81 +444,79 @@ async def test_episodes_that_fail_for_good_count_as_the_recipe_says(site: Sites)
     for way in ("out", "zero"):
         plays = ("evaluation.episodes=3", "evaluation.temperature=1.0")
         one = await prepare(site(f"errors.count_as={way}", *plays, broken=["door/test/1"], folder=way))
-        found = await evaluate(one.place, 0)
-        total = len(one.place.make_environment("house").instances("test")) * 3
-        (score,) = build_report(one.place, 0).scores
+        found = await evaluate(one.ctx, 0)
+        total = len(one.ctx.make_environment("house").instances("test")) * 3
+        (score,) = build_report(one.ctx, 0).scores
         ((episodes, lost, success, reward),) = one.ask(
             "select episodes, lost, success, reward from v_evaluations where evaluation = 'test'"
         )
-        assert (score.lost, lost) == (3, 3)
+        assert (score.num_lost, lost) == (3, 3)
         assert found["test"]["n"] == score.success.n == score.reward.n == episodes
         assert episodes == (total if way == "zero" else total - 3)
         assert score.success.value == pytest.approx(success)
         assert score.reward.value == pytest.approx(reward)
         said[way] = round(success * episodes)
-        text = render_markdown(build_report(one.place, 0))
+        text = render_markdown(build_report(one.ctx, 0))
         how = "left out of the means" if way == "out" else "counted as failures with reward 0"
         assert f"tiny: episodes that failed for good, {how}: 3." in text.replace("Base", "base")
         # It is no episode that anything else could go on from.
         assert one.ask("select count(*) from episode") == [(total - 3,)]
 
         whole = site(f"errors.count_as={way}", *plays, folder=way)
-        mended = await evaluate(whole.place, 0)
+        mended = await evaluate(whole.ctx, 0)
         assert mended["test"]["n"] == total
         assert whole.ask("select lost from v_evaluations where evaluation = 'test'") == [(0,)]
-        assert build_report(whole.place, 0).scores[0].lost == 0
+        assert build_report(whole.ctx, 0).scores[0].num_lost == 0
     assert said["out"] == said["zero"]
 
 
 async def test_pairs_from_the_trees_of_another_run(site: Sites) -> None:
     other = site("search={dives: 3, width: 3, depth: 5, max_new_tokens: 8}", method="agent-r")
     await prepare(other)
-    await collect(other.place, 1)
-    source = ("eto.preferences.source=trees", f"eto.preferences.trees='{other.place.run_id[:8]}'")
+    await collect(other.ctx, 1)
+    source = ("eto.preferences.source=trees", f"eto.preferences.trees='{other.ctx.run_id[:8]}'")
     one = await prepare(site(*source))
-    with other.place.store.transaction() as con:
+    with other.ctx.store.transaction() as con:
         # What another tokenizer sampled, and what an earlier version stored of it.
         con.execute(
             "update node set step = struct_update(step, token_ids := [7, 8]::bigint[], "
             "tokenizer := case when node_index % 2 = 1 then 'another' end) where step is not null"
         )
 
-    made = await prefer(one.place, 1)
+    made = await prefer(one.ctx, 1)
 
     assert made["tree"] > 0
     stored = one.ask("select distinct tokenizer, token_ids is null from message where role = 'assistant'")
     assert set(stored) == {(None, True), ("another", False)}
     trained = "select count(*) from message where token_ids is not null and train"
-    assert (await dataset(one.place, 1))["tokenised_anew"] == one.ask(trained)[0][0] > 0
+    assert (await dataset(one.ctx, 1))["tokenised_anew"] == one.ask(trained)[0][0] > 0
     assert one.asked == []
     rows = one.ask("select tree_id, good_leaf, bad_leaf, chosen_reward - rejected_reward from v_preferences")
     known = set(other.ask("select tree_id, node_index from node"))
     assert all({(tree, good), (tree, bad)} <= known and gap > 0 for tree, good, bad, gap in rows)
-    assert (await dataset(one.place, 1))["samples"]["chosen"] == made["tree"]
+    assert (await dataset(one.ctx, 1))["samples"]["chosen"] == made["tree"]
     assert one.ask("select * from v_orphans") == []
-    sides = pq.read_table(dataset_file(one.place, 1))
+    sides = pq.read_table(dataset_file(one.ctx, 1))
     rows_of = [sides[name].to_pylist() for name in ("chosen_input_ids", "rejected_input_ids")]
     assert not any(row[at : at + 2] == [7, 8] for rows in rows_of for row in rows for at in range(len(row)))
     # The same trees serve the next iteration, as pairs of its own.
     await begin_next(one)
-    assert await prefer(one.place, 2) == made
+    assert await prefer(one.ctx, 2) == made
 
 
 async def begin_next(one: Site) -> None:
-    one.place.store.update(
-        "iteration", {"iteration_id": one.place.iteration_id(1), "checkpoint_out": one.place.policy(1).id}
-    )
-    await begin(one.place, 2)
+    one.ctx.store.update("iteration", {"iteration_id": one.ctx.iteration_id(1), "checkpoint_out": one.ctx.policy(1).id})
+    await begin_iteration(one.ctx, 2)
 
 
 async def test_a_run_without_trees_is_named(site: Sites) -> None:
     plain = await prepare(site())
-    one = await prepare(site("eto.preferences.source=trees", f"eto.preferences.trees='{plain.place.run_id}'"))
-    with pytest.raises(ConfigError, match=f"run {plain.place.run_id} has no finished tree"):
-        await prefer(one.place, 1)
+    one = await prepare(site("eto.preferences.source=trees", f"eto.preferences.trees='{plain.ctx.run_id}'"))
+    with pytest.raises(ConfigError, match=f"run {plain.ctx.run_id} has no finished tree"):
+        await prefer(one.ctx, 1)
     lost = await prepare(site("eto.preferences.source=trees", "eto.preferences.trees=nobody"))
     with pytest.raises(ConfigError, match=r"no run of .* begins with 'nobody'"):
-        await prefer(lost.place, 1)
+        await prefer(lost.ctx, 1)
 
 
 async def test_demonstrations_come_from_a_file(site: Sites, tmp_path: Path) -> None:
@@ -543,14 +541,14 @@ async def test_an_instance_may_have_several_demonstrations(site: Sites, tmp_path
         *(demonstration(index, OPENING) for index in range(1, 6)),
     )
     one = await prepare(site(f"eto.expert.file={file}", expert=False))
-    assert await expert_samples(one.place, 1) == {"expert": 8, "rejected": 0}
+    assert await expert_samples(one.ctx, 1) == {"expert": 8, "rejected": 0}
     asked = "select num_steps from trajectory where source = 'expert' and instance_id = 'door/train/0' order by 1"
     assert one.ask(asked) == [(1,), (2,), (3,)]
     assert one.ask("select count(*), count(distinct trajectory_id) from sample where kind = 'expert'") == [(8, 8)]
 
-    assert await expert_samples(one.place, 1) == {"expert": 8, "rejected": 0}
+    assert await expert_samples(one.ctx, 1) == {"expert": 8, "rejected": 0}
     assert one.ask("select count(*) from sample") == [(8,)]
-    assert len(best_expert_episodes(one.place, 1)["door/train/0"][1].steps) == 1
+    assert len(best_expert_episodes(one.ctx, 1)["door/train/0"][1].steps) == 1
 
 
 async def test_a_demonstration_that_fails_is_named_or_turned_away(site: Sites, tmp_path: Path) -> None:
@@ -559,9 +557,9 @@ async def test_a_demonstration_that_fails_is_named_or_turned_away(site: Sites, t
     with pytest.raises(
         DataFileError, match=r"data.jsonl:2: played again, .* reaches reward 0 and not 1; .*'Wrong 1\.'"
     ):
-        await demonstrate(strict.place, 1)
+        await demonstrate(strict.ctx, 1)
     lenient = await prepare(site(f"eto.expert.file={file}", "eto.expert.failed_replay=reject"))
-    assert await demonstrate(lenient.place, 1) == {"expert": 1, "rejected": 5}
+    assert await demonstrate(lenient.ctx, 1) == {"expert": 1, "rejected": 5}
     reasons = lenient.ask("select reason, count(*) from rejection group by all order by 1")
     assert reasons == [("failed-replay", 1), ("no-demonstration", 4)]
 
@@ -570,14 +568,14 @@ async def test_a_file_with_nothing_of_use_stops_the_run(site: Sites, tmp_path: P
     file = write(tmp_path, demonstration(77, OPENING))
     one = await prepare(site(f"eto.expert.file={file}"))
     with pytest.raises(ConfigError, match=r"data.jsonl has no sound demonstration of any training instance"):
-        await demonstrate(one.place, 1)
+        await demonstrate(one.ctx, 1)
 
 
 async def test_another_file_makes_another_run(site: Sites, tmp_path: Path) -> None:
     write(tmp_path, demonstration(0, OPENING))
     one = site(f"eto.expert.file={tmp_path / 'data.jsonl'}")
     write(tmp_path, demonstration(1, OPENING))
-    assert site(f"eto.expert.file={tmp_path / 'data.jsonl'}").place.run_id != one.place.run_id
+    assert site(f"eto.expert.file={tmp_path / 'data.jsonl'}").ctx.run_id != one.ctx.run_id
     with pytest.raises(DataFileError, match="cannot be read"):
         site("eto.expert.file=missing.jsonl")
 
@@ -595,28 +593,28 @@ async def test_ready_pairs_come_from_a_file(site: Sites, tmp_path: Path) -> None
     file = write(tmp_path, pair, pair | {"id": "door/train/1", "rejected": pair["chosen"]})
     one = await prepare(site("eto.preferences.source=file", f"eto.preferences.file={file}"))
 
-    assert await prefer(one.place, 1) == {"file": 1, "rejected": 1}
-    assert (await dataset(one.place, 1))["samples"] == {"chosen": 1, "rejected": 1}
+    assert await prefer(one.ctx, 1) == {"file": 1, "rejected": 1}
+    assert (await dataset(one.ctx, 1))["samples"] == {"chosen": 1, "rejected": 1}
     # Nothing was explored, so the report does not say that it brought nothing.
-    funnel = [(stage.name, stage.count) for stage in build_report(one.place, 1).funnel]
+    funnel = [(stage.name, stage.count) for stage in build_report(one.ctx, 1).funnel]
     assert funnel == [("preference pairs", 1), ("samples", 2), ("trained rows", 2)]
     write(tmp_path, pair | {"id": "door/test/0"})
     leak = await prepare(site("eto.preferences.source=file", f"eto.preferences.file={file}"))
-    await prefer(leak.place, 1)
+    await prefer(leak.ctx, 1)
     with pytest.raises(DataFault, match="made from 1 held-out instances, or variants of these: door/test/0"):
-        await dataset(leak.place, 1)
+        await dataset(leak.ctx, 1)
 
 
 async def test_nothing_to_compare_is_told_in_one_sentence(site: Sites) -> None:
     one = site("eto.preferences.margin=1.0")
     await make_pairs(one)
     with pytest.raises(DataFault, match=r"^iteration 1 of run \w+ has no sample to train on; `select"):
-        await dataset(one.place, 1)
+        await dataset(one.ctx, 1)
 
 
 async def test_the_best_of_several_episodes_is_a_metric(site: Sites) -> None:
     one = await prepare(site("evaluation.episodes=4", "evaluation.temperature=1.0"))
-    await evaluate(one.place, 0)
+    await evaluate(one.ctx, 0)
 
     found = dict(one.ask("select metric, value from v_metrics where evaluation = 'test' and depth is null"))
     ((mean,),) = one.ask("select success from v_evaluations")
@@ -695,7 +693,7 @@ async def test_ready_pairs_may_not_be_of_any_held_out_set_nor_of_variants(
     sets = "evaluation.sets={dev: {split: dev}}"
     one = await prepare(site("eto.preferences.source=file", f"eto.preferences.file={file}", sets))
     variant, original = (Instance(environment="door", split=split, index=1) for split in ("train", "test"))
-    one.place.store.write({"instance": [instance_row(variant, 1, original)]})
-    await prefer(one.place, 1)
+    one.ctx.store.write({"instance": [instance_row(variant, 1, original)]})
+    await prefer(one.ctx, 1)
     with pytest.raises(DataFault, match=f"1 held-out instances, or variants of these: {leaks}"):
-        await dataset(one.place, 1)
+        await dataset(one.ctx, 1)

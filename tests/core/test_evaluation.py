@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from toy import Line, Policy, Script, instance
 
-from agentr_core.episodes.rollout import Ask, SharedEnvironments
+from agentr_core.episodes.rollout import EnvironmentPool, SampleReplies
 from agentr_core.episodes.units import UnitError
 from agentr_core.errors import ErrorBudgetSpent
 from agentr_core.evaluation.episodes import EpisodePlan, EpisodeResult, Player, episode_plans, play_all, revision_plans
@@ -18,10 +18,10 @@ INSTANCES = [instance(i) for i in range(5)]
 
 
 async def play(
-    plans: tuple[EpisodePlan, ...], sample: Ask, *, max_steps: int = 10, **options: Any
+    plans: tuple[EpisodePlan, ...], sample: SampleReplies, *, max_steps: int = 10, **options: Any
 ) -> tuple[dict[str, EpisodeResult], list[UnitError]]:
     errors: list[UnitError] = []
-    environments = SharedEnvironments(lambda _: Line())
+    environments = EnvironmentPool(lambda _: Line())
     settings: dict[str, Any] = {
         "errors": ErrorsConfig(budget=0.5),
         "concurrency": 3,

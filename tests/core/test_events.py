@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from agentr_core.methods.faults import parse
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, end, start
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.start import begin_iteration, end_iteration, start_run
 from agentr_core.store.codec.ledger import checkpoint_rows
 from agentr_core.store.codec.samples import dataset_rows
 from tasks import events
-from tasks.wiring import RunRef, quiet_workplace, viewer_page
+from tasks.wiring import RunRef, quiet_context, viewer_page
 
 DEAF = """
 from prefect.events import emit_event
@@ -27,42 +27,42 @@ print("goes on")
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Workplace:
+def ctx(tmp_path: Path) -> RunContext:
     """A run whose first iteration has begun."""
     server = {"backend": "openai", "server": {"model": "m", "base_url": "http://nowhere/v1"}}
     recipe = parse({"name": "r", "model": server})
-    found = quiet_workplace(RunRef(workspace=str(tmp_path / "ws"), run_id="r"), recipe)
-    asyncio.run(start(found))
-    asyncio.run(begin(found, 1))
+    found = quiet_context(RunRef(workspace=str(tmp_path / "ws"), run_id="r"), recipe)
+    asyncio.run(start_run(found))
+    asyncio.run(begin_iteration(found, 1))
     return found
 
 
-def publish(place: Workplace) -> None:
-    own = place.iteration_id(1)
-    place.store.write(dataset_rows("d", [], iteration_id=own, content_hash="h", counts={}))
-    place.store.write(checkpoint_rows("c", path="p", weights_sha256="w", config={}, iteration_id=own))
-    place.store.update("iteration", {"iteration_id": own, "checkpoint_out": "c"})
+def publish(ctx: RunContext) -> None:
+    own = ctx.iteration_id(1)
+    ctx.store.write(dataset_rows("d", [], iteration_id=own, content_hash="h", counts={}))
+    ctx.store.write(checkpoint_rows("c", path="p", weights_sha256="w", config={}, iteration_id=own))
+    ctx.store.update("iteration", {"iteration_id": own, "checkpoint_out": "c"})
 
 
 @pytest.mark.slow
-def test_each_thing_is_told_once_with_where_it_belongs(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_thing_is_told_once_with_where_it_belongs(ctx: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
     monkeypatch.setattr(events, "emit_event", lambda name, resource, **more: sent.append((name, resource, more)))
     monkeypatch.setenv("AGENTR_VIEW_URL", "http://viewer:4280/?token=secret")
     for _ in range(2):
-        with events.tell_changes(place, 1, events.published_by(place, 1)):
-            publish(place)
-        with events.tell_changes(place, 1, events.published_by(place, 1)):
-            asyncio.run(end(place, 1))
-    with events.tell_changes(place, 0, events.published_by(place, 0)):
-        asyncio.run(end(place, 0))
+        with events.send_product_events(ctx, 1, events.products_of_iteration(ctx, 1)):
+            publish(ctx)
+        with events.send_product_events(ctx, 1, events.products_of_iteration(ctx, 1)):
+            asyncio.run(end_iteration(ctx, 1))
+    with events.send_product_events(ctx, 0, events.products_of_iteration(ctx, 0)):
+        asyncio.run(end_iteration(ctx, 0))
     assert [name for name, *_ in sent] == [events.DATASET, events.CHECKPOINT, events.FINISHED]
     assert len({more["id"] for *_, more in sent}) == 3
     for _, resource, more in sent:
         related = {each["prefect.resource.role"]: each["prefect.resource.id"] for each in more["related"]}
-        own = f"agentr.iteration.{place.iteration_id(1)}"
+        own = f"agentr.iteration.{ctx.iteration_id(1)}"
         assert related["run"] == "agentr.run.r"
-        assert related["store"] == f"agentr.store.{place.store.path}"
+        assert related["store"] == f"agentr.store.{ctx.store.path}"
         assert own in (related.get("iteration"), resource["prefect.resource.id"])
         assert more["payload"]["page"].startswith("http://viewer:4280/")
         assert "secret" not in str(more)

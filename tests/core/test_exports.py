@@ -589,7 +589,7 @@ def test_a_session_is_of_an_instance_and_names_what_it_leaves_out(tmp_path: Path
     (record,) = map(json.loads, found.lines)
     assert (record["id"], record["messages"][-1]["content"]) == ("line/train/3", "a door")
     assert record["tools"] == json.loads(session().samples[0].sample.messages[0].text)
-    assert {"agentr.run_id", "agentr.kind"} <= found.left_out.keys()
+    assert {"agentr.run_id", "agentr.kind"} <= found.num_ignored_by_field.keys()
 
 
 @pytest.mark.parametrize("form", SESSIONS)

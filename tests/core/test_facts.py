@@ -10,13 +10,13 @@ import gallery
 import pytest
 from combination_lock import CombinationLock
 
-from agentr_core.environment import MOST_FACTS, Environment
+from agentr_core.environment import MAX_NUM_FACTS, Environment
 from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.errors import IllTypedAnswer
-from agentr_core.runtime.instances import stored_rows
+from agentr_core.runtime.instances import instance_rows
 from agentr_core.store.codec.trajectories import trajectory_rows
 from agentr_core.store.database import Store
-from agentr_core.store.queries.facts import facts_of
+from agentr_core.store.queries.facts import load_facts
 from agentr_core.types import Instance, StopReason, Trajectory
 from agentr_core.viewer.lists import list_page
 from flows.commands.environments import world_text
@@ -36,7 +36,7 @@ def lock(index: int = 0) -> Instance:
 def test_a_world_tells_nothing_unless_it_has_its_own() -> None:
     assert CombinationLock().facts(lock()) == {}
     assert not CombinationLock.has(Environment.facts)
-    assert stored_rows(CombinationLock(), [lock()])["instance_facts"] == []
+    assert instance_rows(CombinationLock(), [lock()])["instance_facts"] == []
     assert Telling().facts(lock()) == {"dials": 3, "kind": "lock", "hard": True, "share": 0.5}
 
 
@@ -48,7 +48,7 @@ def test_a_world_tells_nothing_unless_it_has_its_own() -> None:
         ({"kind": float("nan")}, "kind is nan; it must be a finite number"),
         ({"kind": None}, "kind is None"),
         ({"kind": "a" * 201}, "a text of at most 200 characters"),
-        ({f"f{n}": n for n in range(MOST_FACTS + 1)}, "a mapping of at most 8 names"),
+        ({f"f{n}": n for n in range(MAX_NUM_FACTS + 1)}, "a mapping of at most 8 names"),
     ],
 )
 def test_what_is_no_fact_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch, told: Any, why: str) -> None:
@@ -85,7 +85,7 @@ def store(tmp_path: Path) -> Store:
 @pytest.mark.slow
 def test_lists_have_facts_as_columns_filters_and_orders(store: Store) -> None:
     plain = list_page(store, "trajectories", {})
-    assert [head.text for head in plain.heads][3:5] == ["Crafts", "Source of the world"]
+    assert [head.text for head in plain.headers][3:5] == ["Crafts", "Source of the world"]
     assert plain.choices["fact_crafts"] == ["2", "10"]
     assert plain.titles == {"fact_crafts": "crafts", "fact_source": "source of the world"}
     some = list_page(store, "trajectories", {"fact_crafts": "10"})
@@ -106,7 +106,10 @@ def test_lists_have_facts_as_columns_filters_and_orders(store: Store) -> None:
 def test_a_later_version_of_a_world_tells_anew_and_foreign_names_are_not_asked(store: Store) -> None:
     ((key,),) = store.rows("select min(instance_id) from instance_facts")
     store.write({"instance_facts": [{"instance_id": key, "facts": {"crafts": 3, "x') or (1=1": 1}}]})
-    assert facts_of(store, key) == {"crafts": 3, "x') or (1=1": 1}
-    assert [head.text for head in list_page(store, "trajectories", {}).heads][3:5] == ["Crafts", "Source of the world"]
+    assert load_facts(store, key) == {"crafts": 3, "x') or (1=1": 1}
+    assert [head.text for head in list_page(store, "trajectories", {}).headers][3:5] == [
+        "Crafts",
+        "Source of the world",
+    ]
     assert list_page(store, "trajectories", {"fact_crafts": "3"}).total > 0
     assert store.rows("select * from v_orphans") == []

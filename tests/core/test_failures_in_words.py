@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agentr_core.evaluation.failures import failure_steps
 from agentr_core.evaluation.metrics import first_loop, is_stuck
 from agentr_core.reports.document import Table
-from agentr_core.stages.report import Scoreboard, failures
+from agentr_core.stages.report import Scoreboard, failure_section
 from agentr_core.store.codec.ledger import evaluation_rows
 from agentr_core.store.codec.trajectories import Episode, episode_rows, instance_row, load_episodes
 from agentr_core.store.database import Store
@@ -83,7 +83,7 @@ def test_the_report_and_the_viewer_name_the_same_step_of_a_stored_episode(kind: 
     )
     episode = episode_rows("aaaa000000000009", trajectory, evaluation_id=EVALUATION, iteration_id=gallery.ITERATION)
     store.write(merge([{"instance": [instance_row(trajectory.instance)]}, evaluation, episode]))
-    (section,) = failures(0, Played(store))
+    (section,) = failure_section(0, Played(store))
     (table,) = section.blocks
     assert isinstance(table, Table)
     assert table.rows[0].cells[2] == sentence

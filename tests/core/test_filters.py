@@ -13,14 +13,14 @@ from agentr_core.errors import DataFault
 from agentr_core.methods.agent_r.splice import good_sample, splice
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.samples.dataset import (
+    cap_good_per_tree,
     check_flags,
     check_no_leakage,
-    duplicates,
-    good_per_tree,
+    drop_duplicates,
+    drop_too_long,
+    drop_unused_kinds,
     token_row,
-    too_long,
     turn_classes,
-    unused_kinds,
 )
 from agentr_core.samples.identity import sample_id
 from agentr_core.types import Message, Provenance, Sample, SampleKind
@@ -43,7 +43,7 @@ def test_the_first_of_equal_conversations_is_kept() -> None:
     one = good("right", "right")
     other_leaf = replace(one, provenance=replace(one.provenance, good_leaf=99))
     untrained = replace(one, messages=(*one.messages[:-1], replace(one.messages[-1], train=False)))
-    kept, rejected = duplicates([one, other_leaf, untrained])
+    kept, rejected = drop_duplicates([one, other_leaf, untrained])
     assert kept == (one, untrained)
     assert [(r.stage, r.subject, r.reason) for r in rejected] == [("filter", sample_id(other_leaf), "duplicate")]
     assert sample_id(one) in rejected[0].detail
@@ -52,17 +52,17 @@ def test_the_first_of_equal_conversations_is_kept() -> None:
 def test_the_shortest_good_paths_of_each_tree_are_kept() -> None:
     long, short, middle = good(*["look"] * 5), good("right", "right"), good("look", "right", "right")
     elsewhere, spliced = good(*["left"] * 5, tree_id="u"), revision()
-    kept, rejected = good_per_tree([long, short, elsewhere, spliced, middle], 2)
+    kept, rejected = cap_good_per_tree([long, short, elsewhere, spliced, middle], 2)
     assert kept == (short, elsewhere, spliced, middle)
     assert [(r.subject, r.reason) for r in rejected] == [(sample_id(long), "good-per-tree-cap")]
-    assert good_per_tree([long, short, middle], 0) == ((long, short, middle), ())
+    assert cap_good_per_tree([long, short, middle], 0) == ((long, short, middle), ())
 
 
 def test_explored_successes_are_counted_by_instance() -> None:
     paths = [good(*["look"] * looks, "right", "right") for looks in (1, 0, 2)]
     explored = [replace(sample, provenance=Provenance()) for sample in paths]
     elsewhere = replace(explored[0], instance=instance(7))
-    kept, rejected = good_per_tree([*explored, elsewhere], 1)
+    kept, rejected = cap_good_per_tree([*explored, elsewhere], 1)
     assert kept == (explored[1], elsewhere)
     assert {r.detail for r in rejected} == {f"instance {instance(0).key} keeps 1"}
 
@@ -70,18 +70,18 @@ def test_explored_successes_are_counted_by_instance() -> None:
 def test_rows_of_too_many_tokens_are_rejected_and_never_cut() -> None:
     rows = [token_row(good(*["look"] * n), renderer()) for n in (1, 3)]
     limit = len(rows[0].input_ids)
-    kept, rejected = too_long(rows, limit)
+    kept, rejected = drop_too_long(rows, limit)
     assert kept == (rows[0],)
     assert (rejected[0].subject, rejected[0].reason) == (rows[1].sample_id, "too-long")
     assert rejected[0].detail == f"{len(rows[1].input_ids)} tokens; a row may have {limit}"
-    assert too_long(rows, limit - 1).kept == ()
-    assert too_long(rows, 0).kept == tuple(rows)
+    assert drop_too_long(rows, limit - 1).kept_items == ()
+    assert drop_too_long(rows, 0).kept_items == tuple(rows)
 
 
 def test_kinds_that_are_not_used_are_rejected_not_lost() -> None:
     samples = [good("right", "right"), revision()]
     for use, kinds in (("revision", ["revision"]), ("good", ["good"]), ("both", ["good", "revision"])):
-        kept, rejected = unused_kinds(samples, use)  # type: ignore[arg-type]
+        kept, rejected = drop_unused_kinds(samples, use)  # type: ignore[arg-type]
         assert [s.kind for s in kept] == kinds
         assert len(rejected) == 2 - len(kept)
 

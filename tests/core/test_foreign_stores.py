@@ -14,7 +14,7 @@ import pytest
 
 from agentr_core.errors import ConfigError, StoreError
 from agentr_core.store import migrations
-from agentr_core.store.care.rewriting import compact, merge_stores, prune, sizes
+from agentr_core.store.care.rewriting import compact, merge_stores, prune, table_sizes
 from agentr_core.store.connection import quoted
 from agentr_core.store.database import Store
 
@@ -134,12 +134,12 @@ def backed_up(store: Store) -> None:
 def merged(store: Store) -> None:
     other = Store(store.path.with_name("other.duckdb"))
     other.write(gallery.answered("theirs"))
-    assert -merge_stores(store, [other]).gone["answered_call"] == 1
+    assert -merge_stores(store, [other]).num_removed_by_table["answered_call"] == 1
 
 
 @pytest.mark.parametrize(
     "work",
-    [compact, backed_up, merged, lambda store: prune(store, []), sizes],
+    [compact, backed_up, merged, lambda store: prune(store, []), table_sizes],
     ids=["compact", "backup", "merge", "prune", "sizes"],
 )
 def test_what_is_somebody_elses_survives_whatever_it_is_called(
@@ -242,10 +242,12 @@ def test_a_table_of_somebodys_where_a_later_version_has_one_is_told(
     old.write({})
     shell(old, "create table Later_Table (a integer)", "checkpoint")
     before = sha(old.path)
-    later = migrations.Migration(number=migrations.VIEWS + 1, name="later", sql="create table later_table (a integer)")
+    later = migrations.Migration(
+        number=migrations.VIEWS_NUMBER + 1, name="later", sql="create table later_table (a integer)"
+    )
     shipped = (*migrations.available(), later)
-    monkeypatch.setattr(migrations, "_shipped", lambda: shipped)
-    monkeypatch.setattr(migrations, "_OURS", migrations._OURS | {"later_table"})
+    monkeypatch.setattr(migrations, "_load_migrations", lambda: shipped)
+    monkeypatch.setattr(migrations, "_OWN_TABLES", migrations._OWN_TABLES | {"later_table"})
     with pytest.raises(StoreError, match="something of its own named 'later_table', which is a name of agentr's"):
         Store(old.path).query("select 1")
     assert sha(old.path) == before
@@ -293,8 +295,8 @@ def test_a_copied_catalogue_is_ours(store: Store) -> None:
     """What a store is compared with must be what it has; else each opening compares in detail."""
     with duckdb.connect(":memory:") as con:
         con.execute(f"attach '{store.path}' as store (read_only); use store.main")
-        assert migrations._fingerprint(migrations._catalogue(con, store.path)) == migrations.CATALOGUE
+        assert migrations._fingerprint(migrations._catalogue(con, store.path)) == migrations.CATALOGUE_FINGERPRINT
     compact(store)
     with duckdb.connect(":memory:") as con:
         con.execute(f"attach '{store.path}' as store (read_only); use store.main")
-        assert migrations._fingerprint(migrations._catalogue(con, store.path)) == migrations.CATALOGUE
+        assert migrations._fingerprint(migrations._catalogue(con, store.path)) == migrations.CATALOGUE_FINGERPRINT

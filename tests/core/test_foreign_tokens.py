@@ -13,7 +13,7 @@ from toy import Line, generation, instance
 from toy_paths import ToyTree, renderer, sampled_ids, tokenizer
 
 from agentr_core.episodes.rollout import act
-from agentr_core.episodes.transcript import AlternatingTurns, of_another_run
+from agentr_core.episodes.transcript import AlternatingTurns, without_foreign_tokens
 from agentr_core.methods.agent_r.splice import good_sample
 from agentr_core.recipes.data import DataConfig
 from agentr_core.samples.dataset import build_dataset
@@ -82,7 +82,7 @@ def test_a_dataset_of_another_tokenizers_replies_is_that_of_their_texts(other: R
     steps = [replace(step, finish_reason="stop", tokenizer=other.fingerprint) for step in path.trajectory.steps]
     foreign = good_sample(replace(path, trajectory=replace(path.trajectory, steps=tuple(steps))), Line())
     texts = replace(foreign, messages=tuple(replace(m, token_ids=None) for m in foreign.messages))
-    made, wanted = (build_dataset([s], DataConfig(), renderer(), test=[], seed=0) for s in (foreign, texts))
+    made, wanted = (build_dataset([s], DataConfig(), renderer(), test_instances=[], seed=0) for s in (foreign, texts))
     assert made.manifest.dataset_hash == wanted.manifest.dataset_hash
     assert [row.sample_id for row in made.rows] == [sample_id(foreign)]
 
@@ -104,4 +104,4 @@ def test_the_tokenizer_of_a_reply_reaches_step_message_and_store(tmp_path: Path)
 def test_ids_that_another_run_stored_without_saying_whose_are_left_out() -> None:
     known = Step(reply="a", action="a", observation="b", reward=0.0, token_ids=(5,), logprobs=(-1.0,), tokenizer="abc")
     unknown = replace(known, tokenizer=None)
-    assert of_another_run([known, unknown]) == (known, replace(unknown, token_ids=(), logprobs=None))
+    assert without_foreign_tokens([known, unknown]) == (known, replace(unknown, token_ids=(), logprobs=None))

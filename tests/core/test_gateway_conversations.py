@@ -20,7 +20,7 @@ from agentr_core.environments.gateway.conversations import (
     call_ids,
     prompts_of,
 )
-from agentr_core.episodes.transcript import call_text, readable_turns
+from agentr_core.episodes.transcript import call_text, turn_texts
 from agentr_core.types import Message, Step
 
 SYSTEM = CallTurn("system", "Play.")
@@ -46,7 +46,7 @@ class Agent:
 
     def call(self, *turns: CallTurn, reply: str = "") -> CallTurn:
         """Send a history and return the assistant's turn that comes back."""
-        prompt, observation = self.conversations.place(turns)
+        prompt, observation = self.conversations.match_call(turns)
         if self.steps:
             self.steps[-1] = replace(self.steps[-1], observation=observation)
         else:
@@ -114,16 +114,16 @@ def test_a_person_reads_each_turn_apart() -> None:
     result = CallTurn("tool", "A door.", sent.ids)
     agent.call(TOOLS, TASK, sent, result)
     agent.call(TOOLS, SYSTEM, TASK, sent, result)
-    first, second, _ = (readable_turns(step.observation) for step in agent.steps)
+    first, second, _ = (turn_texts(step.observation) for step in agent.steps)
     assert first == ("A door.",)
     assert second[:1] + second[3:] == (
         "Another conversation with the first 1 turns of that of reply 1.",
         "assistant: reply 0, as it was sampled",
         "A door.",
     )
-    assert readable_turns("Got 1 oak log") == ("Got 1 oak log",)
+    assert turn_texts("Got 1 oak log") == ("Got 1 oak log",)
     for broken in ('[{"role": ', '[{"role": 1}]', '[{"role": "user"}, 3]'):
-        assert readable_turns(broken) == (broken,)
+        assert turn_texts(broken) == (broken,)
 
 
 def test_two_threads_in_turn_are_two_conversations() -> None:
@@ -218,10 +218,10 @@ def test_results_stand_in_the_order_of_their_calls() -> None:
 def test_a_reply_that_did_not_arrive_is_forgotten() -> None:
     agent = Agent()
     conversations = agent.conversations
-    prompt, _ = conversations.place((SYSTEM, TASK))
+    prompt, _ = conversations.match_call((SYSTEM, TASK))
     conversations.add(prompt, "lost")
-    assert not conversations.has_last((SYSTEM, TASK, ON))
-    assert conversations.has_last((SYSTEM, TASK, assistant("lost"), ON))
+    assert not conversations.has_last_reply((SYSTEM, TASK, ON))
+    assert conversations.has_last_reply((SYSTEM, TASK, assistant("lost"), ON))
     conversations.drop_last()
     agent.call(SYSTEM, TASK, ON)
     agent.call(SYSTEM, TASK, ON, assistant("lost"), ON)

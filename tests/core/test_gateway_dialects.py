@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from agentr_core.environments.gateway.dialects.base import AgentRequest, Events, Refused, read_answer, sendable
+from agentr_core.environments.gateway.dialects.base import (
+    AgentRequest,
+    EventStream,
+    Refused,
+    read_answer,
+    sendable_text,
+)
 from agentr_core.environments.gateway.dialects.chat import ChatRequest
 from agentr_core.environments.gateway.dialects.messages import MessagesRequest
 from agentr_core.environments.gateway.dialects.responses import ResponsesRequest
@@ -104,23 +110,23 @@ def test_a_text_and_a_list_of_one_block_are_one() -> None:
 
 def test_calls_have_the_ids_that_the_run_names() -> None:
     named = read_answer(told(CALLS, ids=["call_0_0_ab", "call_0_1_ab"]), "name", offers_tools=True)
-    assert [call.id for call in named.calls] == ["call_0_0_ab", "call_0_1_ab"]
+    assert [call.id for call in named.tool_calls] == ["call_0_0_ab", "call_0_1_ab"]
     unnamed = read_answer(told(CALLS), "0123456789", offers_tools=True)
-    assert [call.id for call in unnamed.calls] == ["call012345670", "call012345671"]
-    assert [(call.name, call.arguments) for call in unnamed.calls] == [("look", "{}"), ("go", '{"to": 1}')]
-    assert (unnamed.text, unnamed.finish) == ("I look.", "tool_calls")
+    assert [call.id for call in unnamed.tool_calls] == ["call012345670", "call012345671"]
+    assert [(call.name, call.arguments) for call in unnamed.tool_calls] == [("look", "{}"), ("go", '{"to": 1}')]
+    assert (unnamed.text, unnamed.finish_reason) == ("I look.", "tool_calls")
 
 
 @pytest.mark.parametrize("arguments", ["{", '{"at": NaN}', '{"at": "\\ud800"}', '["at"]'])
 def test_a_call_that_cannot_be_told_is_text(arguments: str) -> None:
     text = call_text("look", arguments)
     answer = read_answer(told(text), "name", offers_tools=True)
-    assert (answer.text, answer.calls, answer.finish) == (text, (), "stop")
+    assert (answer.text, answer.tool_calls, answer.finish_reason) == (text, (), "stop")
 
 
 def test_a_limit_is_told_where_agents_can_bear_it() -> None:
     answer = read_answer(told("On and", finish_reason="length"), "name", offers_tools=False)
-    chat, responses, messages = (dialect.answer(answer, "name", 0) for dialect in DIALECTS)
+    chat, responses, messages = (dialect.answer_body(answer, "name", 0) for dialect in DIALECTS)
     assert chat["choices"][0]["finish_reason"] == "length"
     assert messages["stop_reason"] == "max_tokens"
     assert (responses["status"], responses["incomplete_details"]) == ("completed", None)
@@ -138,8 +144,8 @@ def test_a_limit_is_told_where_agents_can_bear_it() -> None:
     ],
 )
 def test_what_may_become_a_call_is_held_back(text: str, part: str) -> None:
-    assert sendable(text, offers_tools=True) == part
-    assert sendable(text, offers_tools=False) == text
+    assert sendable_text(text, offers_tools=True) == part
+    assert sendable_text(text, offers_tools=False) == text
 
 
 def pieces(stream: str) -> list[dict[str, Any]]:
@@ -163,12 +169,12 @@ def texts(stream: str) -> str:
 @pytest.mark.parametrize("reply", [CALLS, f"\n {CALLS}", "Just text. ", f"{CALLS}\nAnd more.", "a <b", ""])
 def test_a_stream_in_pieces_has_the_text_of_the_answer(dialect: AgentRequest, reply: str) -> None:
     for size in (1, 3, 1000):
-        events: Events = dialect.events("name", 0)
-        stream = events.head()
+        events: EventStream = dialect.event_stream("name", 0)
+        stream = events.head_events()
         for end in range(0, len(reply), size):
-            stream += events.more(reply[:end]) + events.ping()
+            stream += events.text_events(reply[:end]) + events.ping_event()
         answer = read_answer(told(reply), "name", offers_tools=True)
-        stream += events.end(answer)
+        stream += events.end_events(answer)
         assert texts(stream).lstrip() == answer.text.lstrip()
         numbers = [data["sequence_number"] for data in pieces(stream) if "sequence_number" in data]
         assert numbers == list(range(len(numbers)))
@@ -176,30 +182,30 @@ def test_a_stream_in_pieces_has_the_text_of_the_answer(dialect: AgentRequest, re
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_reply_that_begins_otherwise_than_its_stream_is_no_answer(dialect: AgentRequest) -> None:
-    events = dialect.events("name", 0)
-    events.head()
-    assert texts(events.more("I look.")) == "I look."
-    assert not events.more("You"), "it was sampled anew"
+    events = dialect.event_stream("name", 0)
+    events.head_events()
+    assert texts(events.text_events("I look.")) == "I look."
+    assert not events.text_events("You"), "it was sampled anew"
     with pytest.raises(Refused, match="another one"):
-        events.end(read_answer(told("You look."), "name", offers_tools=True))
+        events.end_events(read_answer(told("You look."), "name", offers_tools=True))
 
 
 def test_a_prompt_that_does_not_fit_is_told_in_words_that_harnesses_know() -> None:
     refused = Refused(400, "no room", "context_length_exceeded", prompt_tokens=90, context=80)
-    chat, responses, messages = (dialect.error(refused)["error"] for dialect in DIALECTS)
+    chat, responses, messages = (dialect.error_body(refused)["error"] for dialect in DIALECTS)
     assert chat == responses
     assert "maximum context length is 80 tokens" in chat["message"]
     assert chat["code"] == "context_length_exceeded"
     assert messages["message"].startswith("prompt is too long: 90 tokens > 80 maximum")
     assert messages["type"] == "invalid_request_error"
-    (failed,) = pieces(RESPONSES.events("name", 0).fault(refused))
+    (failed,) = pieces(RESPONSES.event_stream("name", 0).failure_events(refused))
     assert failed["response"]["error"]["code"] == "context_length_exceeded"
 
 
 def test_an_episode_that_is_over_has_the_status_at_which_agents_of_a_dialect_stop() -> None:
     refused = Refused(410, "it is over", "episode_over")
-    assert [dialect.status(refused) for dialect in DIALECTS] == [404, 400, 410]
-    (failed,) = pieces(RESPONSES.events("name", 0).fault(refused))
+    assert [dialect.error_status(refused) for dialect in DIALECTS] == [404, 400, 410]
+    (failed,) = pieces(RESPONSES.event_stream("name", 0).failure_events(refused))
     assert failed["response"]["error"]["code"] == "invalid_prompt"
 
 
@@ -207,5 +213,5 @@ def test_a_thread_is_refused_with_the_code_that_makes_its_client_send_whole_hist
     body = {"model": "m", "messages": [{"role": "user", "content": "?"}], "thread": {"type": "create"}}
     with pytest.raises(Refused) as refused:
         MessagesRequest.model_validate(body).turns()
-    details = MessagesRequest.error(refused.value)["error"]["details"]
+    details = MessagesRequest.error_body(refused.value)["error"]["details"]
     assert details == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}

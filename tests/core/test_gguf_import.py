@@ -202,7 +202,7 @@ def test_nothing_is_left_of_an_import_that_ended_early(tmp_path: Path, monkeypat
         raise KeyboardInterrupt
 
     written(tmp_path / "tiny.gguf")
-    monkeypatch.setattr(gguf, "_sentence", interrupt)
+    monkeypatch.setattr(gguf, "_sample_reply", interrupt)
     with pytest.raises(KeyboardInterrupt):
         gguf.import_model(str(tmp_path / "tiny.gguf"), tmp_path / "made")
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]

@@ -18,8 +18,8 @@ from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.models import ModelRole
 from agentr_core.reports.iteration import sections
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import start
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.start import start_run
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.report import build_report
 from agentr_core.store.database import Store
@@ -79,7 +79,7 @@ class Member(ScriptedModel):
 
 
 @pytest.fixture
-def place(tmp_path: Path, tiny_model_dir: Path, request: pytest.FixtureRequest) -> tuple[Workplace, Staff]:
+def ctx(tmp_path: Path, tiny_model_dir: Path, request: pytest.FixtureRequest) -> tuple[RunContext, Staff]:
     recipe = parse(
         {
             "name": "school",
@@ -93,7 +93,7 @@ def place(tmp_path: Path, tiny_model_dir: Path, request: pytest.FixtureRequest) 
     staff = Staff()
     root = tmp_path / "runs"
     return (
-        Workplace(
+        RunContext(
             recipe=recipe,
             method=method_of(recipe),
             run_id=run_id_of(recipe),
@@ -108,10 +108,10 @@ def place(tmp_path: Path, tiny_model_dir: Path, request: pytest.FixtureRequest) 
 
 
 async def test_a_judge_that_is_out_leaves_episodes_ungraded_and_a_rerun_asks_only_it(
-    place: tuple[Workplace, Staff],
+    ctx: tuple[RunContext, Staff],
 ) -> None:
-    here, staff = place
-    await start(here)
+    here, staff = ctx
+    await start_run(here)
     staff.away = True
     with pytest.raises(ErrorBudgetSpent, match="the judge is out"):
         await evaluate(here, 0)
@@ -149,9 +149,9 @@ async def test_a_judge_that_is_out_leaves_episodes_ungraded_and_a_rerun_asks_onl
     assert staff.asked == asked
 
 
-async def test_a_report_reads_the_stored_measures(place: tuple[Workplace, Staff]) -> None:
-    here, _ = place
-    await start(here)
+async def test_a_report_reads_the_stored_measures(ctx: tuple[RunContext, Staff]) -> None:
+    here, _ = ctx
+    await start_run(here)
     await evaluate(here, 0)
     (score,) = build_report(here, 0).scores
     stored = dict(here.store.rows("select metric, value from v_metrics where iteration = 0 and depth is null"))

@@ -15,19 +15,19 @@ from toy import Growing, Line, Policy, Script, instance
 
 from agentr_core.environment import Environment
 from agentr_core.environments import contract
-from agentr_core.episodes.grading import graded
-from agentr_core.episodes.rollout import SharedEnvironments, act, episode, no_helper, restore
+from agentr_core.episodes.grading import grade_episode
+from agentr_core.episodes.rollout import EnvironmentPool, act, no_helper, restore_state, roll_out_episode
 from agentr_core.episodes.units import UnitError
 from agentr_core.errors import ConfigError, ErrorBudgetSpent, IllTypedAnswer, ModelFault, ModelUnavailable
 from agentr_core.evaluation.episodes import EpisodeResult, Player, episode_plans, play_all
-from agentr_core.methods.agent_r.splice import check_models, turned_back
+from agentr_core.methods.agent_r.splice import check_models, play_prefix
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.agent_r import SearchConfig, SpliceConfig
 from agentr_core.recipes.recipe import ErrorsConfig
 from agentr_core.runtime.episode_shard import draws_of, load_ungraded, ungraded_id
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import leaf_paths
-from agentr_core.store.codec.trajectories import growth_rows, load_trajectories, load_trees, trajectory_rows
+from agentr_core.store.codec.trajectories import expansion_rows, load_trajectories, load_trees, trajectory_rows
 from agentr_core.store.codec.trajectories import tree_rows as rows_of_tree
 from agentr_core.store.database import Store
 from agentr_core.store.tables import TreeHead
@@ -138,7 +138,7 @@ def store(tmp_path: pathlib.Path) -> Store:
 
 async def run(env: Environment, *rounds: Sequence[str], judge: Judge | None = None, max_steps: int = 4) -> Trajectory:
     options = {} if judge is None else {"helper": judge}
-    return await episode(
+    return await roll_out_episode(
         instance(1),
         env,
         Script(*rounds),
@@ -151,7 +151,7 @@ async def run(env: Environment, *rounds: Sequence[str], judge: Judge | None = No
 
 async def test_a_rule_decides_without_a_model_and_a_model_where_there_is_none() -> None:
     judge = Judge("0.75")
-    won, by_rule = await graded(Exam(), await run(Exam(), ["right"]), judge, seed=1)
+    won, by_rule = await grade_episode(Exam(), await run(Exam(), ["right"]), judge, seed=1)
     assert by_rule is not None
     assert (by_rule.answer, by_rule.grade, won.reward, judge.questions) == (
         None,
@@ -161,7 +161,7 @@ async def test_a_rule_decides_without_a_model_and_a_model_where_there_is_none() 
     )
 
     stopped = await run(Exam(), ["right"], ["stop"])
-    passed, by_model = await graded(Exam(), stopped, judge, seed=1)
+    passed, by_model = await grade_episode(Exam(), stopped, judge, seed=1)
     assert by_model is not None
     assert by_model.before.reward == pytest.approx(1 / 3)
     assert not by_model.before.success
@@ -178,11 +178,11 @@ async def test_what_has_no_end_to_grade_keeps_its_reward() -> None:
     looked = await run(Exam(), ["look"])
     cut = [replace(looked, stop=stop) for stop in sorted(OUT_OF_ROOM)]
     for trajectory in (fallen, *cut, replace(looked, steps=())):
-        assert await graded(Exam(), trajectory, judge, seed=1) == (trajectory, None)
+        assert await grade_episode(Exam(), trajectory, judge, seed=1) == (trajectory, None)
     plain = await run(Line(), ["look"])
-    assert await graded(Line(), plain, judge, seed=1) == (plain, None)
+    assert await grade_episode(Line(), plain, judge, seed=1) == (plain, None)
     assert judge.questions == []
-    limit, grading = await graded(Exam(), await run(Exam(), ["look"]), judge, seed=1)
+    limit, grading = await grade_episode(Exam(), await run(Exam(), ["look"]), judge, seed=1)
     assert grading is not None
     assert (limit.stop, limit.reward, limit.success) == (StopReason.STEP_LIMIT, 0.25, False)
 
@@ -198,7 +198,7 @@ async def test_what_has_no_end_to_grade_keeps_its_reward() -> None:
 async def test_no_fault_becomes_a_reward(words: str, kind: type[Exception], said: str) -> None:
     stopped = await run(Exam(), ["stop"])
     with pytest.raises(kind, match=said):
-        await graded(Exam(), stopped, Judge(words), seed=1)
+        await grade_episode(Exam(), stopped, Judge(words), seed=1)
     with pytest.raises(ConfigError, match="asks a model of role judge"):
         await play([], Policy(["stop"]), helper=None)
 
@@ -215,7 +215,7 @@ async def play(
     errors: ErrorsConfig = LENIENT,
 ) -> tuple[dict[str, EpisodeResult], list[UnitError]]:
     failed: list[UnitError] = []
-    environments = SharedEnvironments(lambda _: Exam())
+    environments = EnvironmentPool(lambda _: Exam())
     player = Player(
         environments=environments,
         sample=sample,
@@ -244,7 +244,7 @@ async def test_a_judge_that_comes_back_is_asked_again_and_nothing_is_played_twic
     assert results.keys() == whole.keys()
     assert {k: r.trajectory for k, r in results.items()} == {k: r.trajectory for k, r in whole.items()}
     assert (none, kept) == ([], [])
-    assert [(e.kind, e.phase, e.final) for e in errors] == [("ModelUnavailable", "grade", False)] * 2
+    assert [(e.kind, e.phase, e.is_final) for e in errors] == [("ModelUnavailable", "grade", False)] * 2
     assert len(model.requests) == sum(len(r.replies) for r in results.values())
 
 
@@ -279,7 +279,7 @@ async def test_what_was_played_is_kept_also_when_the_stage_stops() -> None:
 @pytest.mark.slow
 async def test_a_grade_is_stored_with_its_words(store: Store) -> None:
     stopped = await run(Exam(), ["right"], ["stop"])
-    passed, grading = await graded(Exam(), stopped, Judge("0.5"), seed=1)
+    passed, grading = await grade_episode(Exam(), stopped, Judge("0.5"), seed=1)
     store.write(trajectory_rows("t", passed, source="rollout", grading=grading))
     assert load_trajectories(store, ["t"])["t"] == passed
     found = store.query(
@@ -311,7 +311,7 @@ def kept_tree(store: Store, growing: Growing) -> Tree:
     )
     store.write(rows_of_tree(head, root))
     for expansion in growing.expansions:
-        store.write(growth_rows(head, expansion))
+        store.write(expansion_rows(head, expansion))
     return load_trees(store, ["t"])["t"]
 
 
@@ -376,12 +376,12 @@ async def test_a_splice_goes_on_from_steps_with_the_answers_that_were_recorded_w
     )
     config = SpliceConfig(mode="continued", action="left")
     judged = Critique(verdicts=(), first_error=1)
-    begun = turned_back(pair, judged, Library(), config, seed=0)
+    begun = play_prefix(pair, judged, Library(), config, seed=0)
     assert isinstance(begun, tuple)
     assert begun[:2] == bad.steps[:2]
     assert [said.text for said in begun[0].answers] == ["a lamp", "a lamp"]
     with pytest.raises(ConfigError, match="line asks a model in its steps, but no model can be asked here"):
-        turned_back(pair, judged, Library(), replace(config, action="look"), seed=0)
+        play_prefix(pair, judged, Library(), replace(config, action="look"), seed=0)
 
 
 @pytest.mark.parametrize("mode", ["verified", "continued", "blind"])
@@ -428,7 +428,7 @@ async def test_a_step_asks_a_model_and_goes_on_with_its_answer(store: Store, blo
     ]
     # A replay takes the recorded answers, and asks nobody.
     env = Library()
-    assert restore(env, instance(1), played.steps[:2], first_observation=played.first_observation)
+    assert restore_state(env, instance(1), played.steps[:2], first_observation=played.first_observation)
     assert env.snapshot() == (3, 1)
     env.reset(instance(1))
     with pytest.raises(ConfigError, match="line asks a model in its steps, but no model can be asked here"):

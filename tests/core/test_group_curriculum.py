@@ -6,7 +6,13 @@ from collections import Counter
 
 import pytest
 
-from agentr_core.methods.grpo.rollouts import PastRewards, choose, contrast, lost, past_rewards
+from agentr_core.methods.grpo.rollouts import (
+    RewardTally,
+    choose_instances,
+    contrast_probability,
+    never_won,
+    reward_tallies,
+)
 from agentr_core.types import Instance
 
 INSTANCES = [Instance(environment="door", split="train", index=index) for index in range(8)]
@@ -14,19 +20,21 @@ KEYS = [instance.key for instance in INSTANCES]
 
 
 def test_the_chance_of_contrast_by_hand() -> None:
-    assert contrast(0.5, 3) == pytest.approx(3 / 4)
-    assert contrast(0.25, 2) == pytest.approx(2 * 0.25 * 0.75)
-    assert contrast(0.0, 8) == contrast(1.0, 8) == 0.0
+    assert contrast_probability(0.5, 3) == pytest.approx(3 / 4)
+    assert contrast_probability(0.25, 2) == pytest.approx(2 * 0.25 * 0.75)
+    assert contrast_probability(0.0, 8) == contrast_probability(1.0, 8) == 0.0
 
 
 def test_mixed_instances_come_first_and_mastered_ones_last() -> None:
     known = {
-        KEYS[0]: PastRewards(won=4, missed=4),
-        KEYS[1]: PastRewards(won=8),
-        KEYS[2]: PastRewards(missed=8),
+        KEYS[0]: RewardTally(won=4, missed=4),
+        KEYS[1]: RewardTally(won=8),
+        KEYS[2]: RewardTally(missed=8),
     }
     first = Counter(
-        instance.key for seed in range(2000) for instance in choose(INSTANCES[:4], known, count=1, size=8, seed=seed)
+        instance.key
+        for seed in range(2000)
+        for instance in choose_instances(INSTANCES[:4], known, count=1, group_size=8, seed=seed)
     )
     mixed, always, never, unknown = (first[key] for key in KEYS[:4])
     assert mixed > max(unknown, never)
@@ -37,33 +45,35 @@ def test_mixed_instances_come_first_and_mastered_ones_last() -> None:
 def test_the_chance_of_being_chosen_by_hand() -> None:
     # One instance is won half of the time for sure, of the other nothing is known. Two episodes of
     # a rate t differ with a chance of 2t(1 - t), which is highest at a half.
-    known = {KEYS[0]: PastRewards(won=1e9, missed=1e9)}
+    known = {KEYS[0]: RewardTally(won=1e9, missed=1e9)}
     for seed in range(50):
-        assert choose(INSTANCES[:2], known, count=1, size=2, seed=seed)[0].key == KEYS[0]
+        assert choose_instances(INSTANCES[:2], known, count=1, group_size=2, seed=seed)[0].key == KEYS[0]
 
 
 def test_tallies_let_earlier_groups_fade() -> None:
     outcomes = [(KEYS[0], 8, 0.5), (KEYS[1], 8, 1.0), (KEYS[0], 8, 1.0)]
-    found = past_rewards(outcomes, memory=0.5)
-    assert found == {KEYS[0]: PastRewards(won=10.0, missed=2.0), KEYS[1]: PastRewards(won=8.0, missed=0.0)}
+    found = reward_tallies(outcomes, memory=0.5)
+    assert found == {KEYS[0]: RewardTally(won=10.0, missed=2.0), KEYS[1]: RewardTally(won=8.0, missed=0.0)}
 
 
 def test_a_draw_depends_on_its_seed_alone_and_puts_nothing_back() -> None:
-    for known in (None, {KEYS[0]: PastRewards(won=3, missed=1)}):
-        drawn = choose(INSTANCES, known, count=5, size=8, seed=3)
-        assert drawn == choose(INSTANCES, known, count=5, size=8, seed=3)
-        assert drawn != choose(INSTANCES, known, count=5, size=8, seed=4)
+    for known in (None, {KEYS[0]: RewardTally(won=3, missed=1)}):
+        drawn = choose_instances(INSTANCES, known, count=5, group_size=8, seed=3)
+        assert drawn == choose_instances(INSTANCES, known, count=5, group_size=8, seed=3)
+        assert drawn != choose_instances(INSTANCES, known, count=5, group_size=8, seed=4)
         assert len(set(drawn)) == 5
 
 
 def test_without_knowledge_all_have_the_same_chance() -> None:
-    first = [choose(INSTANCES, None, count=1, size=8, seed=seed)[0].key for seed in range(4000)]
+    first = [choose_instances(INSTANCES, None, count=1, group_size=8, seed=seed)[0].key for seed in range(4000)]
     assert first.count(KEYS[2]) / len(first) == pytest.approx(1 / 8, abs=0.02)
 
 
 def test_chosen_ones_come_again_only_when_there_are_no_others() -> None:
     avoid = set(KEYS[:5])
-    chosen = [instance.key for instance in choose(INSTANCES, {}, count=10, size=8, seed=1, avoid=avoid)]
+    chosen = [
+        instance.key for instance in choose_instances(INSTANCES, {}, count=10, group_size=8, seed=1, avoided_keys=avoid)
+    ]
     assert set(chosen[:3]) == set(KEYS[5:])
     assert set(chosen[3:8]) == avoid
     assert chosen[8:] == chosen[:2]
@@ -71,9 +81,9 @@ def test_chosen_ones_come_again_only_when_there_are_no_others() -> None:
 
 def test_lost_is_what_was_played_and_never_rewarded() -> None:
     known = {
-        INSTANCES[0].key: PastRewards(won=0.0, missed=8.0),
-        INSTANCES[1].key: PastRewards(won=0.01, missed=99.0),
-        INSTANCES[2].key: PastRewards(won=8.0, missed=0.0),
+        INSTANCES[0].key: RewardTally(won=0.0, missed=8.0),
+        INSTANCES[1].key: RewardTally(won=0.01, missed=99.0),
+        INSTANCES[2].key: RewardTally(won=8.0, missed=0.0),
     }
-    assert lost(INSTANCES, known) == [INSTANCES[0]], "of the others, nothing is known"
-    assert lost(INSTANCES, {}) == []
+    assert never_won(INSTANCES, known) == [INSTANCES[0]], "of the others, nothing is known"
+    assert never_won(INSTANCES, {}) == []

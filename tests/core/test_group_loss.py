@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-from agentr_core.training.group.advantages import advantages, has_contrast, sibling_advantages
-from agentr_core.training.group.policy import surrogate, token_weights
+from agentr_core.training.group.advantages import group_advantages, has_contrast, sibling_advantages
+from agentr_core.training.group.policy import surrogate_loss, token_weights
 from agentr_core.types import Instance, Step, StopReason, Trajectory
 
 
 def test_advantages_are_rewards_less_their_mean() -> None:
-    assert advantages([1.0, 0.0, 0.0, 0.0], scale="none") == [0.75, -0.25, -0.25, -0.25]
+    assert group_advantages([1.0, 0.0, 0.0, 0.0], scale="none") == [0.75, -0.25, -0.25, -0.25]
     deviation = 0.5 + 1e-4  # of a sample: sqrt((0.75^2 + 3 * 0.25^2) / 3)
-    assert advantages([1.0, 0.0, 0.0, 0.0], scale="group") == pytest.approx(
+    assert group_advantages([1.0, 0.0, 0.0, 0.0], scale="group") == pytest.approx(
         [0.75 / deviation, *[-0.25 / deviation] * 3]
     )
 
 
 @pytest.mark.parametrize("scale", ["group", "none"])
 def test_a_group_without_contrast_teaches_nothing(scale: Any) -> None:
-    assert advantages([0.5] * 4, scale=scale) == [0.0] * 4
+    assert group_advantages([0.5] * 4, scale=scale) == [0.0] * 4
     assert not has_contrast([0.5] * 4)
     assert has_contrast([0.5, 0.5, 0.4])
 
@@ -77,7 +77,7 @@ def test_the_parts_of_an_episode_together_weigh_as_much_as_a_whole_one() -> None
     # An episode of 90 tokens in three parts, and one of 90 in one.
     lengths, wholes = [30, 20, 40, 90], [90, 90, 90, 90]
     for loss_type in ("grpo", "dr_grpo"):
-        weights = token_weights(lengths, wholes=wholes, loss_type=loss_type, max_tokens=100)
+        weights = token_weights(lengths, episode_lengths=wholes, loss_type=loss_type, max_tokens=100)
         of_parts = [length * weight for length, weight in zip(lengths, weights, strict=True)]
         assert sum(of_parts[:3]) == pytest.approx(of_parts[3])
     assert sum(of_parts) == pytest.approx(180 / (2 * 100))
@@ -87,16 +87,18 @@ def test_the_clipped_loss_by_hand() -> None:
     ratios = torch.tensor([1.0, 1.5, 1.5, 0.5, 0.5])
     worth = torch.tensor([1.0, 1.0, -1.0, 1.0, -1.0])
     # -min(r A, clip(r) A): -1, -1.2 (clipped), 1.5, -0.5, 0.8 (clipped)
-    found = surrogate(ratios.log(), torch.zeros(5), worth, torch.full((5,), 0.2), epsilon=0.2, epsilon_high=0.2)
+    found = surrogate_loss(ratios.log(), torch.zeros(5), worth, torch.full((5,), 0.2), epsilon=0.2, epsilon_high=0.2)
     assert found.loss.item() == pytest.approx((-1 - 1.2 + 1.5 - 0.5 + 0.8) / 5)
-    assert found.clipped.item() == 2
+    assert found.num_clipped.item() == 2
     assert found.sampler_kl.item() == pytest.approx(sum(r - math.log(r) - 1 for r in ratios.tolist()), abs=1e-6)
     assert found.kl.item() == 0
 
 
 def test_a_clipped_token_has_no_gradient_and_an_unclipped_one_the_policy_gradient() -> None:
     logprobs = torch.tensor([1.5, 1.0]).log().requires_grad_()
-    found = surrogate(logprobs, torch.zeros(2), torch.tensor([1.0, 0.5]), torch.ones(2), epsilon=0.2, epsilon_high=0.28)
+    found = surrogate_loss(
+        logprobs, torch.zeros(2), torch.tensor([1.0, 0.5]), torch.ones(2), epsilon=0.2, epsilon_high=0.28
+    )
     found.loss.backward()  # type: ignore[no-untyped-call]
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx([0.0, -0.5])
@@ -105,9 +107,9 @@ def test_a_clipped_token_has_no_gradient_and_an_unclipped_one_the_policy_gradien
 def test_the_dual_clip_bounds_what_a_bad_token_costs() -> None:
     logprobs = torch.tensor([5.0, 2.0, 5.0]).log().requires_grad_()
     worth = torch.tensor([-1.0, -1.0, 1.0])
-    found = surrogate(logprobs, torch.zeros(3), worth, torch.ones(3), epsilon=0.2, epsilon_high=0.2, delta=3.0)
+    found = surrogate_loss(logprobs, torch.zeros(3), worth, torch.ones(3), epsilon=0.2, epsilon_high=0.2, delta=3.0)
     assert found.loss.item() == pytest.approx(3 + 2 - 1.2)
-    assert found.clipped.item() == 2
+    assert found.num_clipped.item() == 2
     found.loss.backward()  # type: ignore[no-untyped-call]
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx([0.0, 2.0, 0.0])
@@ -126,7 +128,7 @@ def test_the_loss_is_that_of_trl(loss_type: Any, beta: float, delta: float | Non
     lengths = mask.sum(1).tolist()
     weights = torch.tensor(token_weights(lengths, loss_type=loss_type, max_tokens=7))[:, None].expand(3, 5)
     kept = mask.bool()
-    ours = surrogate(
+    ours = surrogate_loss(
         new[kept],
         old[kept],
         worth[:, None].expand(3, 5)[kept],

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from agentr_core.errors import ConfigError, ModelDirectoryError, NonFiniteLoss, TrainingFault
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.training import LaunchConfig, TrainingConfig
-from agentr_core.training.group.learner import Learner, Ranks, load_snapshot, make_learner, save_snapshot
+from agentr_core.training.group.learner import Learner, ProcessLearner, load_snapshot, make_learner, save_snapshot
 from agentr_core.training.group.policy import PolicyRow, Totals
 
 pytestmark = pytest.mark.slow
@@ -45,10 +45,10 @@ import os, signal, sys
 from pathlib import Path
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.training import LaunchConfig, TrainingConfig
-from agentr_core.training.group.learner import Ranks
+from agentr_core.training.group.learner import ProcessLearner
 if __name__ == "__main__":
     training = TrainingConfig(bf16=False, num_threads=1, launch=LaunchConfig(num_processes=2, fsdp=True))
-    Ranks(Path(sys.argv[1]), training, GrpoConfig(), updates=1, max_tokens=9, folder=Path(sys.argv[2]))
+    ProcessLearner(Path(sys.argv[1]), training, GrpoConfig(), updates=1, max_tokens=9, folder=Path(sys.argv[2]))
     print("loaded", flush=True)
     sys.stdin.read()
 """
@@ -72,12 +72,12 @@ def rows(lengths: tuple[int, ...], *, seed: int = 5) -> list[PolicyRow]:
 UPDATES = [rows((20, 50, 80, 110, 140)), rows((30,), seed=6), rows((600, 40, 560), seed=7)]
 
 
-def trained(made: Learner | Ranks, file: Path) -> tuple[list[Totals], dict[str, torch.Tensor]]:
+def trained(made: Learner | ProcessLearner, file: Path) -> tuple[list[Totals], dict[str, torch.Tensor]]:
     """Return what the updates measured, and the weights that samplers get after them."""
     totals = [made.update(UPDATES[0])]
     # As if a sampler had its turn meanwhile.
-    made.rest()
-    made.wake()
+    made.offload()
+    made.load_to_gpu()
     made.skip(1)
     totals += [made.update(some) for some in UPDATES[1:]]
     made.write_weights(file)
@@ -138,7 +138,7 @@ def test_a_saved_state_is_gone_on_from_to_the_same_weights(
     found = load_snapshot(tmp_path / "states")
     assert found is not None
     with closing(make_learner(tiny_model_dir, training, GrpoConfig(), seed=9, **options)) as cut:
-        cut.restore(found.learner, found.parts)
+        cut.restore(found.learner_state, found.parts_folder)
         cut.update(UPDATES[1])
         cut.update(UPDATES[2])
         cut.write_weights(tmp_path / "cut.safetensors")
@@ -148,25 +148,27 @@ def test_a_saved_state_is_gone_on_from_to_the_same_weights(
 
 
 @pytest.fixture
-def split(tiny_model_dir: Path, tmp_path: Path) -> Iterator[Ranks]:
+def split(tiny_model_dir: Path, tmp_path: Path) -> Iterator[ProcessLearner]:
     training = dataclasses.replace(PLAIN, launch=LaunchConfig(num_processes=2, fsdp=True))
-    with closing(Ranks(tiny_model_dir, training, GrpoConfig(), updates=4, max_tokens=300, folder=tmp_path)) as made:
+    with closing(
+        ProcessLearner(tiny_model_dir, training, GrpoConfig(), updates=4, max_tokens=300, folder=tmp_path)
+    ) as made:
         yield made
 
 
-def test_a_process_that_is_killed_ends_the_others_work_in_a_sentence(split: Ranks) -> None:
+def test_a_process_that_is_killed_ends_the_others_work_in_a_sentence(split: ProcessLearner) -> None:
     split.update(UPDATES[0])
     first, _ = multiprocessing.active_children()
     assert first.pid is not None
     os.kill(first.pid, signal.SIGKILL)
-    for work in (split.update, split.settled):
+    for work in (split.update, split.remove_rounding_noise):
         with pytest.raises(TrainingFault, match="shares the updates of the training ended, probably because memory"):
             work(UPDATES[0])
     split.close()
     assert not multiprocessing.active_children()
 
 
-def test_what_is_not_finite_in_one_process_changes_no_weight_in_any(split: Ranks, tmp_path: Path) -> None:
+def test_what_is_not_finite_in_one_process_changes_no_weight_in_any(split: ProcessLearner, tmp_path: Path) -> None:
     split.write_weights(tmp_path / "before.safetensors")
     broken = [UPDATES[0][0]._replace(advantages=(float("nan"),) * len(UPDATES[0][0].positions)), *UPDATES[0][1:]]
     with pytest.raises(NonFiniteLoss, match=r"lower training\.learning_rate"):
@@ -179,7 +181,7 @@ def test_what_is_not_finite_in_one_process_changes_no_weight_in_any(split: Ranks
 def test_what_a_process_cannot_load_is_told_as_one_process_tells_it(tmp_path: Path) -> None:
     training = dataclasses.replace(PLAIN, launch=LaunchConfig(num_processes=2, fsdp=True))
     with pytest.raises(ModelDirectoryError, match="cannot be loaded"):
-        Ranks(tmp_path / "nothing", training, GrpoConfig(), updates=1, max_tokens=9, folder=tmp_path)
+        ProcessLearner(tmp_path / "nothing", training, GrpoConfig(), updates=1, max_tokens=9, folder=tmp_path)
     assert not multiprocessing.active_children()
 
 
@@ -189,7 +191,7 @@ def test_a_deepspeed_configuration_with_a_schedule_is_refused(tiny_model_dir: Pa
     file.write_text('{"zero_optimization": {"stage": 2}, "scheduler": {"type": "WarmupLR"}}', encoding="utf-8")
     training = dataclasses.replace(PLAIN, launch=LaunchConfig(num_processes=2, deepspeed=str(file)))
     with pytest.raises(ConfigError, match="has a scheduler of its own; leave it out, for group RL follows"):
-        Ranks(tiny_model_dir, training, GrpoConfig(), updates=1, max_tokens=9, folder=tmp_path)
+        ProcessLearner(tiny_model_dir, training, GrpoConfig(), updates=1, max_tokens=9, folder=tmp_path)
 
 
 @pytest.mark.long

@@ -23,12 +23,12 @@ from agentr_core.errors import DataFault, ModelFault, NonFiniteLoss, TrainingFau
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.training import LaunchConfig, TrainingConfig
-from agentr_core.samples.identity import IGNORED
+from agentr_core.samples.identity import IGNORE_INDEX
 from agentr_core.samples.rendering import Renderer, load_renderer
-from agentr_core.system import in_thread
-from agentr_core.training.group.learner import Learner, Ranks, load_snapshot, make_learner, save_snapshot
-from agentr_core.training.group.policy import Policy, PolicyRow, Totals, numbered, policy_row
-from agentr_core.training.packing import shared_out
+from agentr_core.system import run_in_thread
+from agentr_core.training.group.learner import Learner, ProcessLearner, load_snapshot, make_learner, save_snapshot
+from agentr_core.training.group.policy import Policy, PolicyRow, Totals, number_tokens, policy_row
+from agentr_core.training.packing import balanced_shares
 from agentr_core.types import (
     FinishReason,
     Generation,
@@ -148,7 +148,7 @@ def test_a_reply_without_log_probabilities_is_refused(renderer: Renderer) -> Non
 
 def test_labels_number_the_tokens_of_all_rows() -> None:
     rows = [PolicyRow((1, 2, 3), (1, 2), (0.0, 0.0), (1.0, 1.0), 2), PolicyRow((4, 5), (1,), (0.0,), (-1.0,), 1)]
-    assert [row.labels for row in numbered(rows)] == [(IGNORED, 0, 1), (IGNORED, 2)]
+    assert [row.labels for row in number_tokens(rows)] == [(IGNORE_INDEX, 0, 1), (IGNORE_INDEX, 2)]
 
 
 def rows(count: int = 6) -> list[PolicyRow]:
@@ -202,7 +202,7 @@ def test_activations_that_are_computed_again_give_the_same_gradient(tiny_model_d
         named = policy.model.named_modules()
         layer = next(module for name, module in named if name.endswith("layers.0.input_layernorm"))
         layer.register_forward_pre_hook(lambda *_: calls.append(1))
-        policy.accumulate(rows(), [1.0] * len(rows()))
+        policy.accumulate_gradient(rows(), [1.0] * len(rows()))
         return {name: p.grad for name, p in policy.parameters.items() if p.grad is not None}, len(calls)
 
     (plain, once), (again, twice) = accumulated(False), accumulated(True)
@@ -215,7 +215,7 @@ def test_activations_that_are_computed_again_give_the_same_gradient(tiny_model_d
 def test_processes_that_share_a_gradient_change_only_the_rounding(tiny_model_dir: Path, tmp_path: Path) -> None:
     alone, one = updated(tiny_model_dir)
     two = dataclasses.replace(TRAINING, launch=LaunchConfig(num_processes=2), num_threads=1)
-    made = Ranks(tiny_model_dir, two, GrpoConfig(), updates=4, max_tokens=100, folder=tmp_path)
+    made = ProcessLearner(tiny_model_dir, two, GrpoConfig(), updates=4, max_tokens=100, folder=tmp_path)
     try:
         other = made.update(rows())
         made.write_weights(tmp_path / "weights.safetensors")
@@ -233,13 +233,13 @@ async def test_a_process_that_hangs_holds_up_no_end_and_one_that_died_is_reporte
     tiny_model_dir: Path, tmp_path: Path
 ) -> None:
     two = dataclasses.replace(TRAINING, launch=LaunchConfig(num_processes=2), num_threads=1)
-    made = Ranks(tiny_model_dir, two, GrpoConfig(), updates=4, max_tokens=100, folder=tmp_path)
+    made = ProcessLearner(tiny_model_dir, two, GrpoConfig(), updates=4, max_tokens=100, folder=tmp_path)
     try:
         made.update(rows())
         one, _ = multiprocessing.active_children()
         assert one.pid is not None
         os.kill(one.pid, signal.SIGSTOP)
-        working = asyncio.create_task(in_thread(made.update, rows()))
+        working = asyncio.create_task(run_in_thread(made.update, rows()))
         await asyncio.sleep(0.5)
         assert not working.done()
         working.cancel()
@@ -249,7 +249,7 @@ async def test_a_process_that_hangs_holds_up_no_end_and_one_that_died_is_reporte
         # Stopped as it is.
         made.close()
         assert not multiprocessing.active_children()
-        for work in (made.update, made.settled):
+        for work in (made.update, made.remove_rounding_noise):
             with pytest.raises(TrainingFault, match="shares the updates of the training ended, probably"):
                 work(rows())
     finally:
@@ -269,9 +269,9 @@ def test_the_last_bits_of_a_sampler_do_not_reach_the_weights(
     drifted = [noisy[0]._replace(logprobs=tuple(value - 0.1 for value in noisy[0].logprobs)), *noisy[1:]]
     made = make_learner(tiny_model_dir, training, GrpoConfig(), updates=4, max_tokens=100, folder=tmp_path)
     try:
-        settled = made.settled(exact)
-        assert made.settled(noisy) == settled
-        first, *others = made.settled(drifted)
+        settled = made.remove_rounding_noise(exact)
+        assert made.remove_rounding_noise(noisy) == settled
+        first, *others = made.remove_rounding_noise(drifted)
     finally:
         made.close()
     assert others == settled[1:]
@@ -282,12 +282,12 @@ def test_the_last_bits_of_a_sampler_do_not_reach_the_weights(
 
 def test_in_bfloat16_the_log_probabilities_of_the_sampler_stay(tiny_model_dir: Path) -> None:
     made = learner(tiny_model_dir, dataclasses.replace(TRAINING, bf16=True))
-    assert made.settled(rows()) == rows()
+    assert made.remove_rounding_noise(rows()) == rows()
 
 
 def test_the_longest_rows_are_shared_out_first() -> None:
-    assert shared_out([3, 9, 4, 5], 2) == [[1, 0], [3, 2]]
-    assert shared_out([7], 2) == [[0], []]
+    assert balanced_shares([3, 9, 4, 5], 2) == [[1, 0], [3, 2]]
+    assert balanced_shares([7], 2) == [[0], []]
 
 
 @pytest.mark.slow
@@ -330,7 +330,7 @@ def test_a_restored_learner_goes_on_to_the_same_weights(tiny_model_dir: Path, tm
     assert found is not None
     assert found[0] == 3
     second = learner(tiny_model_dir)
-    second.restore(found.learner, found.parts)
+    second.restore(found.learner_state, found.parts_folder)
     for _ in range(2):
         second.update(rows())
     assert all(torch.equal(weight, second.policy.model.state_dict()[name]) for name, weight in whole.items())
@@ -412,7 +412,7 @@ def test_adapters_go_on_from_a_state_and_are_the_same_for_two_processes(tiny_mod
         assert found is not None
         made = make_learner(tiny_model_dir, training, GrpoConfig(), updates=4, max_tokens=100, folder=tmp_path, seed=9)
         try:
-            made.restore(found.learner, found.parts)
+            made.restore(found.learner_state, found.parts_folder)
             for _ in range(2):
                 made.update(rows())
             state = made.state(tmp_path)["model"]

@@ -13,11 +13,11 @@ import pytest
 from growing import Counter
 from toy import instance
 
-from agentr_core.episodes.rollout import episode
+from agentr_core.episodes.rollout import roll_out_episode
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.samples.dataset import token_row
-from agentr_core.samples.identity import IGNORED
+from agentr_core.samples.identity import IGNORE_INDEX
 from agentr_core.system import data_path
 from agentr_core.types import Generation, Request, Sample, SampleKind, Sampling, Trajectory
 
@@ -39,7 +39,7 @@ class Asked:
 
 
 async def played(asked: Asked, seed: int) -> Trajectory:
-    return await episode(instance(seed % 5), Counter(), asked, max_steps=8, sampling=SAMPLING, seed=seed)
+    return await roll_out_episode(instance(seed % 5), Counter(), asked, max_steps=8, sampling=SAMPLING, seed=seed)
 
 
 @pytest.fixture(scope="module", params=list(TEMPLATES))
@@ -79,7 +79,7 @@ async def test_what_was_sampled_is_what_is_trained(path: Path) -> None:
             stopped = reply.text.endswith(stops)
             assert stopped or not any(stop in reply.text for stop in stops), "a stop string ends the text and is kept"
             endings.add("stop" if stopped else "end" if over else reply.finish_reason)
-        assert [label for label in row.labels if label != IGNORED] == trained
+        assert [label for label in row.labels if label != IGNORE_INDEX] == trained
     assert {"stop", "length"} <= endings, "several kinds of ending must be looked at"
     await model.close()
 
@@ -94,7 +94,9 @@ async def test_results_carry_no_loss_and_no_control_token(path: Path) -> None:
     text = model._tokenizer.decode
     apart = [
         text([token for token, _ in group])
-        for loss, group in groupby(zip(row.input_ids, row.labels, strict=True), key=lambda pair: pair[1] != IGNORED)
+        for loss, group in groupby(
+            zip(row.input_ids, row.labels, strict=True), key=lambda pair: pair[1] != IGNORE_INDEX
+        )
         if not loss
     ]
     shown = "".join(apart[1:])

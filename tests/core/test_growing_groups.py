@@ -16,11 +16,11 @@ from transformers import AutoModelForCausalLM
 from agentr_core.environments.reasoning.grammar import STOPS
 from agentr_core.environments.reasoning.problems import Problem
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
-from agentr_core.episodes.rollout import episode
+from agentr_core.episodes.rollout import roll_out_episode
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.samples.rendering import load_renderer
-from agentr_core.training.group.policy import ROUNDING, policy_row
+from agentr_core.training.group.policy import MAX_ROUNDING_NATS, policy_row
 from agentr_core.types import Generation, Instance, Request, Sampling, Trajectory
 
 RIVER = Problem(id="r", question="How many mouths?", golds=("1",), source="rivers", domain="knowledge")
@@ -44,7 +44,10 @@ async def played(path: Path, count: int) -> list[Trajectory]:
         return (await model.generate([request]))[0]
 
     river = Instance(environment="reasoning", split="train", index=0)
-    found = [await episode(river, world(), sample, max_steps=5, sampling=SAMPLING, seed=seed) for seed in range(count)]
+    found = [
+        await roll_out_episode(river, world(), sample, max_steps=5, sampling=SAMPLING, seed=seed)
+        for seed in range(count)
+    ]
     await model.close()
     return found
 
@@ -73,4 +76,4 @@ async def test_results_carry_no_loss_and_sampled_tokens_are_as_likely_as_they_we
         with torch.no_grad():
             scores = model(input_ids=torch.tensor([row.input_ids])).logits[0].log_softmax(-1)
         own = [scores[position - 1, row.input_ids[position]].item() for position in row.positions]
-        assert own == pytest.approx(row.logprobs, abs=ROUNDING)
+        assert own == pytest.approx(row.logprobs, abs=MAX_ROUNDING_NATS)

@@ -11,13 +11,20 @@ from collections.abc import Callable
 import pytest
 from toy import Line, Policy, instance
 
-from agentr_core.episodes.rollout import episode
-from agentr_core.evaluation.metrics import Headroom, InstanceResults, Prospect, mixed, pass_rates, success_rate
+from agentr_core.episodes.rollout import roll_out_episode
+from agentr_core.evaluation.metrics import (
+    Headroom,
+    InstanceResults,
+    Prospect,
+    estimate_pass_rates,
+    mixed_probability,
+    success_rate,
+)
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.agent_r import TreeSize, foresee
 from agentr_core.methods.agent_r.critique import judge_of
 from agentr_core.methods.agent_r.pairs import pairs_of_tree
-from agentr_core.methods.agent_r.splice import REFLECTIONS, voiced
+from agentr_core.methods.agent_r.splice import REFLECTIONS, has_reflection
 from agentr_core.methods.eto import foresee as foresee_exploration
 from agentr_core.methods.faults import parse
 from agentr_core.methods.grpo import foresee as foresee_groups
@@ -43,8 +50,8 @@ def sample(rates: list[float], episodes: int, rng: random.Random) -> list[Instan
 def test_forecasts_of_groups_and_explorations_are_what_is_then_drawn(alpha: float, beta: float, episodes: int) -> None:
     rng = random.Random(7)
     rates = [rng.betavariate(alpha, beta) for _ in range(400)]
-    found = pass_rates(sample(rates[:200], episodes, rng))
-    groups = found.total(400, lambda _, run: mixed(run, 8))
+    found = estimate_pass_rates(sample(rates[:200], episodes, rng))
+    groups = found.total(400, lambda _, run: mixed_probability(run, 8))
     wins = [sum(rng.random() < rate for _ in range(8)) for rate in rates]
 
     drawn = sum(0 < won < 8 for won in wins)
@@ -56,14 +63,14 @@ def test_forecasts_of_groups_and_explorations_are_what_is_then_drawn(alpha: floa
 
 def test_pass_rates_that_were_drawn_are_found_again() -> None:
     rng = random.Random(3)
-    found = pass_rates(sample([rng.betavariate(0.4, 0.8) for _ in range(3000)], 8, rng))
+    found = estimate_pass_rates(sample([rng.betavariate(0.4, 0.8) for _ in range(3000)], 8, rng))
     assert [found.alpha, found.beta] == pytest.approx([0.4, 0.8], rel=0.15)
 
 
 def test_the_chance_of_a_run_is_that_of_an_urn() -> None:
     # With one win and one loss of two and a flat start, the next is won as often as lost, and two
     # in a row with 2/4 * 3/5.
-    found = pass_rates([tried(1, 2)])
+    found = estimate_pass_rates([tried(1, 2)])
     alpha, beta = found.alpha + 1, found.beta + 1
     run = found.run(found.tried[0])
     assert run(0, 0) == pytest.approx(1)
@@ -73,28 +80,28 @@ def test_the_chance_of_a_run_is_that_of_an_urn() -> None:
 
 @pytest.mark.parametrize("wins", [0, 8])
 def test_what_always_or_never_wins_has_hardly_a_mixed_group(wins: int) -> None:
-    found = pass_rates([tried(wins, key=str(number)) for number in range(50)])
-    assert 0 < found.total(50, lambda _, run: mixed(run, 8)).mean < 1
+    found = estimate_pass_rates([tried(wins, key=str(number)) for number in range(50)])
+    assert 0 < found.total(50, lambda _, run: mixed_probability(run, 8)).mean < 1
 
 
 @pytest.mark.parametrize("all_won", [False, True])
 @pytest.mark.parametrize("instances", [6, 600])
 def test_outcomes_that_are_all_alike_leave_a_forecast_open(instances: int, all_won: bool) -> None:
     results = [tried(2 * all_won, 2, key=str(number)) for number in range(instances)]
-    groups = pass_rates(results).total(1000, lambda _, run: mixed(run, 8), per_instance=1)
+    groups = estimate_pass_rates(results).total(1000, lambda _, run: mixed_probability(run, 8), max_per_instance=1)
     # The largest rate of the rarer outcome that so many instances without it leave open, as the
     # table of scores has it.
     rate = success_rate([False] * instances).high
     assert groups.low == 0 < groups.mean < groups.high
     assert groups.high == pytest.approx(1000 * (1 - rate**8 - (1 - rate) ** 8))
-    evidence = Headroom(rates=pass_rates(results), instances=1000, has_expert=False)
+    evidence = Headroom(rates=estimate_pass_rates(results), instances=1000, has_expert=False)
     prospect = foresee_groups(parse({"name": "line", "method": "grpo", "model": {"path": "none"}}), evidence)
     assert not prospect.learns
     assert "or none: these episodes do not tell" in prospect.reason
 
 
 def test_one_instance_that_always_loses_promises_nothing() -> None:
-    evidence = Headroom(rates=pass_rates([tried(0, 2)]), instances=1000, has_expert=False)
+    evidence = Headroom(rates=estimate_pass_rates([tried(0, 2)]), instances=1000, has_expert=False)
     prospect = foresee_groups(parse({"name": "line", "method": "grpo", "model": {"path": "none"}}), evidence)
     (groups,) = prospect.forecasts
     assert groups.expected.low == 0 < groups.expected.mean <= groups.expected.high
@@ -104,13 +111,13 @@ def test_one_instance_that_always_loses_promises_nothing() -> None:
 @pytest.mark.parametrize("known", [[], [tried(1, 1)]])
 def test_one_episode_of_an_instance_tells_nothing(known: list[InstanceResults]) -> None:
     with pytest.raises(ValueError, match="two episodes of each"):
-        pass_rates(known)
+        estimate_pass_rates(known)
 
 
 def test_group_rl_learns_from_mixed_groups_only() -> None:
     half, none = (
         Headroom(
-            rates=pass_rates([tried(wins, key=str(number)) for number, wins in enumerate(some)]),
+            rates=estimate_pass_rates([tried(wins, key=str(number)) for number, wins in enumerate(some)]),
             instances=100,
             has_expert=False,
         )
@@ -122,7 +129,9 @@ def test_group_rl_learns_from_mixed_groups_only() -> None:
     assert "all win or all lose" in foresee_groups(recipe, none).reason
     short = replace(recipe, grpo=dataclasses.replace(recipe.grpo, steps=2, groups=5))
     (forecast,) = foresee_groups(short, half).forecasts
-    assert forecast.expected.mean == pytest.approx(10 * half.rates.total(1, lambda _, run: mixed(run, 8)).mean)
+    assert forecast.expected.mean == pytest.approx(
+        10 * half.rates.total(1, lambda _, run: mixed_probability(run, 8)).mean
+    )
 
 
 def test_eto_lives_on_failures_against_an_expert_and_else_on_its_own() -> None:
@@ -130,7 +139,7 @@ def test_eto_lives_on_failures_against_an_expert_and_else_on_its_own() -> None:
     rng = random.Random(5)
     rates = [rng.random() for _ in range(200)]
     known = sample(rates, 8, rng)
-    with_expert = Headroom(rates=pass_rates(known), instances=200, has_expert=True)
+    with_expert = Headroom(rates=estimate_pass_rates(known), instances=200, has_expert=True)
     lost = sum(not one.greedy for one in known) + 3 * sum(1 - rate for rate in rates)
 
     told = foresee_exploration(recipe, with_expert)
@@ -145,12 +154,12 @@ def test_eto_lives_on_failures_against_an_expert_and_else_on_its_own() -> None:
     )
     (won, *_) = foresee_exploration(alone, with_expert).forecasts
     assert won.expected.mean == pytest.approx(sum(1 - (1 - rate) ** 3 for rate in rates), rel=0.1)
-    without = Headroom(rates=pass_rates(known), instances=200, has_expert=False)
+    without = Headroom(rates=estimate_pass_rates(known), instances=200, has_expert=False)
     assert "own pairs" in foresee_exploration(recipe, without).reason
 
 
 def test_where_only_good_paths_are_trained_on_nothing_needs_to_be_lost() -> None:
-    always = pass_rates([tried(8, key=str(number), greedy=True) for number in range(50)])
+    always = estimate_pass_rates([tried(8, key=str(number), greedy=True) for number in range(50)])
     known = Headroom(rates=always, instances=50, has_expert=False)
 
     def told(use: str) -> Prospect:
@@ -162,7 +171,9 @@ def test_where_only_good_paths_are_trained_on_nothing_needs_to_be_lost() -> None
 
 
 def test_no_interval_of_a_forecast_goes_beyond_what_can_be_made() -> None:
-    few = pass_rates([tried(wins, 2, key=str(number), greedy=wins > 0) for number, wins in enumerate([2, 2, 2, 0])])
+    few = estimate_pass_rates(
+        [tried(wins, 2, key=str(number), greedy=wins > 0) for number, wins in enumerate([2, 2, 2, 0])]
+    )
     known = Headroom(rates=few, instances=100, has_expert=True)
     recipe = parse({"name": "line", "method": "eto", "model": {"path": "none"}, "eto": {"explore": {"samples": 3}}})
     highest = {
@@ -177,10 +188,18 @@ def test_no_interval_of_a_forecast_goes_beyond_what_can_be_made() -> None:
 
 
 SIZES = {
-    "tiny": TreeSize(dives=4, give_up=2, leaves=4, per_tree=6, per_bad_leaf=1, good_per_tree=3),
-    "no end": TreeSize(dives=3, give_up=0, leaves=4, per_tree=6, per_bad_leaf=1, good_per_tree=3),
-    "published": TreeSize(dives=8, give_up=0, leaves=4, per_tree=0, per_bad_leaf=0, good_per_tree=0),
-    "hasty": TreeSize(dives=2, give_up=5, leaves=1, per_tree=0, per_bad_leaf=2, good_per_tree=1),
+    "tiny": TreeSize(
+        num_dives=4, give_up_after=2, leaves_per_dive=4, max_pairs=6, max_pairs_per_bad_leaf=1, max_good_paths=3
+    ),
+    "no end": TreeSize(
+        num_dives=3, give_up_after=0, leaves_per_dive=4, max_pairs=6, max_pairs_per_bad_leaf=1, max_good_paths=3
+    ),
+    "published": TreeSize(
+        num_dives=8, give_up_after=0, leaves_per_dive=4, max_pairs=0, max_pairs_per_bad_leaf=0, max_good_paths=0
+    ),
+    "hasty": TreeSize(
+        num_dives=2, give_up_after=5, leaves_per_dive=1, max_pairs=0, max_pairs_per_bad_leaf=2, max_good_paths=1
+    ),
 }
 
 
@@ -188,26 +207,26 @@ SIZES = {
 def test_forecasts_of_trees_are_what_simulated_dives_make(size: TreeSize) -> None:
     rng = random.Random(11)
     rates = [rng.betavariate(0.2, 0.3) for _ in range(2000)]
-    found = pass_rates(sample(rates, 8, rng))
+    found = estimate_pass_rates(sample(rates, 8, rng))
     made = [dives(size, rate, rng) for rate in rates]
 
     def foreseen(value: Callable[[int, int], float]) -> float:
-        return found.total(2000, lambda _, run: size.expected(run, value)).mean
+        return found.total(2000, lambda _, run: size.expected_value(run, value)).mean
 
     assert foreseen(lambda won, lost: 1) == pytest.approx(2000)
     assert foreseen(lambda won, lost: won > 0 < lost) == pytest.approx(
         sum(won > 0 < lost for won, lost in made), rel=0.15
     )
-    assert foreseen(size.pairs) == pytest.approx(sum(size.pairs(won, lost) for won, lost in made), rel=0.15)
-    assert foreseen(lambda won, lost: size.good_paths(won)) == pytest.approx(
-        sum(size.good_paths(won) for won, _ in made), rel=0.15
+    assert foreseen(size.num_pairs) == pytest.approx(sum(size.num_pairs(won, lost) for won, lost in made), rel=0.15)
+    assert foreseen(lambda won, lost: size.num_good_paths(won)) == pytest.approx(
+        sum(size.num_good_paths(won) for won, _ in made), rel=0.15
     )
 
 
 def dives(size: TreeSize, rate: float, rng: random.Random) -> tuple[int, int]:
     """Return how many dives of a tree win and lose, drawn one after the other."""
     won = lost = 0
-    while won + lost < size.dives and not (0 < size.give_up <= lost and not won):
+    while won + lost < size.num_dives and not (0 < size.give_up_after <= lost and not won):
         hit = rng.random() < rate
         won, lost = won + hit, lost + (not hit)
     return won, lost
@@ -219,7 +238,7 @@ async def test_independent_episodes_make_what_was_foreseen() -> None:
     asked = {"pairs": {"alpha": [0.5], "per_tree": 6, "per_bad_leaf": 1}, "model": {"path": "none"}}
     recipe = parse({"name": "line", "search": {"method": "rollouts", "dives": 2, "width": 4, "depth": 7}, **asked})
     known = [tried(await wins(policy, at, 32), 32, key=str(at)) for at in range(5)]
-    headroom = Headroom(rates=pass_rates(known), instances=5, has_expert=True)
+    headroom = Headroom(rates=estimate_pass_rates(known), instances=5, has_expert=True)
 
     told = {one.name: one.expected.mean for one in foresee(recipe, headroom).forecasts}
 
@@ -231,7 +250,8 @@ async def wins(policy: Policy, number: int, episodes: int) -> int:
     """Return how many episodes of an instance a policy wins."""
     seeds = [derive_seed(number, seed) for seed in range(episodes)]
     played = [
-        await episode(instance(number), Line(), policy, max_steps=8, sampling=Sampling(), seed=seed) for seed in seeds
+        await roll_out_episode(instance(number), Line(), policy, max_steps=8, sampling=Sampling(), seed=seed)
+        for seed in seeds
     ]
     return sum(one.success for one in played)
 
@@ -265,5 +285,5 @@ def test_a_judge_is_measured_against_the_oracle_where_there_is_one() -> None:
 
 
 def test_a_voiced_reflection_is_heard_in_any_case() -> None:
-    assert voiced(f"Thought: {REFLECTIONS[3].upper()}\nAction: wait")
-    assert not voiced("Thought: I need planks.\nAction: get 2 oak log")
+    assert has_reflection(f"Thought: {REFLECTIONS[3].upper()}\nAction: wait")
+    assert not has_reflection("Thought: I need planks.\nAction: get 2 oak log")

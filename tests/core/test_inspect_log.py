@@ -24,7 +24,7 @@ from agentr_core.environments.graders import Pattern
 from agentr_core.errors import ConfigError, DiskError
 from agentr_core.exchange.inspect_log import log_of, notes, write_log
 from agentr_core.recipes.environments import TEST
-from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.context import RunContext
 from agentr_core.stages.evaluate import counted_episodes, evaluation_id, measure, measure_rows
 from agentr_core.stages.regrade import Scoring, regrade
 from agentr_core.store.codec.ledger import evaluation_rows, rejection_rows
@@ -57,16 +57,16 @@ class Toy(Environment):
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry._KINDS, "toy", Toy)
+    monkeypatch.setitem(registry._FACTORY_BY_NAME, "toy", Toy)
 
 
-def finished(folder: Path, **recipe: Any) -> Workplace:
+def finished(folder: Path, **recipe: Any) -> RunContext:
     """Return a run whose first model wins 3 of 20 and whose second wins 9, with their measures."""
-    place = finish(folder, RUN, [{1, 2, 3}, set(range(9))], **recipe)
+    ctx = finish(folder, RUN, [{1, 2, 3}, set(range(9))], **recipe)
     for number in (0, 1):
-        key = evaluation_id(place, number, TEST)
-        place.store.write(measure_rows(key, measure(counted_episodes(place, key))))
-    return place
+        key = evaluation_id(ctx, number, TEST)
+        ctx.store.write(measure_rows(key, measure(counted_episodes(ctx, key))))
+    return ctx
 
 
 def logs(folder: Path) -> list[dict[str, Any]]:
@@ -151,7 +151,7 @@ def test_what_a_log_cannot_hold_is_named() -> None:
 @pytest.mark.usefixtures("toy")
 @pytest.mark.slow
 def test_the_evaluations_of_a_run_are_written_with_their_scores(tmp_path: Path) -> None:
-    place = finished(tmp_path)
+    ctx = finished(tmp_path)
     done = CliRunner().invoke(
         cli,
         ["export", RUN[:6], str(tmp_path / "out"), "--format", "inspect", "-w", str(tmp_path)],
@@ -162,7 +162,7 @@ def test_the_evaluations_of_a_run_are_written_with_their_scores(tmp_path: Path) 
     assert [log["results"]["scores"][0]["metrics"]["mean"]["value"] for log in (before, now)] == [0.15, 0.45]
     assert (before["eval"]["model"], now["eval"]["model"]) == ("m0", "m1")
     assert now["eval"]["task"] == "toy-agent-r-test"
-    ids = {row[0] for row in place.store.rows("select trajectory_id from v_trajectories where iteration = 1")}
+    ids = {row[0] for row in ctx.store.rows("select trajectory_id from v_trajectories where iteration = 1")}
     assert {sample["metadata"]["trajectory_id"] for sample in now["samples"]} == ids
     assert [turn["content"] for turn in now["samples"][0]["messages"]] == ["Go there.", "Ok.", "Start.", "go", "there"]
     assert "read_eval_log" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
@@ -176,9 +176,9 @@ def test_the_evaluations_of_a_run_are_written_with_their_scores(tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 async def test_what_a_scoring_says_of_an_episode_is_a_score_beside_the_others(tmp_path: Path) -> None:
-    place = finished(tmp_path)
+    ctx = finished(tmp_path)
     scoring = Scoring(name="regex", settings={}, grader=Pattern("there", where="observation"))
-    await regrade(place, scoring, iteration=1)
+    await regrade(ctx, scoring, iteration=1)
     export_logs(tmp_path, RUN, tmp_path / "out")
     before, now = logs(tmp_path / "out")
     name = f"regex-{scoring.id[:8]}"
@@ -192,12 +192,12 @@ async def test_what_a_scoring_says_of_an_episode_is_a_score_beside_the_others(tm
 @pytest.mark.usefixtures("toy")
 @pytest.mark.parametrize(("count_as", "n", "mean"), [("out", 20, 0.45), ("zero", 21, 9 / 21)])
 def test_an_episode_that_failed_for_good_is_an_error(tmp_path: Path, count_as: str, n: int, mean: float) -> None:
-    place = finish(tmp_path, RUN, [set(), set(range(9))], errors={"count_as": count_as})
-    key = evaluation_id(place, 1, TEST)
+    ctx = finish(tmp_path, RUN, [set(), set(range(9))], errors={"count_as": count_as})
+    key = evaluation_id(ctx, 1, TEST)
     lost = Rejection(stage="evaluate", reason="no-reward", subject=f"{key}:toy/test/20#0", detail="OSError: gone")
     unplayed = {"instance": [instance_row(Instance(environment="toy", split="test", index=20))]}
-    place.store.write(merge([unplayed, rejection_rows([lost], iteration_id=place.iteration_id(1))]))
-    place.store.write(measure_rows(key, measure(counted_episodes(place, key))))
+    ctx.store.write(merge([unplayed, rejection_rows([lost], iteration_id=ctx.iteration_id(1))]))
+    ctx.store.write(measure_rows(key, measure(counted_episodes(ctx, key))))
     said = export_logs(tmp_path, key, tmp_path / "out")
     (log,) = logs(tmp_path / "out")
     assert log["samples"][-1]["error"]["message"] == "OSError: gone"
@@ -214,12 +214,12 @@ def test_an_episode_that_failed_for_good_is_an_error(tmp_path: Path, count_as: s
 def test_a_beginning_of_a_revision_test_is_a_sample_of_its_own_and_a_disaster_counts_as_in_the_report(
     tmp_path: Path,
 ) -> None:
-    place = finished(tmp_path, evaluation={"disaster_counts": -1.0})
+    ctx = finished(tmp_path, evaluation={"disaster_counts": -1.0})
     key = "eeee000000000001"
     fell = replace(after("on", played(0, success=False)), stop=StopReason.DISASTER)
     head = evaluation_rows(
         key,
-        iteration_id=place.iteration_id(1),
+        iteration_id=ctx.iteration_id(1),
         checkpoint_id=f"{RUN}-c1",
         name="revision_test",
         split="test",
@@ -228,10 +228,10 @@ def test_a_beginning_of_a_revision_test_is_a_sample_of_its_own_and_a_disaster_co
     )
     some = (("a", after("on", played(0, success=True)), 0), ("b", fell, 1))
     rows = [
-        episode_rows(name, one, evaluation_id=key, iteration_id=place.iteration_id(1), cut=1, repeat=repeat)
+        episode_rows(name, one, evaluation_id=key, iteration_id=ctx.iteration_id(1), cut=1, repeat=repeat)
         for name, one, repeat in some
     ]
-    place.store.write(merge([head, *rows]))
+    ctx.store.write(merge([head, *rows]))
     export_logs(tmp_path, key[:5], tmp_path / "out")
     (log,) = logs(tmp_path / "out")
     assert [(sample["id"], sample["epoch"]) for sample in log["samples"]] == [("toy/test/0@1", 1), ("toy/test/0@1", 2)]
@@ -241,11 +241,11 @@ def test_a_beginning_of_a_revision_test_is_a_sample_of_its_own_and_a_disaster_co
 @pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_what_is_not_finished_is_named_or_refused(tmp_path: Path) -> None:
-    place = finished(tmp_path)
+    ctx = finished(tmp_path)
     open_ = evaluation_rows(
-        "eeee", iteration_id=place.iteration_id(1), checkpoint_id=f"{RUN}-c1", name="other", split="test", config={}
+        "eeee", iteration_id=ctx.iteration_id(1), checkpoint_id=f"{RUN}-c1", name="other", split="test", config={}
     )
-    place.store.write(open_)
+    ctx.store.write(open_)
     said = export_logs(tmp_path, RUN, tmp_path / "out", iteration=1)
     assert said.endswith("left out, since it is not finished: other of iteration 1")
     with pytest.raises(ConfigError, match="has no finished evaluation; finished are iterations: none yet"):

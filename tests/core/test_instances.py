@@ -16,7 +16,7 @@ from agentr_core.environment import Instances
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.faults import parse
-from agentr_core.recipes.recipe import Recipe, identifying, resolved
+from agentr_core.recipes.recipe import Recipe, identifying_data, resolved
 from agentr_core.runtime.instances import held_out_instances, training_instances
 from agentr_core.types import Instance
 
@@ -214,7 +214,7 @@ def test_later_iterations_may_collect_from_others() -> None:
         assert {index % 10 for index in chosen[iteration]} <= {4, 5, 6, 7}
     for iteration, depths in {1: {1, 2}, 2: {1, 2}, 3: {1, 2}, 4: {2}, 5: {2}}.items():
         assert {1 + index % 2 for index in chosen[iteration]} == depths
-    assert list(made.instances.stretches(3)) == [1, 2]
+    assert list(made.instances.changing_iterations(3)) == [1, 2]
 
 
 def test_later_iterations_may_collect_from_fewer() -> None:
@@ -236,8 +236,8 @@ def test_faults_of_later_iterations_say_from_when_on() -> None:
 def test_a_recipe_with_other_instances_later_survives_storage() -> None:
     made = recipe("instances.from_iteration={2: {depths: {1: 0.25, 3: 0.75}}}", train_limit=10)
     assert parse(resolved(made)) == made
-    assert identifying(made) != identifying(recipe(train_limit=10))
-    assert "from_iteration" not in identifying(recipe(train_limit=10))["instances"]
+    assert identifying_data(made) != identifying_data(recipe(train_limit=10))
+    assert "from_iteration" not in identifying_data(recipe(train_limit=10))["instances"]
 
 
 def test_a_recipe_with_shares_of_depths_survives_storage() -> None:

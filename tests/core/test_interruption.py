@@ -10,7 +10,7 @@ import pytest
 STUBBORN = """
 import asyncio, os, signal, sys, time
 from flows import interruption
-interruption._ONE_WISH_S = float(sys.argv[1])
+interruption._REPEATED_SIGNAL_SECONDS = float(sys.argv[1])
 async def stubborn():
     os.kill(os.getpid(), signal.SIGTERM)
     try:

@@ -13,7 +13,15 @@ from readme import ROOT
 from agentr_core.errors import ConfigError
 from agentr_core.reports import wording
 from agentr_core.reports.document import Estimate, IterationReport, IterationScore
-from agentr_core.reports.leaderboard import END, START, Entry, add, entry_of, read, table
+from agentr_core.reports.leaderboard import (
+    END_MARK,
+    START_MARK,
+    Entry,
+    add_entry,
+    entry_of,
+    leaderboard_table,
+    read_entries,
+)
 from agentr_core.reports.markdown import table_markdown
 
 SHIPPED = ROOT / "data" / "manual" / "pages" / "results.md"
@@ -52,8 +60,8 @@ def test_of_runs_that_end_at_once_none_is_lost(tmp_path: Path) -> None:
     page = tmp_path / "boards" / "board.md"
     entries = [entry_of(replace(REPORT, run_id=f"{number:016x}"), seed=number, seconds=60) for number in range(16)]
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(partial(add, page), entries))
-    assert sorted(entry.run for entry in read(page.with_suffix(".jsonl"))) == [entry.run for entry in entries]
+        list(threads.map(partial(add_entry, page), entries))
+    assert sorted(entry.run for entry in read_entries(page.with_suffix(".jsonl"))) == [entry.run for entry in entries]
 
 
 def test_a_machine_that_is_not_known_costs_nothing_known() -> None:
@@ -63,23 +71,23 @@ def test_a_machine_that_is_not_known_costs_nothing_known() -> None:
 def test_a_file_is_made_and_a_run_has_one_place_in_it(tmp_path: Path) -> None:
     page = tmp_path / "board.md"
     entry = entry_of(REPORT, seed=3, seconds=60)
-    add(page, entry)
-    add(page, entry.model_copy(update={"run": "b" * 16, "score": 0.9}))
-    shown = add(page, entry.model_copy(update={"score": 0.8}))
-    interval = f"(62.0{wording.TO}82.0)"
+    add_entry(page, entry)
+    add_entry(page, entry.model_copy(update={"run": "b" * 16, "score": 0.9}))
+    shown = add_entry(page, entry.model_copy(update={"score": 0.8}))
+    interval = f"(62.0{wording.DASH}82.0)"
     assert [row.cells[4] for row in shown.rows] == [f"90.0 {interval}", f"80.0 {interval}"], "the best is first"
-    assert [each.score for each in read(page.with_suffix(".jsonl"))] == [0.9, 0.8]
+    assert [each.score for each in read_entries(page.with_suffix(".jsonl"))] == [0.9, 0.8]
     assert page.read_text().startswith("# Leaderboard\n")
 
 
 def test_what_stands_around_it_stays_and_papers_are_marked(tmp_path: Path) -> None:
     page = tmp_path / "results.md"
-    page.write_text(f"# Mine\n\n{START}\nold\n{END}\n\nThe end.\n")
+    page.write_text(f"# Mine\n\n{START_MARK}\nold\n{END_MARK}\n\nThe end.\n")
     page.with_suffix(".jsonl").write_text(f"{PAPER.model_dump_json(exclude_defaults=True)}\n")
-    add(page, entry_of(REPORT, seed=3, seconds=60))
+    add_entry(page, entry_of(REPORT, seed=3, seconds=60))
     text = page.read_text()
-    assert text.startswith(f"# Mine\n\n{START}\n\n| World |")
-    assert text.endswith(f"|\n\n{END}\n\nThe end.\n")
+    assert text.startswith(f"# Mine\n\n{START_MARK}\n\n| World |")
+    assert text.endswith(f"|\n\n{END_MARK}\n\nThe end.\n")
     assert "old" not in text
     first, second = text.splitlines()[6:8]
     assert f"| 78.0 | {wording.NOTHING} |" in first
@@ -87,12 +95,12 @@ def test_what_stands_around_it_stays_and_papers_are_marked(tmp_path: Path) -> No
     assert second.endswith("cccccccc 2026-11-29 |")
 
 
-@pytest.mark.parametrize("text", ["# Mine\n", f"{START}\n", f"{END}\n{START}\n"])
+@pytest.mark.parametrize("text", ["# Mine\n", f"{START_MARK}\n", f"{END_MARK}\n{START_MARK}\n"])
 def test_a_file_of_other_text_is_left_alone(tmp_path: Path, text: str) -> None:
     page = tmp_path / "notes.md"
     page.write_text(text)
     with pytest.raises(ConfigError, match="has no place for a leaderboard; put the lines"):
-        add(page, PAPER)
+        add_entry(page, PAPER)
     assert page.read_text() == text
     assert not page.with_suffix(".jsonl").exists()
 
@@ -105,12 +113,14 @@ def test_entries_that_cannot_be_read_are_refused(tmp_path: Path, line: str, faul
     page = tmp_path / "board.md"
     page.with_suffix(".jsonl").write_text(line)
     with pytest.raises(ConfigError, match=fault):
-        add(page, PAPER)
+        add_entry(page, PAPER)
     assert not page.exists()
 
 
 def test_the_manual_shows_the_entries_beside_it() -> None:
-    entries = read(SHIPPED.with_suffix(".jsonl"))
+    entries = read_entries(SHIPPED.with_suffix(".jsonl"))
     assert any(entry.run for entry in entries)
     assert all(bool(entry.run) != bool(entry.source) for entry in entries)
-    assert f"{START}\n\n{table_markdown(table(entries))}\n{END}" in SHIPPED.read_text(encoding="utf-8")
+    assert f"{START_MARK}\n\n{table_markdown(leaderboard_table(entries))}\n{END_MARK}" in SHIPPED.read_text(
+        encoding="utf-8"
+    )

@@ -8,7 +8,7 @@ import pytest
 from toy import Growing, Line, Policy, Script, instance
 
 from agentr_core.recipes.agent_r import SearchConfig
-from agentr_core.search.grow import grow, steps_shown
+from agentr_core.search.grow import grow, num_expert_steps
 from agentr_core.search.tree import steps_to
 from agentr_core.types import Instance, Tree
 
@@ -28,7 +28,7 @@ def expert_steps(tree: Tree) -> dict[int, tuple[int, int]]:
 def test_half_of_what_is_left_is_shown_and_never_the_last_step(
     steps: int, dives_done: int, give_up: int, shown: int
 ) -> None:
-    assert steps_shown(steps, dives_done=dives_done, give_up=give_up) == shown
+    assert num_expert_steps(steps, dives_done=dives_done, dives_per_halving=give_up) == shown
 
 
 async def test_dives_begin_later_and_later_until_one_is_rewarded() -> None:

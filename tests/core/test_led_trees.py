@@ -17,8 +17,8 @@ from agentr_core.methods.agent_r.splice import splice_pairs
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, start
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.start import begin_iteration, start_run
 from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.database import Store
 from agentr_core.types import Message
@@ -36,8 +36,8 @@ def speak(messages: tuple[Message, ...], seed: int, number: int) -> str:
 
 
 @pytest.fixture
-def make(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Store]) -> Callable[..., Workplace]:
-    def made(*overrides: str, knows: bool = True) -> Workplace:
+def make(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Store]) -> Callable[..., RunContext]:
+    def made(*overrides: str, knows: bool = True) -> RunContext:
         recipe = parse(
             {
                 "name": "door",
@@ -49,7 +49,7 @@ def make(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
             },
             overrides,
         )
-        return Workplace(
+        return RunContext(
             recipe=recipe,
             method=method_of(recipe),
             run_id=run_id_of(recipe),
@@ -63,43 +63,43 @@ def make(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
     return made
 
 
-async def spliced(place: Workplace) -> dict[str, int]:
-    await start(place)
-    await begin(place, 1)
-    await collect(place, 1)
-    await critique(place, 1)
-    made: dict[str, int] = await splice_pairs(place, 1)
+async def spliced(ctx: RunContext) -> dict[str, int]:
+    await start_run(ctx)
+    await begin_iteration(ctx, 1)
+    await collect(ctx, 1)
+    await critique(ctx, 1)
+    made: dict[str, int] = await splice_pairs(ctx, 1)
     return made
 
 
 @pytest.mark.slow
-async def test_samples_and_report_tell_of_the_experts_steps(make: Callable[..., Workplace]) -> None:
-    place = make()
-    made = await spliced(place)
+async def test_samples_and_report_tell_of_the_experts_steps(make: Callable[..., RunContext]) -> None:
+    ctx = make()
+    made = await spliced(ctx)
     assert made["good"] == 6
     assert made["revision"] > 0
-    of_expert = place.store.rows("select count(*), count(asked) from node where duplicates = 0 and node_index > 0")
+    of_expert = ctx.store.rows("select count(*), count(asked) from node where duplicates = 0 and node_index > 0")
     assert of_expert == [(6, 0)]
-    samples = load_samples(place.store, iteration_id=place.iteration_id(1)).values()
+    samples = load_samples(ctx.store, iteration_id=ctx.iteration_id(1)).values()
     for sample in samples:
         if str(sample.kind) == "good":
             assert [message.text for message in sample.messages if message.train] == [HINT, OPEN]
-    funnel = {stage.name: stage.count for stage in tree_funnel(place, 1)}
+    funnel = {stage.name: stage.count for stage in tree_funnel(ctx, 1)}
     assert (funnel["trees"], funnel["after the expert's steps"]) == (6, 6)
-    assert place.store.rows("select * from v_orphans") == []
+    assert ctx.store.rows("select * from v_orphans") == []
 
 
 @pytest.mark.slow
 async def test_a_search_without_the_setting_earns_nothing_and_says_nothing_of_an_expert(
-    make: Callable[..., Workplace],
+    make: Callable[..., RunContext],
 ) -> None:
-    place = make("search.expert_start=false")
-    await spliced(place)
-    assert place.store.rows("select * from sample") == []
-    assert "after the expert's steps" not in {stage.name for stage in tree_funnel(place, 1)}
+    ctx = make("search.expert_start=false")
+    await spliced(ctx)
+    assert ctx.store.rows("select * from sample") == []
+    assert "after the expert's steps" not in {stage.name for stage in tree_funnel(ctx, 1)}
 
 
-def test_a_world_without_an_expert_is_refused(make: Callable[..., Workplace]) -> None:
+def test_a_world_without_an_expert_is_refused(make: Callable[..., RunContext]) -> None:
     recipe = make().recipe
     check_world(recipe, DOOR, DOOR.instances("train"))
     with pytest.raises(ConfigError, match=r"^search.expert_start: environment door has no expert; leave it out$"):
@@ -107,7 +107,7 @@ def test_a_world_without_an_expert_is_refused(make: Callable[..., Workplace]) ->
     check_world(make("search.expert_start=false").recipe, Door(), DOOR.instances("train"))
 
 
-def test_the_plan_says_when_the_expert_leads(make: Callable[..., Workplace]) -> None:
+def test_the_plan_says_when_the_expert_leads(make: Callable[..., RunContext]) -> None:
     def told(*overrides: str) -> list[str]:
         recipe = make(*overrides).recipe
         return [line for line in method_of(recipe).describe(recipe, 6, 6) if "the expert's first steps" in line]

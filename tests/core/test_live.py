@@ -26,8 +26,8 @@ from agentr_core.runtime.live import (
     read_progress,
     read_steps,
     steps_file,
-    tell_progress,
-    tell_step,
+    write_progress,
+    write_step,
 )
 from agentr_core.runtime.remaining import Remaining
 from agentr_core.store.codec.ledger import run_rows, timing_rows
@@ -36,7 +36,7 @@ from agentr_core.system import LOOPBACK
 from agentr_core.viewer.bundle import bundle
 from agentr_core.viewer.server import app
 from tasks import progress as told_by
-from tasks.runs import locked
+from tasks.runs import run_locked
 from tasks.wiring import RunRef
 
 RUN = gallery.RUN
@@ -51,7 +51,7 @@ def at(done: int, **other: Any) -> StageProgress:
 def test_progress_is_read_as_it_was_told(tmp_path: Path) -> None:
     assert read_progress(tmp_path, "r") is None
     progress = at(3, stage_left=90.0)
-    tell_progress(progress_file(tmp_path, "r"), progress)
+    write_progress(progress_file(tmp_path, "r"), progress)
     assert read_progress(tmp_path, "r") == progress
     assert [file.name for file in (tmp_path / "live").iterdir()] == ["r.json"]
 
@@ -66,7 +66,7 @@ def test_what_cannot_be_read_is_not_there(tmp_path: Path, content: str) -> None:
 
 
 def test_an_id_from_a_foreign_store_leads_to_no_other_file(tmp_path: Path) -> None:
-    tell_progress(tmp_path / "secret.json", at(1))
+    write_progress(tmp_path / "secret.json", at(1))
     assert read_progress(tmp_path, "../secret") is None
     (tmp_path / "secret-1.jsonl").write_text("[1, 0.5, null, null]\n", encoding="utf-8")
     assert read_steps(tmp_path, "../secret", 1) == []
@@ -74,15 +74,15 @@ def test_an_id_from_a_foreign_store_leads_to_no_other_file(tmp_path: Path) -> No
 
 def test_a_disk_that_takes_nothing_ends_no_run(tmp_path: Path) -> None:
     (tmp_path / "live").write_text("a file in the place of the folder", encoding="utf-8")
-    tell_progress(progress_file(tmp_path, "r"), at(1))
-    tell_step(tmp_path, "r", 1, (1, 0.5, None, None))
+    write_progress(progress_file(tmp_path, "r"), at(1))
+    write_step(tmp_path, "r", 1, (1, 0.5, None, None))
     assert read_progress(tmp_path, "r") is None
 
 
 def test_steps_of_a_training_that_went_back_are_those_of_the_second_try(tmp_path: Path) -> None:
     file = steps_file(tmp_path, "r", 1)
     for step in (1, 2, 3, 2, 3):
-        tell_step(tmp_path, "r", 1, (step, step / 4, 1e-3, None))
+        write_step(tmp_path, "r", 1, (step, step / 4, 1e-3, None))
         os.utime(file, (0, 0))
     with file.open("a", encoding="utf-8") as stream:
         stream.write("[4, 0.")
@@ -92,9 +92,9 @@ def test_steps_of_a_training_that_went_back_are_those_of_the_second_try(tmp_path
 
 def test_steps_are_told_once_a_second(tmp_path: Path) -> None:
     for step in range(1, 2000):
-        tell_step(tmp_path, "r", 1, (step, 0.5, None, None))
+        write_step(tmp_path, "r", 1, (step, 0.5, None, None))
     assert 1 <= len(read_steps(tmp_path, "r", 1)) <= 5
-    tell_step(tmp_path, "r", 1, None)
+    write_step(tmp_path, "r", 1, None)
     assert not steps_file(tmp_path, "r", 1).exists(), "they are rows now"
 
 
@@ -103,7 +103,7 @@ async def test_a_stage_tells_how_far_it_is_even_while_it_is_silent(
 ) -> None:
     monkeypatch.setattr(told_by, "_LIVE_EVERY_S", 0.01)
     file = progress_file(tmp_path, "r")
-    async with told_by.stage_progress("collect", 2, Remaining(stage=3725.0, after=600.0), file=file) as report:
+    async with told_by.stage_progress("collect", 2, Remaining(stage_s=3725.0, after_s=600.0), file=file) as report:
         report(3, 250, "trees")
         await asyncio.sleep(0.05)
         first = read_progress(tmp_path, "r")
@@ -139,7 +139,7 @@ def client(path: Path) -> httpx.AsyncClient:
 
 @contextmanager
 def at_work(store: Store) -> Iterator[None]:
-    with locked(RunRef(workspace=str(store.path.parent), run_id=RUN)):
+    with run_locked(RunRef(workspace=str(store.path.parent), run_id=RUN)):
         yield
 
 
@@ -166,9 +166,9 @@ async def test_the_viewer_waits_for_the_first_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_the_page_of_a_run_at_work_moves_and_that_of_another_does_not(store: Store) -> None:
     folder = store.path.parent
-    tell_progress(progress_file(folder, RUN), at(10, stage_left=300.0, run_left=4000.0))
+    write_progress(progress_file(folder, RUN), at(10, stage_left=300.0, run_left=4000.0))
     for step in (1, 2, 3):
-        tell_step(folder, RUN, 1, (step, 1 / step, 1e-3, 0.5))
+        write_step(folder, RUN, 1, (step, 1 / step, 1e-3, 0.5))
         os.utime(steps_file(folder, RUN, 1), (0, 0))
     with at_work(store):
         async with client(store.path) as http:
@@ -197,9 +197,9 @@ async def test_the_page_of_a_run_at_work_moves_and_that_of_another_does_not(stor
 
 @pytest.mark.slow
 async def test_a_stage_has_a_page(store: Store) -> None:
-    tell_progress(progress_file(store.path.parent, RUN), at(10))
+    write_progress(progress_file(store.path.parent, RUN), at(10))
     for step in (1, 2, 3):
-        tell_step(store.path.parent, RUN, 1, (step, 1 / step, 1e-3, 0.5))
+        write_step(store.path.parent, RUN, 1, (step, 1 / step, 1e-3, 0.5))
         os.utime(steps_file(store.path.parent, RUN, 1), (0, 0))
     async with client(store.path) as http:
         page = await http.get(f"/stage/{RUN}/1/collect")
@@ -254,9 +254,9 @@ async def test_settings_that_differ_from_another_run_are_listed(store: Store) ->
 
 @pytest.mark.slow
 async def test_shared_pages_ask_for_nothing(store: Store, tmp_path: Path) -> None:
-    tell_progress(progress_file(tmp_path, RUN), at(10))
+    write_progress(progress_file(tmp_path, RUN), at(10))
     with at_work(store):
-        await bundle(shown_by(store.path), tmp_path / "site", start=f"/run/{RUN}", most=5)
+        await bundle(shown_by(store.path), tmp_path / "site", start=f"/run/{RUN}", max_pages=5)
     page = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     assert "10 of 40" in text(page)
     for word in ("data-live", "live.js", 'http-equiv="refresh"'):
@@ -278,7 +278,7 @@ class Moving:
                 self._lock = at_work(self._store)
                 self._lock.__enter__()
             if path.startswith("/moving/"):
-                tell_progress(progress_file(self._store.path.parent, RUN), at(20 + len(self.asked)))
+                write_progress(progress_file(self._store.path.parent, RUN), at(20 + len(self.asked)))
                 if self.asked.count(path) == 3:
                     self._lock.__exit__(None, None, None)
                     self._store.update("run", {"run_id": RUN, "status": "finished", "finished_at": datetime.now(UTC)})
@@ -288,7 +288,7 @@ class Moving:
 
 @pytest.mark.slow
 def test_in_a_browser_a_page_moves_and_stops_when_the_run_is_done(store: Store, tmp_path: Path) -> None:
-    tell_progress(progress_file(tmp_path, RUN), at(10))
+    write_progress(progress_file(tmp_path, RUN), at(10))
     moving = Moving(store)
     with running(moving) as address:
         seen = browse(f"{address}/run/{RUN}", tmp_path / "profile", seconds=30)

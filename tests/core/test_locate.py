@@ -10,7 +10,7 @@ from toy import generation
 from toy_paths import ToyTree
 
 from agentr_core.errors import ModelFault, PromptTooLong
-from agentr_core.methods.agent_r.critique import critique_of, first_error, judge_paths, questions, scans_of
+from agentr_core.methods.agent_r.critique import critique_of, first_error, judge_paths, judge_questions, scans_of
 from agentr_core.recipes.agent_r import CritiqueConfig
 from agentr_core.types import Generation, Request, StepVerdict, Verdict
 
@@ -73,10 +73,12 @@ async def test_what_paths_share_is_judged_once() -> None:
 async def test_the_seed_of_a_question_is_its_nodes_own() -> None:
     pair = ToyTree(2).pair(["right"], ["left", "look", "left"])
     (scan,) = scans_of([pair], CONFIG)
-    asked = questions(scan, CONFIG, seed=0, **BUDGET)
+    asked = judge_questions(scan, CONFIG, seed=0, **BUDGET)
     assert len({q.request.seed for q in asked}) == 3
-    assert questions(scan._replace(start=2), CONFIG, seed=0, **BUDGET) == asked[2:]
-    assert {q.request.seed for q in questions(scan, CONFIG, seed=1, **BUDGET)}.isdisjoint(q.request.seed for q in asked)
+    assert judge_questions(scan._replace(start=2), CONFIG, seed=0, **BUDGET) == asked[2:]
+    assert {q.request.seed for q in judge_questions(scan, CONFIG, seed=1, **BUDGET)}.isdisjoint(
+        q.request.seed for q in asked
+    )
 
 
 def test_the_log_has_no_thoughts_and_loses_whole_steps_from_its_old_end() -> None:
@@ -85,7 +87,7 @@ def test_the_log_has_no_thoughts_and_loses_whole_steps_from_its_old_end() -> Non
     scan = scan._replace(path=path)
 
     def text(context_length: int, position: int = 3) -> tuple[str, int]:
-        question = questions(
+        question = judge_questions(
             scan,
             CONFIG,
             seed=0,

@@ -20,7 +20,7 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime import machine
-from agentr_core.runtime.machine import formats, instructions, settle
+from agentr_core.runtime.machine import bfloat16_instruction, number_formats, resolve_auto
 from agentr_core.training.requirements import check_requirements
 
 WITH = "model name\t: One\nflags\t\t: fpu avx512f avx512_bf16 avx512_vnni\n"
@@ -40,7 +40,7 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]
     def describe(processor: str) -> None:
         (tmp_path / "cpuinfo").write_text(processor)
 
-    monkeypatch.setattr(machine, "_PROCESSOR", tmp_path / "cpuinfo")
+    monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     return describe
 
@@ -56,17 +56,17 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]
     ],
 )
 def test_the_processor_says_what_it_has(processor: str, said: str) -> None:
-    assert instructions(processor) == said
+    assert bfloat16_instruction(processor) == said
 
 
 def test_a_machine_is_described(on: Callable[[str], None]) -> None:
     on("processor\t: 0\nmodel name\t: One of a kind\n")
-    told = machine.facts()
+    told = machine.machine_facts()
     assert re.fullmatch(r"One of a kind, \d+ of \d+", told["processor"])
     assert re.fullmatch(r"\d+\.\d GiB", told["memory"])
     assert "gpu" not in told
     on("Features\t: fp asimd\n")
-    assert machine.facts()["processor"][0] != ","
+    assert machine.machine_facts()["processor"][0] != ","
 
 
 def test_the_commit_is_that_of_the_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,14 +93,16 @@ def test_the_commit_is_that_of_the_clone(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_every_auto_is_settled_alike(on: Callable[[str], None]) -> None:
     on(WITH)
-    fast = settle(parse(AUTO))
+    fast = resolve_auto(parse(AUTO))
     assert fast.models.judge is not None
     assert (fast.model.dtype, fast.models.judge.dtype, fast.training.bf16) == ("bfloat16", "bfloat16", True)
     on(WITHOUT)
-    slow = settle(parse(AUTO))
+    slow = resolve_auto(parse(AUTO))
     assert slow.models.judge is not None
     assert (slow.model.dtype, slow.models.judge.dtype, slow.training.bf16) == ("float32", "float32", False)
-    assert formats(slow).startswith("number formats: actor float32, judge float32, training float32; bfloat16 is ")
+    assert number_formats(slow).startswith(
+        "number formats: actor float32, judge float32, training float32; bfloat16 is "
+    )
 
 
 def test_an_id_is_that_of_what_auto_came_to(on: Callable[[str], None]) -> None:
@@ -110,25 +112,25 @@ def test_an_id_is_that_of_what_auto_came_to(on: Callable[[str], None]) -> None:
     written = {**AUTO, "model": {"path": "m", "dtype": "bfloat16"}, "models": {"judge": {"path": "j"}}}
     written["models"]["judge"]["dtype"] = "bfloat16"
     on(WITH)
-    here = key(settle(parse(AUTO)))
+    here = key(resolve_auto(parse(AUTO)))
     assert here == key(parse({**written, "training": {}}))
     on(WITHOUT)
-    assert key(settle(parse(AUTO))) != here
+    assert key(resolve_auto(parse(AUTO))) != here
 
 
 def test_what_is_written_stays(on: Callable[[str], None]) -> None:
     on(WITHOUT)
     recipe = parse({"name": "x", "model": {"path": "m", "dtype": "bfloat16"}})
-    assert settle(recipe) == recipe
+    assert resolve_auto(recipe) == recipe
     assert recipe.training.bf16
 
 
 def test_a_served_model_has_no_format_of_ours(on: Callable[[str], None]) -> None:
     on(WITH)
     served = parse({"name": "x", "model": {"backend": "openai", "dtype": "auto", "server": {"model": "m"}}})
-    assert settle(served).model.dtype == "float32"
-    assert "actor" not in formats(settle(served))
-    assert formats(settle(served), trains=False) == ""
+    assert resolve_auto(served).model.dtype == "float32"
+    assert "actor" not in number_formats(resolve_auto(served))
+    assert number_formats(resolve_auto(served), with_training=False) == ""
 
 
 def test_a_trainer_refuses_what_nobody_settled() -> None:
@@ -146,7 +148,7 @@ def test_trainers_are_as_many_as_gpus_or_processors(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(machine, "processors", lambda: processors)
     training = {"bf16": "auto", "step_tokens": 4096, "launch": {"num_processes": "auto"}}
-    assert settle(parse({**AUTO, "training": training})).training.num_processes == expected
+    assert resolve_auto(parse({**AUTO, "training": training})).training.num_processes == expected
 
 
 @pytest.mark.parametrize(
@@ -169,4 +171,4 @@ def test_group_rl_takes_its_steps_from_episodes_however_many_processors_share_th
     monkeypatch.setattr(machine, "processors", lambda: 3)
     training = {"launch": {"num_processes": "auto"}}
     recipe = parse({"name": "x", "model": {"path": "m"}, "training": training, **method})
-    assert settle(recipe).training.num_processes == 3
+    assert resolve_auto(recipe).training.num_processes == 3

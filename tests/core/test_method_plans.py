@@ -10,7 +10,7 @@ import pytest
 from agentr_core.methods.faults import load, parse
 from agentr_core.methods.table import method_of, plan_of, plans_of
 from agentr_core.recipes.training import LaunchConfig
-from agentr_core.runtime.place import Product
+from agentr_core.runtime.context import Product
 from agentr_core.training.job import GroupRelative
 
 RECIPES = Path("deployments/recipes")
@@ -26,26 +26,26 @@ RECIPES = Path("deployments/recipes")
 )
 def test_what_comes_before_a_product_is_settled_once_it_is_there(made: tuple[Product, ...], settled: list[str]) -> None:
     plan = plan_of(load(RECIPES / "textcraft-tiny.yaml"), 1)
-    assert [stage.name for stage in plan.settled(made)] == settled
+    assert [stage.name for stage in plan.settled_stages(made)] == settled
 
 
 def test_rollouts_that_training_was_chosen_from_are_settled_with_its_checkpoint() -> None:
     plan = plan_of(load(RECIPES / "reasoning-et-agent-tiny.yaml"), 2)
-    assert [stage.name for stage in plan.settled({"checkpoint"})] == ["rollout", "select"]
-    assert plan.settled(()) == ()
+    assert [stage.name for stage in plan.settled_stages({"checkpoint"})] == ["rollout", "select"]
+    assert plan.settled_stages(()) == ()
 
 
 @pytest.mark.parametrize("method", [{"method": "grpo"}, {"method": "agent-r", "agent_r": {"phases": ["rl"]}}])
 def test_group_rl_acts_within_its_own_limits(method: dict[str, Any]) -> None:
     grpo = {"max_steps": 16, "max_new_tokens": 48, "repeats": 3}
     recipe = parse({"name": "r", "model": {"path": "m"}, "grpo": grpo, **method})
-    acting = method_of(recipe).acting(recipe)
+    acting = method_of(recipe).rollout_config(recipe)
     assert (acting.max_steps, acting.sampling.max_new_tokens, acting.repeats) == (16, 48, 3)
 
 
 def test_a_method_that_searches_first_acts_as_in_its_trees() -> None:
     recipe = load(RECIPES / "textcraft-agent-r-rl-tiny.yaml")
-    acting = method_of(recipe).acting(recipe)
+    acting = method_of(recipe).rollout_config(recipe)
     assert (acting.max_steps, acting.repeats) == (recipe.search.depth + 1, 0)
 
 
@@ -74,7 +74,7 @@ def test_a_plan_tells_how_many_instances_each_kind_of_iteration_has() -> None:
         "an iteration sft has 30 trees",
     ]
     search = recipe.search
-    assert method.sampled(recipe, 250, 100)["search"].replies == 30 * search.dives * search.width * (search.depth + 1)
+    assert method.demands(recipe, 250, 100)["search"].replies == 30 * search.dives * search.width * (search.depth + 1)
 
 
 def test_a_plan_names_the_settings_that_preference_training_does_not_read() -> None:

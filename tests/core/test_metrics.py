@@ -13,14 +13,14 @@ from agentr_core.evaluation.metrics import (
     clustered_mean,
     clustered_share,
     count_loops,
-    counted_reward,
     is_stuck,
-    loops,
+    mean_over_seeds,
     mean_reward,
     mean_steps_to_success,
-    over_seeds,
+    measure_loops,
     pass_at,
     powers_of_two,
+    reward_with_disasters,
     success_rate,
     t_quantile,
 )
@@ -57,9 +57,9 @@ def test_wilson_interval_at_the_ends(n: int) -> None:
 def test_nothing_gives_nan_and_not_zero() -> None:
     assert math.isnan(success_rate([]).mean)
     assert math.isnan(mean_reward([]).mean)
-    assert math.isnan(over_seeds([]).mean)
+    assert math.isnan(mean_over_seeds([]).mean)
     assert math.isnan(mean_steps_to_success([trajectory(3, False)]))
-    assert math.isnan(loops([]).stuck_share)
+    assert math.isnan(measure_loops([]).stuck_share)
 
 
 def test_bootstrap_is_repeatable_and_near_the_normal_interval() -> None:
@@ -105,7 +105,7 @@ def test_stuck_means_three_times_in_a_row(actions: str, stuck: bool) -> None:
 
 
 def test_loops_over_episodes() -> None:
-    found = loops([list("aaa"), list("abc")])
+    found = measure_loops([list("aaa"), list("abc")])
     assert found.per_episode == {1: 1.0, 2: 0.0, 3: 0.0, 4: 0.0, 5: 0.0}
     assert found.stuck_share == 0.5
 
@@ -145,10 +145,10 @@ def test_pass_at_k_is_the_chance_over_all_choices_of_k_episodes() -> None:
 
 
 def test_interval_over_seeds() -> None:
-    estimate = over_seeds([0.4, 0.5, 0.6])
+    estimate = mean_over_seeds([0.4, 0.5, 0.6])
     half = 4.3027 * 0.1 / math.sqrt(3)
     assert (estimate.mean, estimate.low, estimate.high) == pytest.approx((0.5, 0.5 - half, 0.5 + half))
-    assert math.isnan(over_seeds([0.4]).low)
+    assert math.isnan(mean_over_seeds([0.4]).low)
 
 
 def test_t_quantiles_join_their_expansion_and_the_normal() -> None:
@@ -162,7 +162,7 @@ def test_t_quantiles_join_their_expansion_and_the_normal() -> None:
 def test_a_disaster_counts_in_a_mean_what_the_recipe_says() -> None:
     won = trajectory(2, True)
     fallen = dataclasses.replace(trajectory(1, False), stop=StopReason.DISASTER)
-    rewards = [counted_reward(each, -1.0) for each in (won, fallen, trajectory(3, False))]
+    rewards = [reward_with_disasters(each, -1.0) for each in (won, fallen, trajectory(3, False))]
     assert rewards == [1.0, -1.0, 0.0]
     assert mean_reward(rewards).mean == 0.0
-    assert counted_reward(fallen, 0.0) == 0.0
+    assert reward_with_disasters(fallen, 0.0) == 0.0

@@ -76,7 +76,7 @@ def world(act: Callable[[], Any], when: str) -> type[Environment]:
 def test_the_same_sentence_in_every_command(monkeypatch: pytest.MonkeyPatch, part: str, when: str) -> None:
     act, said = LACKING[part]
     monkeypatch.setattr(registry, "names", lambda: ("world",))
-    monkeypatch.setitem(registry._KINDS, "world", world(act, when))
+    monkeypatch.setitem(registry._FACTORY_BY_NAME, "world", world(act, when))
     (found,) = environments.diagnose("world", {})
     assert (found["status"], found["detail"].count("\n")) == ("missing", 0)
     with pytest.raises(MissingPart, match=f"^environment world needs {said}") as shown:
@@ -95,7 +95,7 @@ def test_another_fault_is_no_missing_part(monkeypatch: pytest.MonkeyPatch, when:
             raise KeyError("door") from None
 
     monkeypatch.setattr(registry, "names", lambda: ("world",))
-    monkeypatch.setitem(registry._KINDS, "world", world(slip, when))
+    monkeypatch.setitem(registry._FACTORY_BY_NAME, "world", world(slip, when))
     (found,) = environments.diagnose("world", {})
     assert (found["status"], "KeyError: 'door'" in found["detail"]) == ("broken", True)
     with pytest.raises(
@@ -105,8 +105,8 @@ def test_another_fault_is_no_missing_part(monkeypatch: pytest.MonkeyPatch, when:
 
 
 def test_an_entry_point_without_its_module_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint(name="world", value="nowhere_to_be_found.worlds:World", group=registry.GROUP)
-    monkeypatch.setattr(registry, "_KINDS", {})
+    entry = EntryPoint(name="world", value="nowhere_to_be_found.worlds:World", group=registry.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(registry, "_FACTORY_BY_NAME", {})
     monkeypatch.setattr(registry, "entry_points", lambda **_: [entry])
     with pytest.raises(EnvironmentFault, match="names a module that is not there; install its package again"):
         registry.make("world", {})

@@ -13,11 +13,11 @@ CARD = Card(
     licence="",
     weights_sha256="aa",
     trained_tokens=1,
-    steps=1,
+    num_steps=1,
     dataset_hash="bb",
     scores=(),
     recipe={"name": "toy.both", "compare": {"pool": "cccc"}},
-    arm_of="cccc",
+    comparison_run_id="cccc",
     versions={},
     ancestry=(),
 )
@@ -28,4 +28,4 @@ def test_the_recipe_of_an_arm_says_that_it_does_not_load_alone() -> None:
     assert "an arm of comparison cccc" in before
     assert "does not load by itself" in before
     assert after.startswith("\nname: toy.both\n")
-    assert "comparison" not in render_card(replace(CARD, arm_of=""))
+    assert "comparison" not in render_card(replace(CARD, comparison_run_id=""))

@@ -41,7 +41,7 @@ def test_weights_are_read_once_as_long_as_they_stay_the_same(directory: Path, mo
     weights_sha256(directory)
     weights_sha256(directory)
     assert len(read) == 2, "a file may be changed once more in the moment in which it was written"
-    monkeypatch.setattr(checkpoint_dir, "_YOUNG_SECONDS", -1.0)
+    monkeypatch.setattr(checkpoint_dir, "_MIN_AGE_SECONDS", -1.0)
     before = weights_sha256(directory)
     assert weights_sha256(directory) == before
     assert len(read) == 3

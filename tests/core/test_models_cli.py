@@ -20,7 +20,7 @@ def _nothing_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     def install(*_: object) -> list[list[str]]:
         raise AssertionError("an installation was begun")
 
-    monkeypatch.setattr(replicas, "commands", install)
+    monkeypatch.setattr(replicas, "install_commands", install)
     monkeypatch.setenv("AGENTR_VLLM_ENV", str(tmp_path / "env"))
 
 
@@ -55,4 +55,4 @@ def test_an_unknown_setting(tiny_model_dir: Path) -> None:
 def test_an_installation_is_begun_only_by_install(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="was begun"):
         CliRunner().invoke(cli, ["models", "install", "--device", "cpu"], catch_exceptions=False, standalone_mode=False)
-    assert not (tmp_path / "env" / replicas.MARK).read_text()
+    assert not (tmp_path / "env" / replicas.MARKER_FILE).read_text()

@@ -23,35 +23,35 @@ from toy_paths import ToyTree, critique
 from agentr_core.environments import registry
 from agentr_core.environments.contract import check
 from agentr_core.environments.gateway.dialects.base import read_answer
-from agentr_core.environments.native import ACT, NO_CALL, is_misread, native
+from agentr_core.environments.native import ACT_TOOL, NO_CALL, is_misread, native_class
 from agentr_core.environments.reasoning.problems import Move, Problem
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
-from agentr_core.episodes.rollout import episode, play, restore
+from agentr_core.episodes.rollout import play_replies, restore_state, roll_out_episode
 from agentr_core.episodes.transcript import (
-    OPENING,
-    OPENS,
+    CALL_START,
+    NUM_OPENING_TURNS,
     NativeCall,
     NativeTurns,
     call_reply,
-    droppable,
+    max_droppable,
     read_calls,
     transcript,
     transcript_of,
     whole_episode,
-    windowed,
+    without_exchanges,
 )
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.exchange.training_set import export_lines, pair_lines
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.splice import splice
-from agentr_core.methods.et_agent.evaluate import check_asking, well_formed
-from agentr_core.methods.et_agent.operators import manner_of
-from agentr_core.methods.et_agent.selection import check_counts, fit_for_tuning
+from agentr_core.methods.et_agent.evaluate import check_asking, is_well_formed
+from agentr_core.methods.et_agent.operators import step_form_of
+from agentr_core.methods.et_agent.selection import check_counts, filter_for_tuning
 from agentr_core.methods.faults import load
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.samples.dataset import check_flags, token_row
-from agentr_core.samples.identity import IGNORED, sample_id
+from agentr_core.samples.identity import IGNORE_INDEX, sample_id
 from agentr_core.samples.rendering import Renderer
 from agentr_core.store.codec.samples import load_samples, sample_rows
 from agentr_core.store.database import Store
@@ -80,7 +80,7 @@ OWN = data_path("chat_templates", "qwen3.jinja").read_text(encoding="utf-8")
 PUBLISHED = files("trl").joinpath("chat_templates/qwen3.jinja").read_text(encoding="utf-8")
 MARKS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 """Tokens of Qwen3 that are not marked as special."""
-RIGHT = call_reply(ACT, "right", before="I go.")
+RIGHT = call_reply(ACT_TOOL, "right", before="I go.")
 KNOWLEDGE = Problem(
     id="k",
     question="On which river does Ostra lie?",
@@ -89,7 +89,7 @@ KNOWLEDGE = Problem(
     domain="knowledge",
     solution=(Move(thought="I look.", tool="search", query="Ostra"), Move(thought="So.")),
 )
-NativeLine = native(Line)
+NativeLine = native_class(Line)
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_labels_cover_the_sampled_tokens_and_nothing_else(renderer: Renderer, qw
     env, steps = NativeLine(), steps_of(renderer, qwen)
     ids, labels = renderer.render_sample(transcript(env, "Go.", steps, train=[True, False, True, True]))
     trained = [token for one in (steps[0], steps[2], steps[3]) for token in one.token_ids]
-    assert [label for label in labels if label != IGNORED] == trained
+    assert [label for label in labels if label != IGNORE_INDEX] == trained
     whole = renderer.render_sample(transcript(env, "Go.", steps, train=[True] * 4))
     assert whole.input_ids == ids
 
@@ -174,7 +174,7 @@ def test_what_a_model_writes_itself_is_its_own_token(renderer: Renderer, qwen: A
 
 @pytest.mark.parametrize("note", ["", "Be brief."])
 def test_the_first_prompt_is_that_of_the_published_template(make_tiny_tokenizer: Callable[..., Any], note: str) -> None:
-    kind = NativeTurns(tools=(ACT,), note=note)
+    kind = NativeTurns(tools=(ACT_TOOL,), note=note)
     tools, *turns = kind.prompt(Line(), "Go.", [])
     told = [{"role": turn.role, "content": turn.text} for turn in turns]
     options: dict[str, Any] = {"tools": json.loads(tools.text), "tokenize": False, "add_generation_prompt": True}
@@ -196,7 +196,7 @@ def test_a_template_that_tells_of_no_tools_is_refused(make_tiny_tokenizer: Calla
 
 
 async def test_an_episode_is_asked_in_turns_and_trained_as_it_was_read(renderer: Renderer, qwen: Any) -> None:
-    said = iter([RIGHT, "I rest.", f"{OPENS}right", RIGHT, RIGHT])
+    said = iter([RIGHT, "I rest.", f"{CALL_START}right", RIGHT, RIGHT])
 
     class Walk(Policy):
         def reply(self, request: Request, number: int) -> str:
@@ -207,12 +207,12 @@ async def test_an_episode_is_asked_in_turns_and_trained_as_it_was_read(renderer:
             return [replace(one, token_ids=(*qwen(one.text)["input_ids"], renderer.end_of_turn)) for one in found]
 
     policy = Walk()
-    played = await episode(instance(1), NativeLine(), policy, max_steps=9, sampling=Sampling(), seed=0)
+    played = await roll_out_episode(instance(1), NativeLine(), policy, max_steps=9, sampling=Sampling(), seed=0)
     assert played.success
     assert [one.valid for one in played.steps] == [True, False, False, True, True]
     assert played.steps[1].observation == NO_CALL
     assert played.steps[2].observation == "The call could not be read: it does not end with </tool_call>."
-    assert not well_formed(played, "steps")
+    assert not is_well_formed(played, "steps")
     ids = renderer.render_sample(whole_episode(NativeLine(), played)).input_ids
     for request, one in zip(policy.requests, played.steps, strict=True):
         prompt = renderer.render_prompt(request.messages)
@@ -232,7 +232,7 @@ async def test_a_model_reads_its_tools_and_is_trained_on_what_it_sampled(
         return replies
 
     sampling = Sampling(temperature=1.0, max_new_tokens=12)
-    played = await episode(instance(1), NativeLine(), ask, max_steps=3, sampling=sampling, seed=3)
+    played = await roll_out_episode(instance(1), NativeLine(), ask, max_steps=3, sampling=sampling, seed=3)
     sample = Sample(kind=SampleKind.GOOD, messages=whole_episode(NativeLine(), played), instance=None)
     row = token_row(sample, model.renderer)
     for request, reply in log:
@@ -241,7 +241,7 @@ async def test_a_model_reads_its_tools_and_is_trained_on_what_it_sampled(
         assert row.input_ids[: len(prompt) + len(reply.token_ids)] == (*prompt, *reply.token_ids)
         assert row.labels[len(prompt) : len(prompt) + len(reply.token_ids)] == reply.token_ids
     trained = [token for _, reply in log for token in reply.token_ids]
-    assert [label for label in row.labels if label != IGNORED] == trained
+    assert [label for label in row.labels if label != IGNORE_INDEX] == trained
     await model.close()
 
 
@@ -249,20 +249,23 @@ async def test_a_model_reads_its_tools_and_is_trained_on_what_it_sampled(
     ("reply", "said"),
     [
         ('{"name": "act"}', None),
-        (f"{OPENS}{{", "does not end"),
+        (f"{CALL_START}{{", "does not end"),
         ("right</tool_call>", "was not opened"),
-        (RIGHT + OPENS, "does not end with </tool_call> (call 2; none was made)"),
-        (f"{OPENS}right</tool_call>", "not valid JSON"),
-        (f"{OPENS}{'[' * 100_000}</tool_call>", "not valid JSON"),
-        (f"{OPENS}{'1' * 10_000}</tool_call>", "not valid JSON"),
-        (f"{OPENS}[]</tool_call>", "no JSON object"),
-        (f'{OPENS}{{"name": 3, "arguments": {{}}}}</tool_call>', "no JSON object"),
-        (f'{OPENS}{{"name": "act", "arguments": "right"}}</tool_call>', '"arguments" are no JSON object'),
-        (f'{OPENS}{{"name": "fly", "arguments": {{"action": "right"}}}}</tool_call>', "no such tool; there are act"),
-        (f'{OPENS}{{"name": "act", "arguments": {{"act": "right"}}}}</tool_call>', "takes the arguments action"),
-        (f'{OPENS}{{"name": "act", "arguments": {{"action": 3}}}}</tool_call>', "no text"),
-        (f'{OPENS}{{"name": "act", "arguments": {{"action": "\\ud800"}}}}</tool_call>', "half a surrogate"),
-        (f'{OPENS}{{"name": "act", "arguments": {{"action": " "}}}}</tool_call>', "not the form"),
+        (RIGHT + CALL_START, "does not end with </tool_call> (call 2; none was made)"),
+        (f"{CALL_START}right</tool_call>", "not valid JSON"),
+        (f"{CALL_START}{'[' * 100_000}</tool_call>", "not valid JSON"),
+        (f"{CALL_START}{'1' * 10_000}</tool_call>", "not valid JSON"),
+        (f"{CALL_START}[]</tool_call>", "no JSON object"),
+        (f'{CALL_START}{{"name": 3, "arguments": {{}}}}</tool_call>', "no JSON object"),
+        (f'{CALL_START}{{"name": "act", "arguments": "right"}}</tool_call>', '"arguments" are no JSON object'),
+        (
+            f'{CALL_START}{{"name": "fly", "arguments": {{"action": "right"}}}}</tool_call>',
+            "no such tool; there are act",
+        ),
+        (f'{CALL_START}{{"name": "act", "arguments": {{"act": "right"}}}}</tool_call>', "takes the arguments action"),
+        (f'{CALL_START}{{"name": "act", "arguments": {{"action": 3}}}}</tool_call>', "no text"),
+        (f'{CALL_START}{{"name": "act", "arguments": {{"action": "\\ud800"}}}}</tool_call>', "half a surrogate"),
+        (f'{CALL_START}{{"name": "act", "arguments": {{"action": " "}}}}</tool_call>', "not the form"),
     ],
 )
 def test_a_call_that_cannot_be_read_is_an_observation(reply: str, said: str | None) -> None:
@@ -277,8 +280,10 @@ def test_a_call_that_cannot_be_read_is_an_observation(reply: str, said: str | No
     assert env.step("right").observation == "You are at 2.", "the world did not see it"
 
 
-@given(st.text() | st.text().map(lambda text: f"{OPENS}{text}</tool_call>") | st.dictionaries(st.text(), st.text()).map(
-    lambda arguments: f"{OPENS}{json.dumps({'name': 'act', 'arguments': arguments})}</tool_call>"
+@given(st.text() | st.text().map(
+    lambda text: f"{CALL_START}{text}</tool_call>"
+) | st.dictionaries(st.text(), st.text()).map(
+    lambda arguments: f"{CALL_START}{json.dumps({'name': 'act', 'arguments': arguments})}</tool_call>"
 ))  # fmt: skip
 @pytest.mark.slow
 def test_no_reply_is_too_odd_to_be_answered(reply: str) -> None:
@@ -292,13 +297,13 @@ def test_no_reply_is_too_odd_to_be_answered(reply: str) -> None:
 def reasoning(**rules: Any) -> Any:
     questions = {"train": (KNOWLEDGE,), "test": (replace(KNOWLEDGE, id="t", question="Where is Ostra?"),)}
     bench = Bench({"Ostra": "Ostra lies on the Red River."})
-    return native(ReasoningWorld)(questions, bench, Rules(**rules))
+    return native_class(ReasoningWorld)(questions, bench, Rules(**rules))
 
 
 def test_questions_are_answered_by_calls() -> None:
     env = reasoning(search_calls=1)
     first = env.instances("train")[0]
-    _, outcomes = play(env, first, env.expert(first))
+    _, outcomes = play_replies(env, first, env.expert(first))
     assert [one.step.action for one in outcomes] == ["<search>Ostra</search>", "<answer>\\boxed{Red River}</answer>"]
     assert outcomes[0].step.observation == "Ostra\nOstra lies on the Red River.", "no tags around it"
     assert outcomes[0].step.tool_calls[0].status == "ok"
@@ -307,7 +312,7 @@ def test_questions_are_answered_by_calls() -> None:
     assert [tool.name for tool in env.transcript.tools] == ["search", "python"]
     kept = [one.step for one in outcomes[:-1]]
     other = reasoning(search_calls=1)
-    restore(other, first, kept)
+    restore_state(other, first, kept)
     assert other.step("<search>Ostra</search>").observation == "No such call is left. Answer with what you know."
 
 
@@ -353,20 +358,20 @@ def test_the_thought_stands_beside_its_call() -> None:
 @pytest.mark.parametrize("reply", [f"<think>Perhaps {SEARCHING}?</think>\nIt is 5.", f"<think>Perhaps {SEARCHING}"])
 def test_the_gateway_tells_no_call_that_a_thought_considers(reply: str) -> None:
     answer = read_answer({"text": reply, "finish_reason": "stop"}, "1", offers_tools=True)
-    assert (answer.text, answer.calls, answer.finish) == (reply, (), "stop")
+    assert (answer.text, answer.tool_calls, answer.finish_reason) == (reply, (), "stop")
 
 
 def test_replies_that_cannot_be_read_use_up_spare_ones() -> None:
     env = reasoning(spare_replies=1)
     env.reset(env.instances("train")[0])
     assert "neither a call nor an answer" in env.step("").observation
-    over = env.step(env.parse(f"{OPENS}x"))
+    over = env.step(env.parse(f"{CALL_START}x"))
     assert (over.terminated, over.info["success"]) == (True, False)
 
 
 @pytest.mark.parametrize("kind", [CombinationLock, ReasoningWorld])
 def test_worlds_keep_the_contract(kind: type[Any]) -> None:
-    made = reasoning if kind is ReasoningWorld else native(kind)
+    made = reasoning if kind is ReasoningWorld else native_class(kind)
     assert check(made) == ()
 
 
@@ -378,7 +383,7 @@ def test_experts_of_shipped_worlds_solve_them_by_calls(name: str) -> None:
         assert solved
         for first, replies in solved[:3]:
             assert all(isinstance(call, NativeCall) for reply in replies for call in read_calls(reply) or [None])
-            assert play(env, first, replies)[1][-1].step.success
+            assert play_replies(env, first, replies)[1][-1].step.success
     finally:
         env.close()
 
@@ -403,7 +408,7 @@ def test_an_action_of_agentgym_is_a_call(name: str, words: str, action: str) -> 
     env = registry.make(
         f"agentgym-{name}", {"url": "http://127.0.0.1:9", "train": "0", "test": "1"}, transcript="native"
     )
-    assert env.parse(call_reply(ACT, words)) == action
+    assert env.parse(call_reply(ACT_TOOL, words)) == action
     assert env.name == f"agentgym-{name}"
 
 
@@ -421,12 +426,12 @@ def test_a_disaster_and_an_end_leave_the_standing_reward() -> None:
 def test_a_window_keeps_tools_instruction_and_question() -> None:
     steps = [step(RIGHT, f"You are at {k}.") for k in range(5)]
     prompt = transcript_of(NativeLine()).prompt(NativeLine(), "Go.", steps)
-    assert droppable(prompt) == 4
-    shown = windowed(prompt, 3)
+    assert max_droppable(prompt) == 4
+    shown = without_exchanges(prompt, 3)
     # With the first reply.
-    assert shown[: OPENING + 1] == prompt[: OPENING + 1]
-    assert [message.role for message in prompt[:OPENING]] == ["tools", "system", "user"]
-    assert shown[OPENING + 1].role == "tool"
+    assert shown[: NUM_OPENING_TURNS + 1] == prompt[: NUM_OPENING_TURNS + 1]
+    assert [message.role for message in prompt[:NUM_OPENING_TURNS]] == ["tools", "system", "user"]
+    assert shown[NUM_OPENING_TURNS + 1].role == "tool"
 
 
 def sample_of(renderer: Renderer, qwen: Any, train: Sequence[bool] = (True,) * 4) -> Sample:
@@ -458,7 +463,7 @@ def test_a_turn_of_revision_is_a_call(renderer: Renderer, mode: Any) -> None:
             trajectory=replace(
                 path.trajectory,
                 steps=tuple(
-                    replace(one, reply=call_reply(ACT, one.action), token_ids=()) for one in path.trajectory.steps
+                    replace(one, reply=call_reply(ACT_TOOL, one.action), token_ids=()) for one in path.trajectory.steps
                 ),
             ),
         )
@@ -472,7 +477,7 @@ def test_a_turn_of_revision_is_a_call(renderer: Renderer, mode: Any) -> None:
     turn = next(message for message in made.messages if message.train)
     (call,) = read_calls(turn.text) or [None]
     assert isinstance(call, NativeCall)
-    assert (call.arguments, bool(call.beside)) == ({"action": "look"}, True)
+    assert (call.arguments, bool(call.text_outside)) == ({"action": "look"}, True)
     assert [message.role for message in made.messages[3:]] == ["assistant", "tool"] * 4 + ["assistant"]
     assert renderer.render_sample(made.messages)
 
@@ -480,11 +485,11 @@ def test_a_turn_of_revision_is_a_call(renderer: Renderer, mode: Any) -> None:
 def test_exports_have_tools_apart(renderer: Renderer, qwen: Any) -> None:
     sample = sample_of(renderer, qwen)
     (trl,) = map(json.loads, export_lines([sample], "trl"))
-    assert trl["tools"] == [ACT.definition]
+    assert trl["tools"] == [ACT_TOOL.definition]
     assert [turn["role"] for turn in trl["messages"][:4]] == ["system", "user", "assistant", "tool"]
     assert len(trl["train"]) == len(trl["messages"])
     (sharegpt,) = map(json.loads, export_lines([sample], "sharegpt"))
-    assert sharegpt["tools"] == [ACT.definition]
+    assert sharegpt["tools"] == [ACT_TOOL.definition]
     assert [turn["from"] for turn in sharegpt["conversations"][:4]] == ["system", "human", "gpt", "observation"]
     with pytest.raises(DataFault, match="export it as trl or sharegpt"):
         list(export_lines([sample], "llamafactory"))
@@ -492,7 +497,7 @@ def test_exports_have_tools_apart(renderer: Renderer, qwen: Any) -> None:
     pair = Preference(case=PreferenceCase.OWN, chosen=sample, rejected=sample, chosen_reward=None, rejected_reward=None)
     for turns, form in ((sample, "trl"), (other, "sharegpt")):
         (line,) = map(json.loads, pair_lines([replace(pair, chosen=turns, rejected=turns)], form))
-        assert line["tools"] == [ACT.definition]
+        assert line["tools"] == [ACT_TOOL.definition]
         assert len(line["prompt"]) == (2 if turns is sample else 8)
 
 
@@ -530,7 +535,7 @@ def test_a_cost_of_a_tool_that_there_is_not_is_named() -> None:
 
 def test_no_hint_speaks_of_a_tool_that_there_is_not() -> None:
     both, one = registry.make("reasoning", {}), registry.make("reasoning", {"tools": ["python"]})
-    domains = [[manner_of(env, instance).domain for instance in env.instances("train")] for env in (both, one)]
+    domains = [[step_form_of(env, instance).domain for instance in env.instances("train")] for env in (both, one)]
     assert [set(found) for found in domains] == [{"math", "knowledge"}, {"math", "steps"}]
 
 
@@ -559,19 +564,19 @@ def test_a_model_whose_template_takes_no_tools_is_refused_before_anything_starts
 def test_a_call_that_cannot_be_read_is_not_tuned_on() -> None:
     env = reasoning()
     first = env.instances("train")[0]
-    replies = [f"{OPENS}x", *env.expert(first)]
+    replies = [f"{CALL_START}x", *env.expert(first)]
 
     def trajectory(replies: Sequence[str]) -> Trajectory:
-        steps = tuple(one.step for one in play(env, first, replies)[1])
+        steps = tuple(one.step for one in play_replies(env, first, replies)[1])
         return Trajectory(
             instance=first, first_observation="?", steps=steps, reward=1.0, success=True, stop=StopReason.SUCCESS
         )
 
-    found = fit_for_tuning(
-        {"a": trajectory(replies), "b": trajectory(replies[1:])}.items(), per_question=0, seed=0, in_tags=()
+    found = filter_for_tuning(
+        {"a": trajectory(replies), "b": trajectory(replies[1:])}.items(), per_question=0, seed=0, tagged_ids=()
     )
-    assert [name for name, _ in found.kept] == ["b"]
-    assert [(one.subject, one.reason) for one in found.rejected] == [("a", "format")]
+    assert [name for name, _ in found.kept_items] == ["b"]
+    assert [(one.subject, one.reason) for one in found.rejections] == [("a", "format")]
 
 
 def test_a_turn_of_tools_carries_no_loss(renderer: Renderer) -> None:

@@ -35,8 +35,8 @@ from agentr_core.runtime.start import opening_of
 from agentr_core.samples.json_records import records
 from agentr_core.stages import dataset
 from agentr_core.store.database import Store
-from agentr_core.system import python_path, write_text, writing
-from agentr_core.tools.search.retriever import _starts, scan
+from agentr_core.system import python_path, report_write_errors, write_text
+from agentr_core.tools.search.retriever import _load_starts, scan_corpus
 from flows import cli
 from flows.commands import environments
 from tasks import runs
@@ -101,7 +101,7 @@ def test_a_full_disk_while_a_dataset_is_written(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("name", ["none/out.jsonl", "file/out.jsonl", "x" * 300])
 def test_a_place_that_is_none(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DiskError) as caught, writing(tmp_path / name):
+    with pytest.raises(DiskError) as caught, report_write_errors(tmp_path / name):
         (tmp_path / name).write_text("x")
     refused(caught, "cannot be written", "name another place")
 
@@ -111,12 +111,12 @@ RECIPE: dict[str, Any] = {"name": "x", "model": {"path": "m"}}
 READERS: dict[str, Callable[[Path], Any]] = {
     "recipe": load,
     "json lines": lambda path: list(records(path, setting="FILE")),
-    "corpus": lambda path: list(scan(path)),
+    "corpus": lambda path: list(scan_corpus(path)),
     "model": lambda path: read_json(path),
     "ids": lambda path: read_ids(str(path), "option train"),
     "instruction": lambda path: opening_of(parse(RECIPE, [f"environment.prompt.instruction_file={path}"])),
     "parquet": lambda path: list(_file_rows(path.rename(path.with_suffix(".parquet")))),
-    "starts": _starts,
+    "starts": _load_starts,
 }
 
 
@@ -154,7 +154,7 @@ def test_a_workspace_that_no_folder_can_be(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
 def test_a_lock_that_cannot_be_made(tmp_path: Path, name: str) -> None:
     run = RunRef(workspace=str(tmp_path / name), run_id="r")
-    with pytest.raises(StoreError) as caught, runs.locked(run):
+    with pytest.raises(StoreError) as caught, runs.run_locked(run):
         pass
     refused(caught, "name another workspace")
 
@@ -198,8 +198,8 @@ def test_a_strangers_world_may_raise_anything(
             if when == "make":
                 fail()
 
-    entry = EntryPoint(name="world", value="nowhere:World", group=registry.GROUP)
-    monkeypatch.setattr(registry, "_KINDS", {})
+    entry = EntryPoint(name="world", value="nowhere:World", group=registry.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(registry, "_FACTORY_BY_NAME", {})
     monkeypatch.setattr(registry, "entry_points", lambda **_: [entry])
     monkeypatch.setattr(EntryPoint, "load", fail if when == "load" else lambda self: World)
     (found,) = environments.diagnose("world", {})
@@ -245,10 +245,10 @@ def test_what_answers_must_be_a_prefect_server(answer: tuple[int, bytes], good: 
         Thread(target=other.serve_forever, args=(0.02,), daemon=True).start()
         address = f"http://127.0.0.1:{other.server_port}/api"
         if good:
-            server._check(address)
+            server._check_answer(address)
         else:
             with pytest.raises(ConfigError) as caught:
-                server._check(address)
+                server._check_answer(address)
             refused(caught, f"what answers at {address} is not a Prefect server")
         other.shutdown()
 
@@ -258,7 +258,7 @@ def test_an_address_that_is_none(address: str) -> None:
     from flows import server
 
     with pytest.raises(ConfigError) as caught:
-        server._check(address)
+        server._check_answer(address)
     refused(caught, f"no Prefect server answers at {address}")
 
 

@@ -21,7 +21,7 @@ from agentr_core.recipes.recipe import resolved
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import Arena, Expansion
 from agentr_core.store.codec.ledger import checkpoint_rows, iteration_rows, run_rows
-from agentr_core.store.codec.trajectories import claim_trees, finished_rows, growth_rows, load_trees, tree_rows
+from agentr_core.store.codec.trajectories import claim_trees, expansion_rows, finished_tree_rows, load_trees, tree_rows
 from agentr_core.store.database import Store, Writer
 from agentr_core.store.queries.listings import iteration_lines, run_lines
 from agentr_core.store.tables import TreeHead, merge
@@ -57,13 +57,13 @@ def test_a_stage_by_itself_holds_the_lock_of_its_run(run: RunRef, name: str) -> 
 
 
 def test_a_wheel_shares_its_lock_with_its_own_stages_alone(run: RunRef) -> None:
-    with runs.locked(run):
-        with runs.locked(run), runs.locked(replace(run, run_id="arm")):
+    with runs.run_locked(run):
+        with runs.run_locked(run), runs.run_locked(replace(run, run_id="arm")):
             pass
         # Another flow of the same process began outside.
         with pytest.raises(RunBusy):
-            contextvars.Context().run(lambda: runs.locked(run).__enter__())
-    with runs.locked(run):
+            contextvars.Context().run(lambda: runs.run_locked(run).__enter__())
+    with runs.run_locked(run):
         pass
 
 
@@ -86,7 +86,7 @@ def store(tmp_path: Path) -> Store:
 @pytest.mark.slow
 def test_a_run_that_nobody_works_on_is_shown_as_interrupted(store: Store, run: RunRef) -> None:
     assert (run_lines(store)[0].status, iteration_lines(store, "r")[0].status) == ("interrupted", "interrupted")
-    with runs.locked(run):
+    with runs.run_locked(run):
         assert (run_lines(store)[0].status, iteration_lines(store, "r")[0].status) == ("running", "running")
         assert "running" in runs_of(store.path.parent)
         assert store.query("select status from v_runs")["status"].tolist() == ["running"]
@@ -138,13 +138,13 @@ async def test_rows_of_a_second_collector_are_refused_and_nothing_is_mixed(store
     assert other.nodes != first.nodes
     mine, theirs = head_of("one"), head_of("two")
     store.write(tree_rows(mine, root(SEED)))
-    store.write(growth_rows(mine, log[0]))
-    for unit in (tree_rows(theirs, root(SEED)), *(growth_rows(theirs, each) for each in others)):
+    store.write(expansion_rows(mine, log[0]))
+    for unit in (tree_rows(theirs, root(SEED)), *(expansion_rows(theirs, each) for each in others)):
         with pytest.raises(RunBusy, match="tree t is being written by another process, too"):
             store.write(unit)
     for each in log[1:]:
-        store.write(growth_rows(mine, each))
-    store.write(finished_rows(mine, first))
+        store.write(expansion_rows(mine, each))
+    store.write(finished_tree_rows(mine, first))
     assert load_trees(store, ["t"])["t"] == first
     assert stores.faults(store.path.parent) == []
 
@@ -153,13 +153,13 @@ async def test_rows_of_a_second_collector_are_refused_and_nothing_is_mixed(store
 async def test_a_tree_goes_on_under_the_writer_that_claims_it(store: Store) -> None:
     first, log = await expansions(SEED)
     store.write(tree_rows(head_of(None), root(SEED)))
-    store.write(growth_rows(head_of(None), log[0]))
+    store.write(expansion_rows(head_of(None), log[0]))
     claim_trees(store, ["t", "not begun"], "two")
     with pytest.raises(RunBusy):
-        store.write(growth_rows(head_of(None), log[1]))
+        store.write(expansion_rows(head_of(None), log[1]))
     for each in log[1:]:
-        store.write(growth_rows(head_of("two"), each))
-    store.write(finished_rows(head_of("two"), first))
+        store.write(expansion_rows(head_of("two"), each))
+    store.write(finished_tree_rows(head_of("two"), first))
     assert load_trees(store, ["t"])["t"] == first
 
 
@@ -168,7 +168,7 @@ async def test_the_writer_of_a_stage_ends_with_the_refusal(store: Store) -> None
     store.write(tree_rows(head_of("one"), root(SEED)))
     with pytest.raises(RunBusy):
         async with Writer(store, interval_s=0.01) as writer:
-            writer.add(growth_rows(head_of("two"), log[0]))
+            writer.add(expansion_rows(head_of("two"), log[0]))
 
 
 @pytest.mark.slow
@@ -178,8 +178,8 @@ async def test_a_tree_that_two_wrote_is_found(store: Store, capsys: pytest.Captu
     store.write(tree_rows(head_of(None), root(SEED)))
     # As before writers were told apart: what is there stays, but for statistics and stops.
     for mine, theirs in zip(log, others, strict=False):
-        store.write(growth_rows(head_of(None), mine))
-        store.write(growth_rows(head_of(None), theirs))
+        store.write(expansion_rows(head_of(None), mine))
+        store.write(expansion_rows(head_of(None), theirs))
     assert store.query("select * from v_orphans").empty
     found = stores.faults(store.path.parent)
     assert found

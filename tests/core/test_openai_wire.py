@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from agentr_core.environments.gateway.dialects.chat import ChatRequest
 from agentr_core.errors import ConfigError, MalformedReply, ModelFault, Transient
-from agentr_core.models.openai.chat import Endpoint, fault_of
-from agentr_core.models.openai.wire import bodies, read_completion, read_models
+from agentr_core.models.openai.chat import Endpoint, convert_error
+from agentr_core.models.openai.wire import read_completion, read_models, request_bodies
 from agentr_core.recipes.models import ServerConfig
-from agentr_core.replies import is_unreadable
+from agentr_core.replies import is_cut_within_thought
 from agentr_core.types import Message, Request, Sampling, Span, grown_turn
 
 
@@ -37,12 +37,12 @@ def completion(*texts: str, tokens: int = 12, reason: str = "stop", **choice: An
 
 
 def read(data: dict[str, Any], n: int = 1, limit: int = 100, **sampling: Any) -> Any:
-    return read_completion(json.dumps(data).encode(), request(n, **sampling), n=n, limit=limit)
+    return read_completion(json.dumps(data).encode(), request(n, **sampling), n=n, max_tokens=limit)
 
 
 def test_a_body_says_all_that_was_asked() -> None:
     server = ServerConfig(model="m", token_ids=True, extra_body={"top_k": 3})
-    (body,) = bodies(request(4, temperature=0.5, top_p=0.9, stop=("x",), logprobs=True), server, 20)
+    (body,) = request_bodies(request(4, temperature=0.5, top_p=0.9, stop=("x",), logprobs=True), server, 20)
     assert body == {
         "model": "m", "messages": [{"role": "user", "content": "hi"}], "n": 4, "seed": 7, "temperature": 0.5,
         "top_p": 0.9, "max_tokens": 20, "stop": ["x"], "logprobs": True, "return_token_ids": True, "top_k": 3,
@@ -61,18 +61,18 @@ def test_a_thought_that_the_server_returns_apart_is_known(field: str) -> None:
 
 def test_settings_beyond_the_protocol_go_only_to_servers_that_know_them() -> None:
     asked = request(top_k=20, repetition_penalty=1.1)
-    (body,) = bodies(asked, ServerConfig(model="m", sampling_fields=("top_k", "repetition_penalty")), 20)
+    (body,) = request_bodies(asked, ServerConfig(model="m", sampling_fields=("top_k", "repetition_penalty")), 20)
     assert (body["top_k"], body["repetition_penalty"]) == (20, 1.1)
     assert "min_p" not in body
     with pytest.raises(ConfigError, match=r"does not know repetition_penalty; .* name it in server\.sampling_fields"):
-        bodies(asked, ServerConfig(model="m", sampling_fields=("top_k",)), 20)
-    (body,) = bodies(request(), ServerConfig(model="m", sampling_fields=("top_k", "min_p")), 20)
+        request_bodies(asked, ServerConfig(model="m", sampling_fields=("top_k",)), 20)
+    (body,) = request_bodies(request(), ServerConfig(model="m", sampling_fields=("top_k", "min_p")), 20)
     assert (body["top_k"], body["min_p"]) == (-1, 0.0), "no default of the server takes their place"
 
 
 def test_a_body_says_no_more_than_it_must() -> None:
     server = ServerConfig(model="m", send_seed=False, max_tokens_field="max_completion_tokens")
-    (body,) = bodies(request(), server, 20)
+    (body,) = request_bodies(request(), server, 20)
     assert set(body) == {"model", "messages", "n", "temperature", "top_p", "max_completion_tokens"}
 
 
@@ -80,13 +80,13 @@ def test_a_turn_is_continued_only_where_a_server_can() -> None:
     begun = grown_turn([Span(text="<s>a</s>"), Span(text="<r>b</r>")])
     asked = request(stop=("</s>",), include_stop=True)
     asked = replace(asked, messages=(*asked.messages, begun))
-    (body,) = bodies(asked, ServerConfig(model="m", continues=True), 20)
+    (body,) = request_bodies(asked, ServerConfig(model="m", continues=True), 20)
     assert body["messages"][-1] == {"role": "assistant", "content": "<s>a</s><r>b</r>"}
     assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
     assert (body["stop"], body["include_stop_str_in_output"]) == (["</s>"], True)
     for refused in (asked, request(stop=("</s>",), include_stop=True)):
         with pytest.raises(ConfigError, match=r"set server\.continues"):
-            bodies(refused, ServerConfig(model="m"), 20)
+            request_bodies(refused, ServerConfig(model="m"), 20)
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,11 @@ def test_a_stop_string_is_kept_or_put_back(text: str, ended_by: str | int | None
 
 
 def test_a_request_for_many_replies_is_parted_as_the_recipe_says() -> None:
-    parts = bodies(request(5), ServerConfig(model="m", n_per_request=2), 20)
+    parts = request_bodies(request(5), ServerConfig(model="m", n_per_request=2), 20)
     assert [part["n"] for part in parts] == [2, 2, 1]
     assert parts[0]["seed"] == 7
     assert len({part["seed"] for part in parts}) == 3
-    assert parts == bodies(request(5), ServerConfig(model="m", n_per_request=2), 20)
+    assert parts == request_bodies(request(5), ServerConfig(model="m", n_per_request=2), 20)
 
 
 def test_replies_come_in_the_order_of_their_indices() -> None:
@@ -217,8 +217,8 @@ def test_a_thought_that_was_cut_is_no_empty_reply(message: dict[str, Any], ids: 
     with pytest.raises(MalformedReply, match=r"a thought that was cut after 3 tokens; .* a higher max_new_tokens, or"):
         read(data)
     asked = replace(request(), helper=True)
-    (of_a_helper,) = read_completion(json.dumps(data).encode(), asked, n=1, limit=9)
-    assert is_unreadable(of_a_helper), "it is counted, and asked no second time"
+    (of_a_helper,) = read_completion(json.dumps(data).encode(), asked, n=1, max_tokens=9)
+    assert is_cut_within_thought(of_a_helper), "it is counted, and asked no second time"
 
 
 def test_a_thought_before_a_reply_is_not_part_of_it() -> None:
@@ -234,7 +234,7 @@ def test_a_thought_before_a_reply_is_not_part_of_it() -> None:
 
 def offering(data: dict[str, Any], *tools: dict[str, Any]) -> Any:
     turns = (Message(role="tools", text=json.dumps(tools)), Message(role="user", text="hi"))
-    return read_completion(json.dumps(data).encode(), replace(request(), messages=turns), n=1, limit=9)
+    return read_completion(json.dumps(data).encode(), replace(request(), messages=turns), n=1, max_tokens=9)
 
 
 @pytest.mark.parametrize("reason", ["tool_calls", "TOOL_CALL", "tool_use", "function_call", "stop", "eos"])
@@ -315,7 +315,7 @@ def test_a_reply_that_is_not_whole_may_heal(change: Callable[[dict[str, Any]], N
 )
 def test_what_is_no_reply_at_all_is_quoted_shortly(payload: bytes) -> None:
     with pytest.raises(MalformedReply, match="malformed") as caught:
-        read_completion(payload, request(), n=1, limit=9)
+        read_completion(payload, request(), n=1, max_tokens=9)
     assert len(str(caught.value)) < 500
 
 
@@ -371,9 +371,9 @@ def test_a_field_that_a_server_refuses_is_told_with_what_changes_it(said: str, r
     response: Any = httpx.Response(400, request=httpx.Request("POST", "http://localhost/v1"))
     refusal = openai.BadRequestError("refused", response=response, body={"message": said})
     # A key of one letter stands for none, and words keep theirs.
-    told = fault_of(refusal, Endpoint(url="http://localhost/v1", key="k"), ServerConfig(model="m"))
+    told = convert_error(refusal, Endpoint(url="http://localhost/v1", key="k"), ServerConfig(model="m"))
     assert str(told).endswith(remedy)
 
 
 def test_a_key_is_not_repeated() -> None:
-    assert Endpoint(url="http://localhost/v1", key="sk-1").redacted("no sk-1 here") == "no *** here"
+    assert Endpoint(url="http://localhost/v1", key="sk-1").redact("no sk-1 here") == "no *** here"

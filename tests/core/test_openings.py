@@ -21,23 +21,23 @@ from agentr_core.environments.sciworld.world import SciWorld
 from agentr_core.environments.webshop.world import WebShop
 from agentr_core.episodes.transcript import (
     Opening,
-    ask_next,
-    droppable,
     instruction_of,
-    open_with,
+    max_droppable,
+    next_request,
     opening_length,
+    set_opening,
     transcript_of,
     whole_episode,
-    windowed,
+    without_exchanges,
 )
 from agentr_core.errors import ConfigError, DataFault, DataFileError, UserError
-from agentr_core.exchange.training_set import opening
+from agentr_core.exchange.training_set import opening_turns
 from agentr_core.methods.faults import parse
 from agentr_core.models.local.waves import cut_at_stop
-from agentr_core.recipes.parsing import restored
+from agentr_core.recipes.parsing import restore_recipe
 from agentr_core.recipes.recipe import Recipe, resolved
 from agentr_core.runtime.start import opening_of
-from agentr_core.samples.dataset import check_flags, drops, split
+from agentr_core.samples.dataset import check_flags, count_dropped, split_windowed
 from agentr_core.samples.identity import sample_id
 from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.stages.demonstrate import expert_trajectory
@@ -120,11 +120,11 @@ def test_what_is_left_out_of_a_long_history_are_no_examples(recipe: Callable[...
     plain, told = episode(recipe()), episode(recipe(f"{PROMPT}={{examples: 2, system: Act.}}"))
     begun = opening_length(told)
     assert begun == len(told) - len(plain) + 3
-    assert opening(told) == told[:begun]
-    assert droppable(told[:begun]) == 0
+    assert opening_turns(told) == told[:begun]
+    assert max_droppable(told[:begun]) == 0
     longer = (*told, *(Message(role=role, text="On.") for role in ("user", "assistant", "user", "assistant", "user")))
-    assert droppable(longer) == droppable((*plain, *longer[len(told) :])) > 1
-    assert windowed(longer, 1) == longer[: begun + 1] + longer[begun + 3 :]
+    assert max_droppable(longer) == max_droppable((*plain, *longer[len(told) :])) > 1
+    assert without_exchanges(longer, 1) == longer[: begun + 1] + longer[begun + 3 :]
 
 
 def test_an_example_of_a_grown_turn_is_an_assistant_turn_of_its_own(recipe: Callable[..., Recipe]) -> None:
@@ -136,12 +136,12 @@ def test_an_example_of_a_grown_turn_is_an_assistant_turn_of_its_own(recipe: Call
     assert [message.text for message in begun if message.role == "assistant"] == [
         turns[1][1] for turns in spoken("reasoning")[:3]
     ]
-    assert droppable(begun) == 0
+    assert max_droppable(begun) == 0
     step = Step(reply="<answer>3</answer>", action="", observation="", reward=0.0, terminated=True, success=False)
     sample = transcript_of(env).sample(env, "How many?", [step], [True])
-    assert opening(sample) == begun
+    assert opening_turns(sample) == begun
     check_flags(Sample(kind="good", messages=sample, instance=None))
-    assert not ask_next(env, "How many?", (), Sampling(), seed=0, session="").sampling.until, "it ends with its tag"
+    assert not next_request(env, "How many?", (), Sampling(), seed=0, session="").sampling.until, "it ends with its tag"
 
 
 def test_what_a_recipe_with_examples_does_not_say(recipe: Callable[..., Recipe]) -> None:
@@ -166,7 +166,7 @@ def test_what_a_recipe_with_examples_does_not_say(recipe: Callable[..., Recipe])
     assert several.in_world("webshop").environment.action.take == "last"
     stored = resolved(recipe())
     stored["environment"]["prompt"] = {"examples": 1}
-    assert restored(stored, source="old").environment.prompt.examples_as == "text", "as when it ran"
+    assert restore_recipe(stored, source="old").environment.prompt.examples_as == "text", "as when it ran"
 
 
 def test_a_stored_sample_knows_its_examples(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
@@ -271,12 +271,12 @@ def test_a_revision_after_examples_keeps_its_bad_steps(recipe: Callable[..., Rec
 
 def test_a_reply_may_end_at_its_first_action(recipe: Callable[..., Recipe]) -> None:
     env = make_environment(recipe(f"{PROMPT}.examples=1"))
-    asked = ask_next(env, "Goal.", (), Sampling(stop=("x",)), seed=0, session="").sampling
+    asked = next_request(env, "Goal.", (), Sampling(stop=("x",)), seed=0, session="").sampling
     assert asked.stop == ("x", "\nObservation:")
     said = "Thought: much.\nAction: get 1 stick\n\nObservation: Got 1 stick\n\nAction: get 2 planks"
     assert cut_at_stop(said, asked) == "Thought: much.\nAction: get 1 stick"
     last = make_environment(recipe(f"{PROMPT}.examples=1", "environment.action.take=last"))
-    assert ask_next(last, "Goal.", (), Sampling(), seed=0, session="").sampling == Sampling()
+    assert next_request(last, "Goal.", (), Sampling(), seed=0, session="").sampling == Sampling()
 
 
 def test_a_file_takes_the_place_of_the_instruction(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
@@ -311,13 +311,13 @@ def test_a_window_keeps_the_system_turn(recipe: Callable[..., Recipe]) -> None:
     made = recipe(f"{PROMPT}.system=Act.")
     messages = episode(made)
     assert opening_length(messages) == 4
-    assert opening(messages) == messages[:4]
-    assert droppable(messages[:-1]) == droppable(episode(recipe())[:-1])
-    assert windowed(messages, 1)[:5] == messages[:5]
-    short = drops(messages, lambda prompt: len(prompt) <= 6)
+    assert opening_turns(messages) == messages[:4]
+    assert max_droppable(messages[:-1]) == max_droppable(episode(recipe())[:-1])
+    assert without_exchanges(messages, 1)[:5] == messages[:5]
+    short = count_dropped(messages, lambda prompt: len(prompt) <= 6)
     assert len(short) == sum(message.role == "assistant" for message in messages) - 1
     whole = Sample(kind="good", messages=messages, instance=None)
-    read = split(whole, short, "stretches", stage="s", subject="x")
+    read = split_windowed(whole, short, "stretches", stage="s", subject="x")
     assert isinstance(read, tuple)
     assert {one.messages[0] for one in read} == {messages[0]}
 
@@ -440,7 +440,7 @@ def test_a_transcript_that_leaves_the_prompt_out_is_refused() -> None:
 
     env = Own()
     for told in (Opening(system="Act."), Opening(turns=(Message(role="user", text="Goal.", example=True),))):
-        open_with(env, told)
+        set_opening(env, told)
         assert instruction_of(env) == Line.instruction
         with pytest.raises(ConfigError, match="has a transcript of its own, which does not say"):
             _check_opening(env, told)

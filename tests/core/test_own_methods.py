@@ -32,6 +32,6 @@ def test_an_entry_point_that_names_no_method(monkeypatch: pytest.MonkeyPatch, lo
 def test_a_broken_method_stops_no_run_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = SimpleNamespace(value="early:plan", load=fail, name="broken")
     monkeypatch.setattr(table, "entry_points", lambda **_: [entry])
-    assert "broken" in table.names()
-    assert [method.name for method in table.importable()] == list(table.SHIPPED)
+    assert "broken" in table.method_names()
+    assert [method.name for method in table.importable_methods()] == list(table.SHIPPED)
     assert {"train", "evaluate", "collect"} <= table.all_stages().keys()

@@ -132,7 +132,7 @@ def test_exceptions_of_a_world_say_where_they_were_raised() -> None:
 
 def test_an_entry_point_that_names_no_class(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = SimpleNamespace(value="worlds:time", load=lambda: registry, name="world")
-    monkeypatch.setattr(registry, "_KINDS", {})
+    monkeypatch.setattr(registry, "_FACTORY_BY_NAME", {})
     monkeypatch.setattr(registry, "entry_points", lambda **_: [entry])
     (found,) = environments.diagnose("world", {})
     assert found["detail"] == (
@@ -142,7 +142,7 @@ def test_an_entry_point_that_names_no_class(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_doctor_tells_each_broken_rule_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_KINDS", {"world": Costly})
+    monkeypatch.setattr(registry, "_FACTORY_BY_NAME", {"world": Costly})
     monkeypatch.setattr(registry, "entry_points", lambda **_: [SimpleNamespace(name="world")])
     (found,) = environments.diagnose("world", {})
     assert found["detail"].startswith("expert: ")
@@ -193,7 +193,7 @@ def test_the_doctor_says_what_a_world_reads_and_does_not_name(
         tmp_path.joinpath(name).write_text("a", encoding="utf-8")
     # Temporary files are nobody's data, and a test has no others.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "cache"))
-    monkeypatch.setitem(registry._KINDS, "mapped", kind)
+    monkeypatch.setitem(registry._FACTORY_BY_NAME, "mapped", kind)
     monkeypatch.setattr(registry, "names", lambda: ("mapped",))
     options = {"map_file": str(tmp_path / "map"), "cache_dir": str(tmp_path / "cache")}
     (found,) = environments.diagnose("mapped", options)
@@ -220,7 +220,7 @@ def test_what_a_world_keeps_is_kept_in_the_workspace(
             super().__init__()
             self.cache_dir, self.own_dir = cache_dir, own_dir
 
-    monkeypatch.setitem(registry._KINDS, "keeping", Keeping)
+    monkeypatch.setitem(registry._FACTORY_BY_NAME, "keeping", Keeping)
     monkeypatch.setenv("AGENTR_WORKSPACE", "elsewhere")
     made: Any = named_environment("keeping", options, workspace=workspace)
     assert (made.cache_dir, made.own_dir) == (expected, options.get("own_dir", ""))

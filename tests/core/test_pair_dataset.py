@@ -13,11 +13,11 @@ from toy import Line
 from toy_paths import ToyTree, renderer, sampled_ids, tokenizer
 
 from agentr_core.errors import DataFault
-from agentr_core.methods.eto.preferences import StoredTrajectory, against_expert, preference_id
+from agentr_core.methods.eto.preferences import StoredTrajectory, pairs_with_expert, preference_id
 from agentr_core.recipes.data import DataConfig
 from agentr_core.recipes.eto import PreferencesConfig
 from agentr_core.samples.dataset import TokenRow, build_pairs
-from agentr_core.samples.identity import IGNORED
+from agentr_core.samples.identity import IGNORE_INDEX
 from agentr_core.types import Instance, Preference
 
 EXPERT = ("right", "right", "right")
@@ -37,7 +37,7 @@ def preference(
         return StoredTrajectory(name, replace(trajectory, steps=steps), forced if name == "policy" else 0)
 
     config = PreferencesConfig(level=level)
-    ((made,), _) = against_expert(played("expert", *EXPERT), [played("policy", *actions)], Line(), config)
+    ((made,), _) = pairs_with_expert(played("expert", *EXPERT), [played("policy", *actions)], Line(), config)
     return made
 
 
@@ -45,11 +45,11 @@ def rows(
     *made: Preference, max_length: int = 0, test: tuple[Instance, ...] = (), seed: int = 0
 ) -> tuple[TokenRow, ...]:
     by_id = {preference_id(one): one for one in made}
-    return build_pairs(by_id, DataConfig(max_length=max_length), renderer(), test=test, seed=seed).rows
+    return build_pairs(by_id, DataConfig(max_length=max_length), renderer(), test_instances=test, seed=seed).rows
 
 
 def trained(row: TokenRow) -> list[int]:
-    return [label for label in row.labels if label != IGNORED]
+    return [label for label in row.labels if label != IGNORE_INDEX]
 
 
 def couples(made: tuple[TokenRow, ...]) -> set[tuple[str, str]]:
@@ -65,16 +65,16 @@ def test_the_loss_falls_on_the_sampled_tokens_of_both_sides() -> None:
         wanted = [token for m in replies for token in sampled_ids(m.text)]
         assert trained(row) == wanted
         assert wanted.count(tokenizer().convert_tokens_to_ids(END)) == len(replies)
-        assert all(label in (IGNORED, token) for token, label in zip(row.input_ids, row.labels, strict=True))
+        assert all(label in (IGNORE_INDEX, token) for token, label in zip(row.input_ids, row.labels, strict=True))
     assert (chosen.kind, rejected.kind) == ("chosen", "rejected")
 
 
 def test_both_sides_begin_with_the_same_untrained_tokens() -> None:
     chosen, rejected = rows(preference("right", "stop", level="step", forced=1))
 
-    start = next(at for at, label in enumerate(chosen.labels) if label != IGNORED)
+    start = next(at for at, label in enumerate(chosen.labels) if label != IGNORE_INDEX)
     assert chosen.input_ids[:start] == rejected.input_ids[:start]
-    assert set(chosen.labels[:start]) == set(rejected.labels[:start]) == {IGNORED}
+    assert set(chosen.labels[:start]) == set(rejected.labels[:start]) == {IGNORE_INDEX}
 
 
 def test_what_the_environment_says_does_not_change_what_counts() -> None:
@@ -105,7 +105,7 @@ def test_a_pair_is_rejected_whole_if_a_side_is_too_long() -> None:
         {preference_id(one): one for one in (short, long)},
         DataConfig(max_length=len(rows(long)[1].input_ids) - 1),
         renderer(),
-        test=(),
+        test_instances=(),
         seed=0,
     )
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from toy_paths import ToyTree
 
-from agentr_core.methods.agent_r.pairs import distinct, good_paths, pairs_of_tree, shared_steps
+from agentr_core.methods.agent_r.pairs import distinct_paths, good_paths, num_shared_steps, pairs_of_tree
 from agentr_core.recipes.agent_r import PairsConfig
 from agentr_core.types import Instance, Path
 
@@ -151,15 +151,15 @@ def test_identical_transcripts_count_once() -> None:
     kept, rejections = pairs_of_tree("t", [good, again, bad], PairsConfig(), alpha=1.0, seed=0)
     assert [(pair.good.leaf, pair.bad.leaf) for pair in kept] == [(good.leaf, bad.leaf)]
     assert [(r.subject, r.reason) for r in rejections] == [("t:9", "duplicate-transcript")]
-    assert distinct([good, bad]) == ((good, bad), ())
+    assert distinct_paths([good, bad]) == ((good, bad), ())
     assert good_paths([bad, good, again], 1.0) == (good,)
 
 
 def test_the_split_is_where_replies_or_observations_part() -> None:
     tree = ToyTree(1)
     one, other = tree.path(RIGHT, RIGHT, RIGHT), tree.path(RIGHT, "look", RIGHT)
-    assert shared_steps(one, other) == 1
-    assert shared_steps(one, tree.path(RIGHT, RIGHT, "stop")) == 2
-    assert shared_steps(one, tree.path(RIGHT, RIGHT, RIGHT, thought="Another thought.")) == 0
+    assert num_shared_steps(one, other) == 1
+    assert num_shared_steps(one, tree.path(RIGHT, RIGHT, "stop")) == 2
+    assert num_shared_steps(one, tree.path(RIGHT, RIGHT, RIGHT, thought="Another thought.")) == 0
     (pair,), _ = pairs_of_tree("t", [one, other], PairsConfig(), alpha=1.0, seed=0)
     assert pair.split == 1

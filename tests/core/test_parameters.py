@@ -18,8 +18,8 @@ from agentr_core.methods.faults import load
 from flows.collecting import collect_only, improve
 from flows.compare import compare
 from flows.flywheel import flywheel
-from flows.parameters import Settings, changes, run_name
-from flows.stages import of, report
+from flows.parameters import Settings, merged_overrides, run_name
+from flows.stages import flow_of_stage, report
 
 RECIPE = Path(__file__).parents[2] / "deployments" / "recipes" / "textcraft-tiny.yaml"
 SET: dict[str, Any] = {
@@ -48,7 +48,7 @@ def test_the_form_has_choices_and_ranges(flow: Any) -> None:
     assert schema["required"] == ["recipe"]
 
 
-@pytest.mark.parametrize("flow", [flywheel, collect_only, improve, compare, of("train"), report])
+@pytest.mark.parametrize("flow", [flywheel, collect_only, improve, compare, flow_of_stage("train"), report])
 def test_no_field_of_the_form_has_a_switch_to_none_or_sends_one(flow: Any) -> None:
     schema = parameter_schema(flow).model_dump()
     assert "anyOf" not in str(schema)
@@ -82,14 +82,14 @@ def test_a_run_keeps_the_name_that_was_typed(name: str, shown: str, monkeypatch:
 
 def test_what_is_set_is_what_the_recipe_says() -> None:
     plain = load(RECIPE)
-    recipe = load(RECIPE, changes(Settings(**SET), ["seed=4"]))
+    recipe = load(RECIPE, merged_overrides(Settings(**SET), ["seed=4"]))
     assert (recipe.workspace, recipe.seed, recipe.promote) == ("/tmp/w:1 #", 4, "last")
     assert recipe.model.path.endswith("data/models/tiny")
     assert (recipe.instances.train_limit, recipe.instances.test_limit, recipe.instances.draw) == (7, 5, "fixed")
     assert (recipe.training.learning_rate, recipe.training.per_device_train_batch_size) == (2e-5, 2)
     assert (recipe.model.dtype, recipe.scale.runner) == ("float32", "local")
-    assert load(RECIPE, changes(Settings(workspace="/tmp/é 😀"), None)).workspace == "/tmp/é 😀"
-    assert load(RECIPE, changes(Settings(), None)) == load(RECIPE, changes(None, [])) == plain
+    assert load(RECIPE, merged_overrides(Settings(workspace="/tmp/é 😀"), None)).workspace == "/tmp/é 😀"
+    assert load(RECIPE, merged_overrides(Settings(), None)) == load(RECIPE, merged_overrides(None, [])) == plain
 
 
 @pytest.mark.parametrize("wrong", [{"seed": -1}, {"promote": "worst"}, {"learning_rate": 0}, {"unknown": 1}])
@@ -98,7 +98,7 @@ def test_what_is_out_of_range_is_refused(wrong: dict[str, Any]) -> None:
         Settings(**wrong)
 
 
-@pytest.mark.parametrize("flow", [flywheel, collect_only, improve, compare, of("train"), report])
+@pytest.mark.parametrize("flow", [flywheel, collect_only, improve, compare, flow_of_stage("train"), report])
 def test_the_form_explains_each_parameter(flow: Any) -> None:
     properties = parameter_schema(flow).model_dump()["properties"]
     assert not [name for name, told in properties.items() if not told.get("description")]

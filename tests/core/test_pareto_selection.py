@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from agentr_core.errors import DataFault
-from agentr_core.methods.et_agent.report import _fronts
+from agentr_core.methods.et_agent.report import _fronts_table
 from agentr_core.methods.et_agent.selection import (
     Selection,
     crowding,
     dispersion,
-    draw,
     fronts,
-    mixed,
-    reasons,
-    select,
+    is_mixed,
+    select_at_random,
+    select_by_front,
+    selection_reasons,
 )
 from agentr_core.store.codec.samples import SelectionOutcome
 
@@ -32,44 +32,44 @@ def names(found: Selection, marks: np.ndarray) -> str:
 
 
 def test_the_example_of_the_method() -> None:
-    found = select(IDS, CORRECTNESS, CALLS, 2, mixed_only=False)
+    found = select_by_front(IDS, CORRECTNESS, CALLS, 2, mixed_only=False)
     assert [names(found, found.rank == front) for front in range(3)] == ["AB", "D", "C"]
     assert names(found, found.selected) == "AB"
-    assert found.correctness == pytest.approx([0.5, 0, np.sqrt(3) / 4, 0.5])
-    assert list(found.calls) == [1, 2, 0, 0]
+    assert found.correctness_spread == pytest.approx([0.5, 0, np.sqrt(3) / 4, 0.5])
+    assert list(found.calls_spread) == [1, 2, 0, 0]
 
 
 def test_the_filter_of_mixed_groups_comes_before_the_choice() -> None:
-    found = select(IDS, CORRECTNESS, CALLS, 2)
+    found = select_by_front(IDS, CORRECTNESS, CALLS, 2)
     assert names(found, found.selected) == "AD"
     assert found.rank[1] == -1
     assert np.isnan(found.crowding[1])
 
 
 def test_each_question_has_a_reason() -> None:
-    first = select(IDS, CORRECTNESS, CALLS, 1, mixed_only=False)
+    first = select_by_front(IDS, CORRECTNESS, CALLS, 1, mixed_only=False)
     assert names(first, first.selected) == "A"
-    assert reasons(first) == ["chosen", "crowded", "dominated", "dominated"]
-    assert reasons(select(IDS, CORRECTNESS, CALLS, 2)) == ["chosen", "alike", "dominated", "chosen"]
-    assert reasons(select([], np.zeros((0, 4)), np.zeros((0, 4)), 2)) == []
+    assert selection_reasons(first) == ["chosen", "crowded", "dominated", "dominated"]
+    assert selection_reasons(select_by_front(IDS, CORRECTNESS, CALLS, 2)) == ["chosen", "alike", "dominated", "chosen"]
+    assert selection_reasons(select_by_front([], np.zeros((0, 4)), np.zeros((0, 4)), 2)) == []
 
 
 def test_a_random_draw_is_among_what_the_filter_leaves_and_goes_by_the_seed_alone() -> None:
     drawn = {names(found, found.selected) for found in (drawing(seed) for seed in range(20))}
     assert drawn == {"A", "C", "D"}
-    assert reasons(drawing(0), drawn=True).count("not-drawn") == 2
-    assert reasons(drawing(0), drawn=True)[1] == "alike"
-    turned = draw(IDS[::-1], CORRECTNESS[::-1], CALLS[::-1], 1, seed=3)
+    assert selection_reasons(drawing(0), at_random=True).count("not-drawn") == 2
+    assert selection_reasons(drawing(0), at_random=True)[1] == "alike"
+    turned = select_at_random(IDS[::-1], CORRECTNESS[::-1], CALLS[::-1], 1, seed=3)
     assert list(turned.selected[::-1]) == list(drawing(3).selected)
 
 
 def drawing(seed: int) -> Selection:
-    return draw(IDS, CORRECTNESS, CALLS, 1, seed=seed)
+    return select_at_random(IDS, CORRECTNESS, CALLS, 1, seed=seed)
 
 
 def test_a_group_is_mixed_by_its_right_and_wrong_answers() -> None:
     rows = np.array([[0, 1], [1, 1], [0, 0], [0.74, 0.75], [0.1, 0.7], [0.8, 0.9]])
-    assert list(mixed(rows)) == [True, False, False, True, False, False]
+    assert list(is_mixed(rows)) == [True, False, False, True, False, False]
 
 
 def test_dispersion_is_exact_where_it_can_be() -> None:
@@ -85,24 +85,24 @@ def test_the_last_front_is_cut_by_crowding_and_then_by_id() -> None:
     line = np.array([[0, 4], [1, 3], [1.5, 2.5], [4, 0]], dtype=np.float64)
     assert list(crowding(line)) == [np.inf, pytest.approx(0.75), pytest.approx(1.5), np.inf]
     assert list(crowding(np.ones((3, 2)))) == [0, 0, 0], "a coordinate without a range counts nothing"
-    same = select(["c", "a", "b"], CORRECTNESS[[0, 0, 0]], CALLS[[0, 0, 0]], 2)
+    same = select_by_front(["c", "a", "b"], CORRECTNESS[[0, 0, 0]], CALLS[[0, 0, 0]], 2)
     assert list(same.selected) == [False, True, True]
 
 
 def test_few_questions_or_none() -> None:
-    assert select(IDS, CORRECTNESS, CALLS, 99).selected.sum() == 3
-    assert select(IDS, CORRECTNESS, CALLS, 0).selected.sum() == 0
-    assert len(select([], np.zeros((0, 4)), np.zeros((0, 4)), 5).rank) == 0
+    assert select_by_front(IDS, CORRECTNESS, CALLS, 99).selected.sum() == 3
+    assert select_by_front(IDS, CORRECTNESS, CALLS, 0).selected.sum() == 0
+    assert len(select_by_front([], np.zeros((0, 4)), np.zeros((0, 4)), 5).rank) == 0
     assert len(fronts(np.zeros((0, 2)))) == 0
-    unmixed = select(["a"], np.ones((1, 4)), np.ones((1, 4)), 1)
+    unmixed = select_by_front(["a"], np.ones((1, 4)), np.ones((1, 4)), 1)
     assert not unmixed.selected.any()
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
     with pytest.raises(DataFault, match="one id"):
-        select(["a", "a"], CORRECTNESS[:2], CALLS[:2], 1)
+        select_by_front(["a", "a"], CORRECTNESS[:2], CALLS[:2], 1)
     with pytest.raises(DataFault, match="3 questions"):
-        select(["a", "b", "c"], CORRECTNESS, CALLS, 1)
+        select_by_front(["a", "b", "c"], CORRECTNESS, CALLS, 1)
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_a_hundred_thousand_questions_take_less_than_two_seconds() -> None:
     correctness = rng.random((n, rollouts))
     calls = rng.integers(0, 13, (n, rollouts)).astype(np.float64)
     start = process_time()
-    found = select(ids, correctness, calls, 8000)
+    found = select_by_front(ids, correctness, calls, 8000)
     seconds = process_time() - start
     assert found.selected.sum() == 8000
     # Of processor time, so that a busy machine does not count. A quadratic sort takes an hour.
@@ -134,4 +134,4 @@ def test_a_report_counts_fronts_as_the_store_does() -> None:
         reason="chosen",
     )
     found = [replace(one, front=front) for front in (9, 0, 5, None)]
-    assert [row.cells[0] for row in _fronts(found).rows] == ["0", "5", "6 and later", "none"]
+    assert [row.cells[0] for row in _fronts_table(found).rows] == ["0", "5", "6 and later", "none"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentr_core.methods.agent_r.critique import majority, parse_verdict, published_verdict
+from agentr_core.methods.agent_r.critique import majority_verdict, parse_published_verdict, parse_verdict
 from agentr_core.types import Verdict
 
 GOOD, BAD, UNCERTAIN, UNPARSABLE = Verdict.GOOD, Verdict.BAD, Verdict.UNCERTAIN, Verdict.UNPARSABLE
@@ -56,7 +56,7 @@ def test_the_word_after_the_last_label_counts(reply: str, verdict: Verdict) -> N
     ],
 )
 def test_the_published_code_looks_for_two_words_and_takes_all_else_for_bad(reply: str, verdict: Verdict) -> None:
-    assert published_verdict(reply) is verdict
+    assert parse_published_verdict(reply) is verdict
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_the_published_code_looks_for_two_words_and_takes_all_else_for_bad(reply
     ],
 )
 def test_the_majority_counts_and_ties_are_uncertain(votes: list[Verdict], verdict: Verdict) -> None:
-    assert majority(votes) is verdict
+    assert majority_verdict(votes) is verdict

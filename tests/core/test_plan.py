@@ -32,8 +32,8 @@ FULL, LORA = TrainingConfig(), TrainingConfig(lora_r=8)
 
 def shown(recipe: Recipe) -> tuple[list[str], list[str]]:
     """Return the names of the fields and of the stages that a plan of Agent-R shows."""
-    stages = plan._reading(recipe, [stage for each in plans_of(recipe) for stage in each.stages])
-    return [field.name for field in plan._read(recipe, method_of(recipe), stages)], list(stages)
+    stages = plan._sections_by_stage(recipe, [stage for each in plans_of(recipe) for stage in each.stages])
+    return [field.name for field in plan._fields_read(recipe, method_of(recipe), stages)], list(stages)
 
 
 def test_every_field_that_a_run_reads_is_there_once_and_no_stage_that_it_does_not_have() -> None:
@@ -103,13 +103,13 @@ def test_a_changed_field_that_is_not_read_is_told(monkeypatch: pytest.MonkeyPatc
 def test_what_was_changed_has_a_line_of_its_own_and_the_rest_share_lines_by_section() -> None:
     recipe = parse({"name": "r", "model": {"path": "m"}, "models": {"judge": {"path": "j"}}}, ["search.dives=3"])
     found = field_values(recipe)
-    assert [(field.name, field.value) for field in found if not field.usual] == [
+    assert [(field.name, field.value) for field in found if not field.is_default] == [
         ("name", "r"),
         ("model.path", "m"),
         ("models.judge.path", "j"),
         ("search.dives", 3),
     ]
-    lines = plan._of_fields(found)
+    lines = plan._field_lines(found)
     assert lines[1:5] == ['  name = "r"', '  model.path = "m"', '  models.judge.path = "j"', "  search.dives = 3"]
     assert "  model.prices: prompt=0.0, completion=0.0" in lines
     assert max(map(len, lines)) <= 100
@@ -181,7 +181,7 @@ def test_worlds_have_their_own_fields() -> None:
     recipe = parse(
         {"name": "r", "model": {"path": "m"}, "environments": {"webshop": {"instances": {"train_limit": 3}}}}
     )
-    assert [field.name for field in field_values(recipe) if not field.usual][1] == (
+    assert [field.name for field in field_values(recipe) if not field.is_default][1] == (
         "environments.webshop.instances.train_limit"
     )
 
@@ -229,7 +229,9 @@ def test_worlds_have_their_own_fields() -> None:
 )
 def test_only_what_helps_a_training_is_named(config: TrainingConfig, online: bool, gib: int, said: str) -> None:
     fixed = 4 * GIB - 1 * GIB
-    need = estimates.Training(trained=1, weights=fixed // 3, states=2 * fixed // 3, activations=4 * GIB, host=0)
+    need = estimates.TrainingMemory(
+        trained=1, weights=fixed // 3, states=2 * fixed // 3, activations=4 * GIB, host_bytes=0
+    )
     assert said in training_advice(config, need, gib * GIB, online=online)
 
 
@@ -243,5 +245,5 @@ def test_only_what_helps_a_training_is_named(config: TrainingConfig, online: boo
     ],
 )
 def test_only_what_helps_a_sampler_is_named(backend: Literal["vllm", "transformers"], weights: int, said: str) -> None:
-    need = estimates.Sampling(weights=weights * GIB, token=1)
+    need = estimates.SamplingMemory(weights=weights * GIB, token=1)
     assert sampling_advice(ModelConfig(backend=backend, path="m"), need, 2 * GIB).endswith(said)

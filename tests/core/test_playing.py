@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from agentr_core.environment import Environment, Instances
 from agentr_core.environments import registry
-from agentr_core.environments.native import ACT, native
+from agentr_core.environments.native import ACT_TOOL, native_class
 from agentr_core.episodes.transcript import call_reply
 from agentr_core.errors import ConfigError, EndpointError, EnvironmentFault, ModelDirectoryError
 from agentr_core.models.scripted import ScriptedModel
@@ -20,7 +20,7 @@ from agentr_core.recipes.models import ModelConfig
 from agentr_core.types import Transition
 from flows.cli import cli
 from flows.commands import playing
-from flows.commands.playing import Player, watch
+from flows.commands.playing import Player, play_and_show
 
 LONG = "word " * 40
 
@@ -53,10 +53,10 @@ class Hall(Environment):
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Watch a model that says the given texts in turn, and return the lines."""
-    monkeypatch.setitem(registry._KINDS, "hall", Hall)
+    monkeypatch.setitem(registry._FACTORY_BY_NAME, "hall", Hall)
 
     def run(*texts: str, width: int = 80, kind: type[Environment] = Hall, **how: Any) -> list[str]:
-        monkeypatch.setitem(registry._KINDS, "hall", kind)
+        monkeypatch.setitem(registry._FACTORY_BY_NAME, "hall", kind)
 
         def reply(messages: Any, seed: int, number: int) -> str:
             replies = sum(message.role == "assistant" for message in messages) - 1
@@ -65,7 +65,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         model = ScriptedModel(reply, name="m")
         monkeypatch.setattr(playing, "named_model", lambda *_, **__: (model, ModelConfig()))
         written: list[str] = []
-        watch("hall", {}, "test", 1, Player(name="m", **how), width=width, write=written.append)
+        play_and_show("hall", {}, "test", 1, Player(name="m", **how), width=width, write=written.append)
         return "\n".join(written).splitlines()
 
     return run
@@ -92,8 +92,8 @@ def test_each_step_has_thought_action_observation_and_reward(play: Callable[...,
 
 
 def test_each_call_of_a_reply_is_shown_with_its_result(play: Callable[..., list[str]]) -> None:
-    reply = f"So.\n{call_reply(ACT, 'go')}{call_reply(ACT, 'stay')}"
-    lines = play(reply.replace("{", "{{").replace("}", "}}"), kind=native(Hall), max_steps=1)
+    reply = f"So.\n{call_reply(ACT_TOOL, 'go')}{call_reply(ACT_TOOL, 'stay')}"
+    lines = play(reply.replace("{", "{{").replace("}", "}}"), kind=native_class(Hall), max_steps=1)
     at = lines.index("step 1")
     assert lines[at + 1 : at + 4] == ["  thought      So.", "  action       go", "  action       stay (refused)"]
     assert sum(line.startswith("  observation  \\u001b[2Jword") for line in lines[at:]) == 2

@@ -13,11 +13,11 @@ from toy_paths import ToyTree
 
 from agentr_core.methods.eto.preferences import (
     StoredTrajectory,
-    against_expert,
-    among_own,
-    capped,
-    distinct,
-    in_tree,
+    capped_preferences,
+    distinct_preferences,
+    pair_of_own,
+    pairs_in_tree,
+    pairs_with_expert,
     preference_id,
 )
 from agentr_core.recipes.eto import PreferencesConfig
@@ -54,7 +54,7 @@ def only(kept: tuple[Preference, ...]) -> Preference:
 
 
 def test_a_policy_that_loses_is_rejected() -> None:
-    kept, rejected = against_expert(played(*EXPERT), [played("right", "look", "stop")], Line(), PLAIN)
+    kept, rejected = pairs_with_expert(played(*EXPERT), [played("right", "look", "stop")], Line(), PLAIN)
 
     made = only(kept)
     assert rejected == ()
@@ -71,7 +71,7 @@ def test_a_policy_that_wins_is_chosen_and_nothing_is_cut() -> None:
     weak = played("right", "stop", name="expert")
     long = played(*["look"] * 9, *EXPERT, name="policy")
 
-    made = only(against_expert(weak, [long], Line(), PLAIN)[0])
+    made = only(pairs_with_expert(weak, [long], Line(), PLAIN)[0])
 
     assert made.case is PreferenceCase.WIN
     assert len(replies(made.chosen)) == 13
@@ -80,7 +80,7 @@ def test_a_policy_that_wins_is_chosen_and_nothing_is_cut() -> None:
 
 
 def test_a_tie_makes_nothing() -> None:
-    kept, rejected = against_expert(played(*EXPERT), [played("look", *EXPERT)], Line(), PLAIN)
+    kept, rejected = pairs_with_expert(played(*EXPERT), [played("look", *EXPERT)], Line(), PLAIN)
 
     assert kept == ()
     assert reasons(rejected) == ["tie"]
@@ -90,14 +90,14 @@ def test_a_tie_makes_nothing() -> None:
 @pytest.mark.parametrize(("margin", "reason"), [(0.75, ["margin"]), (0.74, [])])
 def test_the_margin_must_be_exceeded(margin: float, reason: list[str]) -> None:
     config = PreferencesConfig(margin=margin)
-    _, rejected = against_expert(played(*EXPERT), [played("right", "stop")], Line(), config)
+    _, rejected = pairs_with_expert(played(*EXPERT), [played("right", "stop")], Line(), config)
     assert reasons(rejected) == reason
 
 
 @pytest.mark.parametrize(("extra", "kept_steps"), [(5, 9), (0, 4), (30, 20)])
 def test_the_losing_side_is_cut_a_few_rounds_after_the_expert(extra: int, kept_steps: int) -> None:
     long = played(*["look"] * 20)
-    made = only(against_expert(played(*EXPERT), [long], Line(), PreferencesConfig(extra_rounds=extra))[0])
+    made = only(pairs_with_expert(played(*EXPERT), [long], Line(), PreferencesConfig(extra_rounds=extra))[0])
 
     assert len(replies(made.rejected)) == kept_steps
     assert made.dropped == 20 - kept_steps
@@ -111,8 +111,8 @@ def test_without_expert_or_reply_there_is_a_reason() -> None:
     elsewhere = played("stop")
     elsewhere = StoredTrajectory("elsewhere", replace(elsewhere.trajectory, first_observation="The goal is elsewhere."))
 
-    assert reasons(against_expert(None, [played("stop")], Line(), PLAIN)[1]) == ["no-expert"]
-    kept, rejected = against_expert(played(*EXPERT), [silent, elsewhere], Line(), PLAIN)
+    assert reasons(pairs_with_expert(None, [played("stop")], Line(), PLAIN)[1]) == ["no-expert"]
+    kept, rejected = pairs_with_expert(played(*EXPERT), [silent, elsewhere], Line(), PLAIN)
     assert kept == ()
     assert [(r.subject, r.reason) for r in rejected] == [("silent", "no-agent-turn"), ("elsewhere", "other-beginning")]
 
@@ -122,7 +122,7 @@ def test_step_wise_compares_the_replies_at_the_fork() -> None:
     forked = played("right", "right", "stop", forced=2)
     same = played("right", "right", "stop", name="same", forced=1)
 
-    kept, rejected = against_expert(played(*EXPERT), [forked, same], Line(), config)
+    kept, rejected = pairs_with_expert(played(*EXPERT), [forked, same], Line(), config)
 
     made = only(kept)
     assert made.case is PreferenceCase.STEP
@@ -135,7 +135,7 @@ def test_step_wise_compares_the_replies_at_the_fork() -> None:
 
 def test_step_wise_the_winner_is_chosen() -> None:
     weak = played("stop", name="expert")
-    made = only(against_expert(weak, [played(*EXPERT)], Line(), PreferencesConfig(level="step"))[0])
+    made = only(pairs_with_expert(weak, [played(*EXPERT)], Line(), PreferencesConfig(level="step"))[0])
     assert replies(made.chosen) == ["right"]
     assert replies(made.rejected) == ["stop"]
 
@@ -144,14 +144,14 @@ def test_a_mixture_has_both_kinds() -> None:
     config = PreferencesConfig(level="mixture")
     whole, forked = played("stop", name="whole"), played("right", "stop", forced=1)
 
-    kept, _ = against_expert(played(*EXPERT), [whole, forked], Line(), config)
+    kept, _ = pairs_with_expert(played(*EXPERT), [whole, forked], Line(), config)
 
     assert [made.case for made in kept] == [PreferenceCase.LOSE, PreferenceCase.STEP, PreferenceCase.STEP]
 
 
 def test_without_an_expert_the_best_meets_the_worst() -> None:
     episodes = [played("right", "stop"), played("look", *EXPERT), played(*EXPERT), played("jump"), played("left")]
-    made = only(among_own(episodes, Line(), PLAIN)[0])
+    made = only(pair_of_own(episodes, Line(), PLAIN)[0])
 
     assert made.case is PreferenceCase.OWN
     assert replies(made.chosen) == EXPERT, "the shorter of two equally good ones"
@@ -159,10 +159,10 @@ def test_without_an_expert_the_best_meets_the_worst() -> None:
 
 
 def test_own_episodes_that_are_all_equal_make_nothing() -> None:
-    kept, rejected = among_own([played("left", name="a"), played("jump", name="b")], Line(), PLAIN)
+    kept, rejected = pair_of_own([played("left", name="a"), played("jump", name="b")], Line(), PLAIN)
     assert kept == ()
     assert reasons(rejected) == ["tie"]
-    assert reasons(among_own([played("left")], Line(), PLAIN)[1]) == ["single-episode"]
+    assert reasons(pair_of_own([played("left")], Line(), PLAIN)[1]) == ["single-episode"]
 
 
 def test_a_fork_of_a_tree_prefers_the_branch_that_gets_more() -> None:
@@ -173,7 +173,7 @@ def test_a_fork_of_a_tree_prefers_the_branch_that_gets_more() -> None:
         tree.path("left", "stop"),
         tree.path("left", *["look"] * 20),
     ]
-    kept, rejected = in_tree(paths, Line(), PLAIN, "t")
+    kept, rejected = pairs_in_tree(paths, Line(), PLAIN, "t")
 
     by_split = {made.chosen.provenance.split: made for made in kept}
     assert by_split.keys() == {0, 1}
@@ -190,27 +190,27 @@ def test_a_fork_of_a_tree_prefers_the_branch_that_gets_more() -> None:
 
 
 def test_a_tree_without_forks_says_so() -> None:
-    assert reasons(in_tree([ToyTree(INDEX).path("stop")], Line(), PLAIN, "t")[1]) == ["no-fork"]
+    assert reasons(pairs_in_tree([ToyTree(INDEX).path("stop")], Line(), PLAIN, "t")[1]) == ["no-fork"]
 
 
 def test_what_reads_the_same_is_kept_once() -> None:
     expert = played(*EXPERT)
     twice = [played("stop", name="a"), played("stop", name="b")]
-    kept, _ = against_expert(expert, twice, Line(), PLAIN)
+    kept, _ = pairs_with_expert(expert, twice, Line(), PLAIN)
 
-    first, rejected = distinct(kept)
+    first, rejected = distinct_preferences(kept)
 
     assert first == kept[:1]
     assert [(r.subject, r.reason) for r in rejected] == [(preference_id(kept[1]), "duplicate")]
-    assert distinct(first) == (first, ())
+    assert distinct_preferences(first) == (first, ())
 
 
 def test_the_cap_keeps_the_widest_margins() -> None:
     episodes = [played("right", "stop"), played("stop"), played("right", "right", "stop")]
-    kept, _ = against_expert(played(*EXPERT), episodes, Line(), PLAIN)
+    kept, _ = pairs_with_expert(played(*EXPERT), episodes, Line(), PLAIN)
 
-    best, rejected = capped(kept, 2)
+    best, rejected = capped_preferences(kept, 2)
 
     assert [made.margin for made in best] == [0.75, 1.0]
     assert reasons(rejected) == ["per-instance-cap"]
-    assert capped(kept, 0) == (kept, ())
+    assert capped_preferences(kept, 0) == (kept, ())

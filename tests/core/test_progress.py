@@ -24,7 +24,7 @@ async def test_a_log_tells_a_silence_and_the_end(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(progress, "_SILENCE_S", 0.05)
     written = io.StringIO()
     progress.console.set(Console(file=written, width=200))
-    async with progress.stage_progress("collect", 1, Remaining(stage=3725.0, after=600.0)) as report:
+    async with progress.stage_progress("collect", 1, Remaining(stage_s=3725.0, after_s=600.0)) as report:
         report(0, 250, "trees")
         await asyncio.sleep(0.12)
     first, *_, last = written.getvalue().splitlines()
@@ -36,7 +36,7 @@ async def test_a_line_of_a_log_tells_what_is_left(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.0)
     written = io.StringIO()
     progress.console.set(Console(file=written, width=200))
-    async with progress.stage_progress("collect", 1, Remaining(stage=3725.0, after=600.0)) as report:
+    async with progress.stage_progress("collect", 1, Remaining(stage_s=3725.0, after_s=600.0)) as report:
         report(1, 250, "trees")
     first = written.getvalue().splitlines()[0]
     assert first == "iteration 1  collect: 1/250 trees; 1:02:05 left, 1:12:05 of the run"
@@ -50,7 +50,7 @@ from tasks import progress
 
 async def main():
     progress.console.set(Console(stderr=True))
-    async with progress.stage_progress("demonstrate", 12, Remaining(stage=7200.0, after=86400.0)) as report:
+    async with progress.stage_progress("demonstrate", 12, Remaining(stage_s=7200.0, after_s=86400.0)) as report:
         for done in (1203, 1204):
             report(done, 1500, "episodes of textcraft [of 3], 71,980 replies, 1,117 tokens/s, batches 94% full")
             await asyncio.sleep(0.3)

@@ -7,9 +7,9 @@ from toy import Line
 from toy_paths import ToyTree, critique, reply
 
 from agentr_core.environments.crafting.textcraft import TextCraft
-from agentr_core.episodes.rollout import play
+from agentr_core.episodes.rollout import play_replies
 from agentr_core.errors import ConfigError
-from agentr_core.methods.agent_r.pruning import needed
+from agentr_core.methods.agent_r.pruning import needed_positions
 from agentr_core.methods.agent_r.splice import good_sample, splice
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.agent_r import SpliceConfig
@@ -19,7 +19,7 @@ from agentr_core.types import Instance, Sample, Transition
 def kept(*actions: str, index: int = 0, start: int = 0) -> list[str]:
     env = Line()
     replies = [reply(action) for action in actions]
-    positions = needed(env, ToyTree(index).instance, replies, start=start)
+    positions = needed_positions(env, ToyTree(index).instance, replies, start=start)
     return [actions[position] for position in positions]
 
 
@@ -49,7 +49,7 @@ class Hand(Line):
 
 def test_what_only_served_a_step_that_went_goes_too() -> None:
     env, actions = Hand(), ["take x", "put x", "take y", "deliver y"]
-    positions = needed(env, ToyTree(0).instance, [reply(action) for action in actions])
+    positions = needed_positions(env, ToyTree(0).instance, [reply(action) for action in actions])
     assert [actions[position] for position in positions] == ["take y", "deliver y"]
 
 
@@ -109,8 +109,8 @@ def test_an_expert_of_textcraft_has_little_to_prune_and_a_clumsy_path_is_pruned_
     for instance in env.instances("train")[:25]:
         expert = list(env.expert(instance) or [])
         clumsy = [reply("inventory"), *(line for step in expert for line in (step, reply("get 1 nothing")))]
-        positions = needed(env, instance, clumsy)
-        _, outcomes = play(env, instance, [clumsy[position] for position in positions])
+        positions = needed_positions(env, instance, clumsy)
+        _, outcomes = play_replies(env, instance, [clumsy[position] for position in positions])
         assert outcomes[-1].step.success
         assert len(positions) <= len(expert)
         assert all(outcome.step.valid for outcome in outcomes)

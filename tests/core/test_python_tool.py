@@ -20,12 +20,12 @@ import pytest_asyncio
 
 from agentr_core.errors import ConfigError, SandboxError
 from agentr_core.tools.python import confinement
-from agentr_core.tools.python.confinement import CANDIDATES, Level, Limits, Outcome, Status
-from agentr_core.tools.python.tool import ForkServerProcess, PythonTool, tried
+from agentr_core.tools.python.confinement import CANDIDATE_LEVELS, Level, Limits, Outcome, Status
+from agentr_core.tools.python.tool import ForkServerProcess, PythonTool, run_attempts
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(confinement.abi() == 0, reason="this kernel has no Landlock"),
+    pytest.mark.skipif(confinement.landlock_abi() == 0, reason="this kernel has no Landlock"),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -48,7 +48,7 @@ async def limited() -> AsyncIterator[PythonTool]:
 
 
 def keepers(tool: PythonTool) -> list[int]:
-    return [keeper._process.pid for keeper in tool._idle]
+    return [keeper._process.pid for keeper in tool._idle_servers]
 
 
 def children(process: int) -> list[int]:
@@ -170,8 +170,8 @@ async def test_each_barrier_is_what_holds_the_attempts_on_it(level: Level) -> No
     through.
     """
     async with PythonTool(LIMITS, level, packages=(), concurrency=1) as tool:
-        findings = await tried(tool.run, level, LIMITS, all_levels=True)
-    open_ones = {finding.attempt for finding in findings if not finding.held}
+        findings = await run_attempts(tool.run, level, LIMITS, all_levels=True)
+    open_ones = {finding.attempt for finding in findings if not finding.barrier_held}
     beyond = {finding.attempt for finding in findings if not level.includes(finding.level)}
     if os.getuid():
         beyond.discard("another user")
@@ -181,12 +181,12 @@ async def test_each_barrier_is_what_holds_the_attempts_on_it(level: Level) -> No
 
 
 async def test_the_default_is_the_strictest_level_that_holds() -> None:
-    assert CANDIDATES[0] is Level.BUBBLEWRAP
-    assert Level.NONE not in CANDIDATES
+    assert CANDIDATE_LEVELS[0] is Level.BUBBLEWRAP
+    assert Level.NONE not in CANDIDATE_LEVELS
     async with PythonTool(LIMITS, packages=()) as tool:
         assert tool.level in (Level.BUBBLEWRAP, Level.LANDLOCK)
-        assert all(finding.held for finding in tool.findings)
-        assert len(tool.refused) == CANDIDATES.index(tool.level)
+        assert all(finding.barrier_held for finding in tool.findings)
+        assert len(tool.refusals) == CANDIDATE_LEVELS.index(tool.level)
 
 
 async def test_a_level_that_leaves_files_open_must_be_named(open_files: None) -> None:
@@ -198,7 +198,7 @@ async def test_a_level_that_leaves_files_open_must_be_named(open_files: None) ->
     )
     async with PythonTool(LIMITS, "seccomp", packages=(), concurrency=1) as tool:
         assert (await tool.run("6 * 7")).stdout == "42\n"
-    async with PythonTool(LIMITS, packages=(), concurrency=1, weaker=True) as tool:
+    async with PythonTool(LIMITS, packages=(), concurrency=1, allows_weaker=True) as tool:
         assert tool.level is Level.SECCOMP
 
 
@@ -310,7 +310,7 @@ async def test_no_way_of_writing_a_path_leads_out(tool: PythonTool, path: str, t
 
 
 async def test_raw_system_calls_meet_the_same_filter(tool: PythonTool) -> None:
-    number = confinement.numbers(os.uname().machine)["clone3"]
+    number = confinement.syscall_numbers(os.uname().machine)["clone3"]
     raw = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\nprint(libc.syscall({}, 0, 0), ctypes.get_errno())"
     assert (await tool.run(raw.format(number))).stdout == "-1 38\n"
     assert (await tool.run(raw.format(10_000))).stdout == "-1 1\n"

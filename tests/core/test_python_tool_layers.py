@@ -19,8 +19,9 @@ from agentr_core.tools.python import confinement
 from agentr_core.tools.python.tool import PythonTool
 
 confinement.prctl(confinement.PR_SET_NO_NEW_PRIVS, 1)
-lines = [confinement._line(0x20, 0), *confinement._answer(444, 0x00050000 | 38), confinement._line(0x06, 0x7FFF0000)]
-confinement._load(b"".join(lines))
+refusal = confinement._return_if_equal(444, 0x00050000 | 38)
+lines = [confinement._instruction(0x20, 0), *refusal, confinement._instruction(0x06, 0x7FFF0000)]
+confinement._install_program(b"".join(lines))
 
 async def level(asked):
     try:
@@ -59,7 +60,7 @@ named.bind(b"\\0agentr-" + os.urandom(8).hex().encode())
 named.listen()
 confinement.prctl(confinement.PR_SET_NO_NEW_PRIVS, 1)
 if restrict := {restrict}:
-    confinement.restrict(confinement.ruleset([], ".", confinement.abi()))
+    confinement.restrict(confinement.create_ruleset([], ".", confinement.landlock_abi()))
 for attempt in (
     lambda: socket.create_connection(server.getsockname()),
     lambda: socket.create_server(("127.0.0.1", 0)),
@@ -76,7 +77,7 @@ for attempt in (
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(confinement.abi() < 6, reason="this kernel's Landlock does not watch signals")
+@pytest.mark.skipif(confinement.landlock_abi() < 6, reason="this kernel's Landlock does not watch signals")
 @pytest.mark.parametrize(("restrict", "said"), [(True, "refused"), (False, "passed")])
 def test_landlock_stands_without_the_filter(restrict: bool, said: str, tmp_path: Path) -> None:
     """TCP, signals and files are shut twice; here the second lock alone."""
@@ -93,9 +94,9 @@ import os
 from agentr_core.tools.python import confinement
 
 confinement.prctl(confinement.PR_SET_NO_NEW_PRIVS, 1)
-confinement.restrict(confinement.ruleset(["/usr/lib", {readable!r}], ".", {version}))
+confinement.restrict(confinement.create_ruleset(["/usr/lib", {readable!r}], ".", {version}))
 if {filtered}:
-    confinement.install()
+    confinement.install_filter()
 for attempt in (
     lambda: os.open("note", os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
     lambda: os.open({readable!r} + "/file", os.O_WRONLY),
@@ -110,7 +111,7 @@ for attempt in (
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(confinement.abi() < 3, reason="this kernel's Landlock is an old one itself")
+@pytest.mark.skipif(confinement.landlock_abi() < 3, reason="this kernel's Landlock is an old one itself")
 @pytest.mark.parametrize(
     ("version", "filtered", "cut"),
     [(1, False, "passed"), (1, True, "refused"), (2, True, "refused"), (3, False, "refused")],
@@ -140,13 +141,13 @@ def test_numbers_of_system_calls_are_the_kernels(machine: str, header: str) -> N
     known = {name: int(number) for name, number in found}
     if machine == "aarch64":
         known["newfstatat"] = known["fstatat"]
-    for name, number in confinement.numbers(machine).items():
+    for name, number in confinement.syscall_numbers(machine).items():
         assert known[name] == number, name
 
 
 def test_a_machine_with_unknown_numbers_is_told() -> None:
     with pytest.raises(OSError, match="the numbers of system calls on riscv64 are not known"):
-        confinement.numbers("riscv64")
+        confinement.syscall_numbers("riscv64")
 
 
 def test_attempts_have_names_of_their_own() -> None:

@@ -11,7 +11,7 @@ from agentr_core.environments.contract import check
 from agentr_core.environments.reasoning.grammar import strict_fault
 from agentr_core.environments.reasoning.world import Reasoning
 from agentr_core.environments.registry import make
-from agentr_core.episodes.rollout import play
+from agentr_core.episodes.rollout import play_replies
 from agentr_core.errors import ConfigError
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ def test_it_keeps_the_contract(world: Reasoning, tmp_path: Path) -> None:
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_the_expert_solves_what_comes_along(world: Reasoning, split: str) -> None:
     for instance in world.instances(split)[::50]:
-        _, outcomes = play(world, instance, world.expert(instance) or [])
+        _, outcomes = play_replies(world, instance, world.expert(instance) or [])
         steps = [outcome.step for outcome in outcomes]
         assert steps[-1].success, instance.key
         assert strict_fault("".join(step.reply + step.observation for step in steps)) == ""

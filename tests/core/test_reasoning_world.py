@@ -14,8 +14,15 @@ from agentr_core.environments.contract import check
 from agentr_core.environments.reasoning.grammar import format_fault, strict_fault
 from agentr_core.environments.reasoning.problems import Move, Problem
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
-from agentr_core.episodes.grading import graded
-from agentr_core.episodes.rollout import EpisodeTimer, episode, play, restore, step_with, steps_ask
+from agentr_core.episodes.grading import grade_episode
+from agentr_core.episodes.rollout import (
+    EpisodeTimer,
+    act_with_helper,
+    play_replies,
+    restore_state,
+    roll_out_episode,
+    steps_may_ask,
+)
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.errors import ConfigError, EnvironmentFault, ModelFault
 from agentr_core.types import (
@@ -66,7 +73,7 @@ def instance(index: int = 0, split: str = "train") -> Instance:
 
 
 def steps_of(env: ReasoningWorld, replies: Sequence[str], index: int = 0) -> list[Step]:
-    return [outcome.step for outcome in play(env, instance(index), replies)[1]]
+    return [outcome.step for outcome in play_replies(env, instance(index), replies)[1]]
 
 
 def written(steps: Sequence[Step]) -> str:
@@ -178,7 +185,7 @@ def test_an_episode_goes_on_from_a_prefix_without_calling_a_tool_again() -> None
     env = world(search_calls=1, python_calls=1, extra_calls=1)
     prefix = steps_of(env, [SEARCH, PYTHON])
     other = world(search_calls=1, python_calls=1, extra_calls=1)
-    assert restore(other, instance(), prefix, first_observation=KNOWLEDGE.question) == KNOWLEDGE.question
+    assert restore_state(other, instance(), prefix, first_observation=KNOWLEDGE.question) == KNOWLEDGE.question
     assert other._toolbox.calls == []  # type: ignore[attr-defined]
     assert len(other.step("<search>Ostra</search>").info["tool_calls"]) == 1, "one more than the budget"
     assert "tool_calls" not in other.step("<search>Ostra</search>").info
@@ -195,7 +202,7 @@ async def test_a_rollout_from_a_prefix_is_as_if_it_had_not_been_cut() -> None:
         return [Generation(text=text, token_ids=(), finish_reason="stop", prompt_tokens=1, completion_tokens=1)]
 
     prefix = steps_of(world(), [SEARCH])
-    played = await episode(instance(), world(), model, max_steps=9, sampling=Sampling(), seed=1, prefix=prefix)
+    played = await roll_out_episode(instance(), world(), model, max_steps=9, sampling=Sampling(), seed=1, prefix=prefix)
     assert played.success
     assert [step.action for step in played.steps] == [
         step.action for step in steps_of(world(), [SEARCH, PYTHON, RIVER])
@@ -222,7 +229,7 @@ async def test_slow_searches_hold_up_no_other_question() -> None:
         return reply
 
     async def played(env: ReasoningWorld, *said: str) -> Trajectory:
-        return await episode(instance(), env, model(*said), max_steps=4, sampling=Sampling(), seed=0)
+        return await roll_out_episode(instance(), env, model(*said), max_steps=4, sampling=Sampling(), seed=0)
 
     class Quick(Bench):
         blocking = True
@@ -254,7 +261,7 @@ async def test_a_summary_of_the_documents_is_shown_in_their_place() -> None:
 
     replies = iter([SEARCH, "<search>nowhere</search>", PYTHON, RIVER])
     env = world(summarised=True)
-    played = await episode(instance(), env, model, max_steps=9, sampling=Sampling(), seed=0, helper=helper)
+    played = await roll_out_episode(instance(), env, model, max_steps=9, sampling=Sampling(), seed=0, helper=helper)
     assert played.success
     search, *others = played.steps
     assert search.observation == "\n<result>\nIt is the Red River.\n</result>\n"
@@ -265,11 +272,11 @@ async def test_a_summary_of_the_documents_is_shown_in_their_place() -> None:
     assert PASSAGES["Ostra"] in question.messages[0].text
     assert KNOWLEDGE.question in question.messages[0].text
     again = world(summarised=True)
-    restore(again, instance(), played.steps[:1], first_observation=KNOWLEDGE.question)
+    restore_state(again, instance(), played.steps[:1], first_observation=KNOWLEDGE.question)
     assert again.step(PYTHON).info["tool_calls"][0].tool == "python", "nothing waits for a summary"
-    assert steps_ask(env)
-    assert not steps_ask(world())
-    assert not steps_ask(world(("python",), summarised=True)), "nothing is searched"
+    assert steps_may_ask(env)
+    assert not steps_may_ask(world())
+    assert not steps_may_ask(world(("python",), summarised=True)), "nothing is searched"
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -286,11 +293,11 @@ async def test_a_summariser_is_told_what_was_reasoned_and_found_so_far(resumed: 
     env = world(summarised=True)
     again = "<think>The river, then.</think>\n<search>Red River</search>"
     env.reset(instance())
-    before = [(await step_with(env, EpisodeTimer(), reply, helper)).step for reply in (PYTHON, SEARCH)]
+    before = [(await act_with_helper(env, EpisodeTimer(), reply, helper)).step for reply in (PYTHON, SEARCH)]
     if resumed:
         env = world(summarised=True)
-        restore(env, instance(), before, first_observation=KNOWLEDGE.question)
-    await step_with(env, EpisodeTimer(), again, helper)
+        restore_state(env, instance(), before, first_observation=KNOWLEDGE.question)
+    await act_with_helper(env, EpisodeTimer(), again, helper)
     told = asked[-1].messages[0].text.partition("reasoned so far:\n")[2].partition("\n\nWhat they searched")[0]
     entries = [f"The question: {KNOWLEDGE.question}", *(step.reply + step.observation for step in before), again]
     assert told == "\n".join(f"{number}. {entry.strip()}" for number, entry in enumerate(entries, start=1))
@@ -382,7 +389,7 @@ async def test_the_rule_comes_first_and_a_judge_after_it(
 ) -> None:
     env = world(judged=judged)
     judge = Judge(words)
-    found, grading = await graded(env, trajectory(env, replies, index=1), judge, seed=3)
+    found, grading = await grade_episode(env, trajectory(env, replies, index=1), judge, seed=3)
     assert found.reward == reward
     assert found.success is (reward == 1)
     assert len(judge.asked) == asked
@@ -396,13 +403,13 @@ async def test_the_rule_comes_first_and_a_judge_after_it(
 async def test_a_judge_without_a_word_gives_no_grade() -> None:
     env = world(judged="all")
     with pytest.raises(ModelFault, match="no grade can be read"):
-        await graded(env, trajectory(env, [WRONG]), Judge("Perhaps."), seed=3)
+        await grade_episode(env, trajectory(env, [WRONG]), Judge("Perhaps."), seed=3)
 
 
 async def test_what_a_judge_says_before_it_is_cut_is_no_grade() -> None:
     env = world(judged="all")
     with pytest.raises(ModelFault, match="'Correct would be' was cut at the token limit, so it is no grade"):
-        await graded(env, trajectory(env, [WRONG]), Judge("Correct would be", "length"), seed=3)
+        await grade_episode(env, trajectory(env, [WRONG]), Judge("Correct would be", "length"), seed=3)
 
 
 def test_the_parts_of_an_episode_that_was_played_elsewhere_are_its_text() -> None:

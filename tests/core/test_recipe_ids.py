@@ -15,7 +15,7 @@ from agentr_core.environments import registry
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.start import input_files, input_ids
+from agentr_core.runtime.start import input_files, input_hashes
 from tasks.wiring import load_recipe
 
 COMPARISON = {"compare": {"arms": {"a": ["data.use=good"]}}, "training": {"max_tokens": 10}}
@@ -50,7 +50,7 @@ def test_labels_read_in_another_way_make_another_run_and_other_trees(tiny_model_
         worlds = {"environments": {"textcraft": world}} if several else {"environment": {"name": "textcraft", **world}}
         asked = recipe("agent-r", {"model": {"path": str(tiny_model_dir)}, **worlds})
         plain = asked_for(asked)
-        inputs = input_ids(asked, plain, weights={}, files={}, prompts={}, at=datetime.now(UTC))
+        inputs = input_hashes(asked, plain, weights={}, files={}, prompts={}, started_at=datetime.now(UTC))
         return run_id_of(asked), inputs["collect"]
 
     for several in (False, True):
@@ -78,7 +78,9 @@ def test_another_question_in_a_file_makes_another_run_and_other_rollouts(tiny_mo
     def ids() -> tuple[str, str]:
         asked = recipe("et-agent", given)
         files = input_files(asked)
-        inputs = input_ids(asked, asked_for(asked), weights={}, files=files, prompts={}, at=datetime.now(UTC))
+        inputs = input_hashes(
+            asked, asked_for(asked), weights={}, files=files, prompts={}, started_at=datetime.now(UTC)
+        )
         return run_id_of(asked), inputs["rollout"]
 
     found = []
@@ -101,7 +103,7 @@ def test_a_recipe_that_names_no_workspace_takes_that_of_the_environment(monkeypa
 def test_limits_of_episodes_make_other_rollouts_and_evaluations_only_where_they_are_set(tiny_model_dir: Path) -> None:
     def ids(**limits: float) -> tuple[str, str]:
         asked = recipe("et-agent", {"model": {"path": str(tiny_model_dir)}, "grpo": limits, "evaluation": limits})
-        inputs = input_ids(asked, asked_for(asked), weights={}, files={}, prompts={}, at=datetime.now(UTC))
+        inputs = input_hashes(asked, asked_for(asked), weights={}, files={}, prompts={}, started_at=datetime.now(UTC))
         return inputs["rollout"], fingerprint(asked.evaluation)
 
     none, tokens, seconds = ids(), ids(max_episode_tokens=4096), ids(max_episode_seconds=1200.0)
@@ -119,7 +121,7 @@ def test_greedy_episodes_are_the_same_for_each_seed_where_a_world_repeats_itself
             "evaluation": {"sets": sets},
         }
         asked = recipe("agent-r", given)
-        return input_ids(asked, asked_for(asked), weights={}, files={}, prompts={}, at=datetime.now(UTC))
+        return input_hashes(asked, asked_for(asked), weights={}, files={}, prompts={}, started_at=datetime.now(UTC))
 
     def differ(world: str, **options: Any) -> set[str]:
         one, other = ids(0, world, **options), ids(1, world, **options)

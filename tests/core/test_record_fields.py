@@ -230,7 +230,7 @@ def test_what_cannot_be_read_and_would_matter_is_refused(tmp_path: Path, record:
 def test_empty_fields_are_as_if_missing(tmp_path: Path) -> None:
     record = chat(tool_calls=[], function_call=None, audio=None, spans=None) | {"images": [], "tools": "[]"}
     assert told(tmp_path, record) == told(tmp_path, chat())
-    assert import_chat(write(tmp_path, record)).left_out == {}
+    assert import_chat(write(tmp_path, record)).num_ignored_by_field == {}
 
 
 def test_texts_in_parts_are_joined(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_what_is_left_out_is_named_with_its_records(tmp_path: Path) -> None:
     record = chat(name="bot", reasoning_content="17*20=340") | {"id": 3, "score": 0.5, "prompt": "a"}
     record["messages"][0]["train"] = True
     found = import_chat(write(tmp_path, record, chat() | {"score": 0, "origin": None}))
-    assert found.left_out == {
+    assert found.num_ignored_by_field == {
         "id": 1,
         "score": 2,
         "prompt": 1,
@@ -278,8 +278,13 @@ def test_what_is_left_out_is_named_with_its_records(tmp_path: Path) -> None:
     )
     assert done.exit_code == 0
     assert "fields left out, and of how many records: id (1), messages.name (1), messages.reason" in done.stderr
-    assert import_experts(write(tmp_path, chat() | {"id": 1, "a": 1}), PLACE, opening=0).left_out == {"a": 1}
-    assert import_pairs(write(tmp_path, pair(a=1, extra={"x": 1})), PLACE).left_out == {"a": 1, "extra.x": 1}
+    assert import_experts(write(tmp_path, chat() | {"id": 1, "a": 1}), PLACE, opening=0).num_ignored_by_field == {
+        "a": 1
+    }
+    assert import_pairs(write(tmp_path, pair(a=1, extra={"x": 1})), PLACE).num_ignored_by_field == {
+        "a": 1,
+        "extra.x": 1,
+    }
 
 
 def of_step(key: str, name: str, arguments: Any) -> Record:
@@ -375,7 +380,7 @@ def test_calls_of_steps_are_written_as_the_model_writes_them(tmp_path: Path) -> 
         ("user", "It is late."),
     ]
     assert messages[2].train
-    left = import_chat(write(tmp_path, record)).left_out
+    left = import_chat(write(tmp_path, record)).num_ignored_by_field
     assert {"steps.tool_calls.extra", "steps.observation.extra"} <= left.keys()
     del record["agent"]["tool_definitions"]
     (sentence,) = import_chat(write(tmp_path, record)).faults
@@ -413,7 +418,7 @@ def test_a_trajectory_that_goes_on_in_another_file(tmp_path: Path) -> None:
     )
     found = import_chat(write(tmp_path, record))
     assert found.faults == ()
-    assert found.left_out.keys() == {
+    assert found.num_ignored_by_field.keys() == {
         *("agent.name", "agent.version", "continued_trajectory_ref", "extra"),
         *("steps.reasoning_content", "steps.timestamp"),
     }

@@ -25,7 +25,7 @@ from agentr_core.environment import Repeatability
 from agentr_core.environments import registry
 from agentr_core.environments.graders import Command, Pattern, Rubric
 from agentr_core.environments.reasoning.world import ReasoningWorld
-from agentr_core.episodes.rollout import play
+from agentr_core.episodes.rollout import play_replies
 from agentr_core.errors import ConfigError, EnvironmentFault, ErrorBudgetSpent
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.collect import collect
@@ -37,13 +37,13 @@ from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ReplyFunction, ScriptedModel
 from agentr_core.protocols import ChatModel
 from agentr_core.reports.document import Paragraph, Table
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, start
-from agentr_core.stages.regrade import Scoring, by_world, regrade
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.start import begin_iteration, start_run
+from agentr_core.stages.regrade import Scoring, regrade, world_scoring
 from agentr_core.stages.scorings import scoring_section
 from agentr_core.store.codec.trajectories import trajectory_rows
 from agentr_core.store.database import Store
-from agentr_core.store.queries.scorings import changed, rescored, side_by_side
+from agentr_core.store.queries.scorings import episode_rescores, score_changes, score_comparisons
 from agentr_core.system import LOOPBACK
 from agentr_core.types import Grade, Instance, Message, StopReason, Trajectory
 from agentr_core.viewer.server import app
@@ -58,7 +58,7 @@ OPENED = 4
 
 @pytest.fixture(autouse=True)
 def _lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_KINDS", {"combination-lock": CombinationLock})
+    monkeypatch.setattr(registry, "_FACTORY_BY_NAME", {"combination-lock": CombinationLock})
     monkeypatch.setattr(registry, "entry_points", lambda **_: [SimpleNamespace(name="combination-lock")])
 
 
@@ -66,23 +66,23 @@ def played(index: int) -> Trajectory:
     env = CombinationLock()
     instance = Instance(environment=env.name, split="train", index=index)
     replies = env.expert(instance) if index < OPENED else ["Action: try 9 9 8", "I give up.\nAnswer: none"]
-    first, outcomes = play(env, instance, replies)
+    first, outcomes = play_replies(env, instance, replies)
     stop = outcomes[-1].stop or StopReason.STEP_LIMIT
     return Trajectory.ended(instance, first, [outcome.step for outcome in outcomes], stop)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Workplace:
+def ctx(tmp_path: Path) -> RunContext:
     """Return the workplace of a run with ten rollouts, the first of which was scored wrongly."""
-    place = finish(tmp_path, RUN, [set()], episodes=0, environment={"name": "combination-lock"})
+    ctx = finish(tmp_path, RUN, [set()], episodes=0, environment={"name": "combination-lock"})
     for index in range(10):
         episode = played(index)
         if not index:
             last = dataclasses.replace(episode.steps[-1], reward=0.0, success=False)
             episode = dataclasses.replace(episode, steps=(*episode.steps[:-1], last), reward=0.0, success=False)
-        rows = trajectory_rows(f"t{index}", episode, source="rollout", iteration_id=place.iteration_id(0))
-        place.store.write(rows)
-    return place
+        rows = trajectory_rows(f"t{index}", episode, source="rollout", iteration_id=ctx.iteration_id(0))
+        ctx.store.write(rows)
+    return ctx
 
 
 class Counting(Pattern):
@@ -104,61 +104,61 @@ def opens(grader: Any = None) -> Scoring:
     return Scoring(name="regex", settings={"pattern": "opens"}, grader=grader or Pattern("opens", where="observation"))
 
 
-async def test_the_world_plays_the_recorded_actions_again(place: Workplace) -> None:
-    scoring = by_world(place)
-    done = await regrade(place, scoring)
+async def test_the_world_plays_the_recorded_actions_again(ctx: RunContext) -> None:
+    scoring = world_scoring(ctx)
+    done = await regrade(ctx, scoring)
     assert (done.episodes, done.new, done.faults) == (10, 10, [])
-    (all_of_them,) = side_by_side(place.store, scoring.id, RUN)
+    (all_of_them,) = score_comparisons(ctx.store, scoring.id, RUN)
     assert all_of_them == (0, "rollout", 10, 0.3, 0.4, 0.3, 0.4, 1, 0, 1, 0, 0)
-    (one,) = changed(place.store, scoring.id, RUN, 5)
+    (one,) = score_changes(ctx.store, scoring.id, RUN, 5)
     assert one == ("t0", None, None, "combination-lock/train/0", 0.0, 1.0, "won", None)
-    assert place.store.rows("select success from trajectory where trajectory_id = 't0'") == [(False,)]
-    assert place.store.rows("select * from v_orphans") == []
-    ((settings,),) = place.store.rows("select settings::varchar from scoring")
+    assert ctx.store.rows("select success from trajectory where trajectory_id = 't0'") == [(False,)]
+    assert ctx.store.rows("select * from v_orphans") == []
+    ((settings,),) = ctx.store.rows("select settings::varchar from scoring")
     assert json.loads(settings)["worlds"]["combination-lock"]["version"] == 1
 
 
-async def test_a_disaster_and_an_early_end_are_scored_as_they_come(place: Workplace) -> None:
+async def test_a_disaster_and_an_early_end_are_scored_as_they_come(ctx: RunContext) -> None:
     class Stricter(CombinationLock):
         def step(self, action: str) -> Any:
             found = super().step(action)
             return found._replace(reward=-1.0) if action == "try 9 9 8" else found._replace(reward=found.reward / 2)
 
-    strict = dataclasses.replace(place, make_environment=lambda _: Stricter())
-    scoring = by_world(place)
+    strict = dataclasses.replace(ctx, make_environment=lambda _: Stricter())
+    scoring = world_scoring(ctx)
     await regrade(strict, scoring)
     rewards = strict.store.rows("select reward, success, count(*) from regrade group by all order by all")
     assert rewards == [(0.0, False, 6), (0.5, True, 4)]
 
 
-async def test_what_was_scored_is_not_scored_again(place: Workplace) -> None:
+async def test_what_was_scored_is_not_scored_again(ctx: RunContext) -> None:
     broken = Counting(fails=[6])
     with pytest.raises(ConfigError, match="no more"):
-        await regrade(place, opens(broken))
-    stored = place.store.count("select count(*) from regrade")
+        await regrade(ctx, opens(broken))
+    stored = ctx.store.count("select count(*) from regrade")
     assert 0 < stored < 10
     mended = Counting()
-    done = await regrade(place, opens(mended))
+    done = await regrade(ctx, opens(mended))
     assert (done.new, len(mended.asked)) == (10 - stored, 10 - stored)
     assert 6 in mended.asked
-    assert (await regrade(place, opens(again := Counting()))).new == 0
+    assert (await regrade(ctx, opens(again := Counting()))).new == 0
     assert again.asked == []
 
 
-async def test_a_fault_is_told_and_never_a_reward(place: Workplace) -> None:
-    lax = dataclasses.replace(place.recipe.errors, budget=0.2, retries=0)
-    tolerant = dataclasses.replace(place, recipe=dataclasses.replace(place.recipe, errors=lax))
+async def test_a_fault_is_told_and_never_a_reward(ctx: RunContext) -> None:
+    lax = dataclasses.replace(ctx.recipe.errors, budget=0.2, retries=0)
+    tolerant = dataclasses.replace(ctx, recipe=dataclasses.replace(ctx.recipe, errors=lax))
     failing = Scoring(name="command", settings={}, grader=Command("grep -q 'train/7\"' && exit 3; echo 0.25"))
     done = await regrade(tolerant, failing)
     assert (done.new, len(done.faults)) == (9, 1)
     assert done.faults[0].startswith("EnvironmentFault: combination-lock/train/7: the command ended with status 3")
-    assert place.store.rows("select distinct reward, success from regrade") == [(0.25, False)]
-    assert place.store.count("select count(*) from event where stage = 'regrade'") == 1
+    assert ctx.store.rows("select distinct reward, success from regrade") == [(0.25, False)]
+    assert ctx.store.count("select count(*) from event where stage = 'regrade'") == 1
     with pytest.raises(ErrorBudgetSpent, match=r"fix the cause, or raise errors.budget"):
         await regrade(tolerant, dataclasses.replace(failing, settings={"b": 1}, grader=Command("false")))
 
 
-async def test_unreadable_replies_of_a_judge_are_counted(place: Workplace) -> None:
+async def test_unreadable_replies_of_a_judge_are_counted(ctx: RunContext) -> None:
     def reply(messages: tuple[Message, ...], seed: int, number: int) -> str:
         if "Lock number 3 " in messages[-1].text:
             return "<think>Score: 1"
@@ -170,32 +170,32 @@ async def test_unreadable_replies_of_a_judge_are_counted(place: Workplace) -> No
         asked.append(role)
         return ScriptedModel(reply)
 
-    judged = dataclasses.replace(place, load_model=load)
+    judged = dataclasses.replace(ctx, load_model=load)
     scoring = Scoring(name="rubric", settings={}, grader=Rubric("It opens the lock."))
     assert (await regrade(judged, scoring)).faults == []
-    (found,) = side_by_side(place.store, scoring.id, RUN)
+    (found,) = score_comparisons(ctx.store, scoring.id, RUN)
     assert (found.episodes, found.won, found.lost, found.unreadable) == (10, 1, 0, 1)
     assert found.new_reward == pytest.approx((3 * 0.8 + 6 * 0.2) / 9)
-    assert place.store.rows("select reply from v_regrades where change = 'unreadable'") == [("<think>Score: 1",)]
+    assert ctx.store.rows("select reply from v_regrades where change = 'unreadable'") == [("<think>Score: 1",)]
     # The recipe has no judge of its own.
     assert asked == ["actor"]
 
 
 def test_a_world_that_does_not_repeat_itself_cannot_score_again(
-    place: Workplace, monkeypatch: pytest.MonkeyPatch
+    ctx: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CombinationLock, "repeatability", Repeatability.NEVER)
     with pytest.raises(ConfigError, match="world combination-lock does not repeat itself, so it cannot score again"):
-        by_world(place)
+        world_scoring(ctx)
 
 
-def call(place: Workplace, *words: str) -> Any:
-    return CliRunner().invoke(cli, ["regrade", RUN[:3], "-w", str(place.root), *words])
+def call(ctx: RunContext, *words: str) -> Any:
+    return CliRunner().invoke(cli, ["regrade", RUN[:3], "-w", str(ctx.root), *words])
 
 
 @pytest.mark.slow
-def test_the_command_shows_old_and_new(place: Workplace, tmp_path: Path) -> None:
-    done = call(place, "--by", "regex", "--pattern", "opens", "--where", "observation")
+def test_the_command_shows_old_and_new(ctx: RunContext, tmp_path: Path) -> None:
+    done = call(ctx, "--by", "regex", "--pattern", "opens", "--where", "observation")
     assert done.exit_code == 0
     lines = done.output.splitlines()
     assert lines[0] == f"10 episodes of run {RUN}, 10 of them scored now by regex"
@@ -204,7 +204,7 @@ def test_the_command_shows_old_and_new(place: Workplace, tmp_path: Path) -> None
     gold = tmp_path / "gold.jsonl"
     gold.write_text("".join(json.dumps({"id": index, "answer": "none"}) + "\n" for index in range(9)))
     told = json.loads(
-        call(place, "--by", "exact", "--gold", str(gold), "--format", "json", "-o", "errors.budget=0.1").output
+        call(ctx, "--by", "exact", "--gold", str(gold), "--format", "json", "-o", "errors.budget=0.1").output
     )
     assert (told["new"], len(told["faults"])) == (9, 1)
     assert "combination-lock/train/9 has no answer in" in told["faults"][0]
@@ -212,18 +212,18 @@ def test_the_command_shows_old_and_new(place: Workplace, tmp_path: Path) -> None
     assert told["settings"].keys() == {"gold"}
 
 
-async def test_pages_and_report_show_old_and_new(place: Workplace) -> None:
+async def test_pages_and_report_show_old_and_new(ctx: RunContext) -> None:
     scoring = opens()
-    await regrade(place, scoring)
-    (section,) = scoring_section(place)
-    assert (section.key, len(scoring_section(place, 0)), scoring_section(place, 1)) == ("scorings", 1, ())
+    await regrade(ctx, scoring)
+    (section,) = scoring_section(ctx)
+    assert (section.key, len(scoring_section(ctx, 0)), scoring_section(ctx, 1)) == ("scorings", 1, ())
     head, table = section.blocks
     assert head == Paragraph(f"Scored by regex, scoring {scoring.id}.")
     assert isinstance(table, Table)
     assert [row.cells for row in table.rows] == [
         ("0", "rollout", "10", "30.0", "40.0", "0.300", "0.400", "1", "0", "1", "0", "0")
     ]
-    made = app(place.store.path, index=place.root / "texts.sqlite", hosts=LOOPBACK)
+    made = app(ctx.store.path, index=ctx.root / "texts.sqlite", hosts=LOOPBACK)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url="http://localhost:4280") as http:
         texts = {path: (await http.get(path)).text for path in ("/scorings", f"/run/{RUN}", "/trajectory/t0")}
         won = f"/regrades?change=won&scoring={scoring.id}&run={RUN}&iteration=0&episodes_of=rollout"
@@ -237,7 +237,7 @@ async def test_pages_and_report_show_old_and_new(place: Workplace) -> None:
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_manual_are_run(place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_manual_are_run(ctx: RunContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (program,) = (text for language, text in BLOCKS if language == "python" and "json.load(sys.stdin)" in text)
     (tmp_path / "within.py").write_text(program, encoding="utf-8")
     (tmp_path / "gold.jsonl").write_text("".join(f'{{"id": {index}, "answer": 9}}\n' for index in range(10)))
@@ -257,27 +257,27 @@ def test_a_question_world_has_its_golds_and_a_model_that_cannot_judge_is_counted
 ) -> None:
     # Of the worlds that are shipped, not of the lock alone.
     monkeypatch.undo()
-    place = finish(tmp_path, RUN, [set()], episodes=0, environment={"name": "reasoning", "options": {"top_k": 1}})
+    ctx = finish(tmp_path, RUN, [set()], episodes=0, environment={"name": "reasoning", "options": {"top_k": 1}})
     golds = []
-    with place.worlds() as ((_, env),):
+    with ctx.worlds() as ((_, env),):
         assert isinstance(env, ReasoningWorld)
         for number, instance in enumerate(env.instances("train")[:3]):
             golds.append(env.problem(instance).golds[0])
-            first, outcomes = play(env, instance, [f"<answer>\\boxed{{{golds[-1] if number else 'nobody'}}}</answer>"])
+            first, outcomes = play_replies(
+                env, instance, [f"<answer>\\boxed{{{golds[-1] if number else 'nobody'}}}</answer>"]
+            )
             stop = outcomes[-1].stop or StopReason.STEP_LIMIT
             episode = Trajectory.ended(instance, first, [outcome.step for outcome in outcomes], stop)
-            place.store.write(
-                trajectory_rows(f"q{number}", episode, source="rollout", iteration_id=place.iteration_id(0))
-            )
+            ctx.store.write(trajectory_rows(f"q{number}", episode, source="rollout", iteration_id=ctx.iteration_id(0)))
     gold = tmp_path / "gold.jsonl"
     gold.write_text("".join(json.dumps({"id": n, "answer": answer}) + "\n" for n, answer in enumerate(golds)))
     for by in (["--by", "exact"], ["--by", "numeric", "--gold", str(gold)]):
-        (scored,) = json.loads(call(place, *by, "--format", "json").output)["scores"]
+        (scored,) = json.loads(call(ctx, *by, "--format", "json").output)["scores"]
         assert (scored["success"], scored["new_success"]) == pytest.approx((2 / 3, 2 / 3))
     rubric = tmp_path / "rubric.txt"
     rubric.write_text("The answer is right.")
     judge = str(Path(__file__).parents[2] / "data" / "models" / "reasoning-tiny")
-    told = call(place, "--by", "rubric", "--rubric", str(rubric), "--judge", judge, "--format", "json")
+    told = call(ctx, "--by", "rubric", "--rubric", str(rubric), "--judge", judge, "--format", "json")
     (scored,) = json.loads(told.output[told.output.index("{") :])["scores"]
     assert (told.exit_code, scored["episodes"], scored["unreadable"], scored["new_success"]) == (0, 3, 3, None)
 
@@ -293,17 +293,17 @@ def test_a_question_world_has_its_golds_and_a_model_that_cannot_judge_is_counted
         (["-o", "nope=1"], "nope"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(place: Workplace, words: list[str], told: str) -> None:
-    done = call(place, *words)
+def test_mistakes_are_told_in_a_sentence(ctx: RunContext, words: list[str], told: str) -> None:
+    done = call(ctx, *words)
     assert isinstance(done.exception, ConfigError)
     assert told in str(done.exception)
 
 
-def door_site(folder: Path, model: Path, speak: ReplyFunction, more: dict[str, Any], *overrides: str) -> Workplace:
+def door_site(folder: Path, model: Path, speak: ReplyFunction, more: dict[str, Any], *overrides: str) -> RunContext:
     """Return a workplace in the world of the door, whose recipe has the sections `more`."""
     plain = {"name": "door", "environment": {"name": "door"}, "model": {"path": str(model)}, **more}
     recipe = parse(plain, overrides)
-    return Workplace(
+    return RunContext(
         recipe=recipe,
         method=method_of(recipe),
         run_id=run_id_of(recipe),
@@ -323,18 +323,18 @@ async def test_training_data_is_made_by_either_score(tmp_path: Path, tiny_model_
     eto = {"method": "eto", "eto": {"phases": ["rft"], "explore": {"samples": 3}}}
     site = partial(door_site, tmp_path, tiny_model_dir, speak, eto)
 
-    async def kept(place: Workplace) -> set[str]:
-        await start(place)
-        await begin(place, 1)
-        await explore_and_keep(place, 1)
-        rows = place.store.rows(
+    async def kept(ctx: RunContext) -> set[str]:
+        await start_run(ctx)
+        await begin_iteration(ctx, 1)
+        await explore_and_keep(ctx, 1)
+        rows = ctx.store.rows(
             "select t.copied_from, t.trajectory_id from sample s join trajectory t using (trajectory_id) "
             "where s.iteration_id = ?",
-            place.iteration_id(1),
+            ctx.iteration_id(1),
         )
         return {original or own for original, own in rows}
 
-    registry._KINDS["door"] = Door
+    registry._FACTORY_BY_NAME["door"] = Door
     first = site()
     won = await kept(first)
     lost = Scoring(name="regex", settings={"pattern": "Wrong 4"}, grader=Pattern("Wrong 4", where="observation"))
@@ -373,22 +373,22 @@ async def test_trees_are_paired_by_either_score(tmp_path: Path, tiny_model_dir: 
     search = {"search": {"dives": 3, "width": 3, "depth": 6}}
     site = partial(door_site, tmp_path, tiny_model_dir, speak, search)
 
-    async def ends(place: Workplace) -> tuple[set[str], set[str], set[str]]:
+    async def ends(ctx: RunContext) -> tuple[set[str], set[str], set[str]]:
         """Return how good paths of pairs end, bad ones, and those that became samples."""
-        await start(place)
-        await begin(place, 1)
+        await start_run(ctx)
+        await begin_iteration(ctx, 1)
         for stage in (collect, critique, splice_pairs):
-            await stage(place, 1)
+            await stage(ctx, 1)
         last = "(select step.observation from node n where n.tree_id = {0}.tree_id and n.node_index = {0}.{1})"
         queries = (
             f"select {last.format('p', 'good_leaf')} from pair p where iteration_id = ?",
             f"select {last.format('p', 'bad_leaf')} from pair p where iteration_id = ?",
             f"select {last.format('t', 'leaf')} from trajectory t where source = 'tree' and iteration_id = ?",
         )
-        good, bad, samples = ({text for (text,) in place.store.rows(q, place.iteration_id(1))} for q in queries)
+        good, bad, samples = ({text for (text,) in ctx.store.rows(q, ctx.iteration_id(1))} for q in queries)
         return good, bad, samples
 
-    registry._KINDS["door"] = Door
+    registry._FACTORY_BY_NAME["door"] = Door
     first = site()
     opened, locked = {"It opens."}, {"Wrong 4."}
     assert await ends(first) == (opened, locked, opened)
@@ -400,7 +400,7 @@ async def test_trees_are_paired_by_either_score(tmp_path: Path, tiny_model_dir: 
     ((leaves,),) = first.store.rows("select count(*) from v_nodes where stop is not null and action is not null")
     assert (done.episodes, done.paths, done.new, done.faults) == (0, leaves, leaves, [])
     assert (await regrade(first, lost)).new == 0
-    (scored,) = (row for row in side_by_side(first.store, lost.id, first.run_id) if row.episodes_of == "tree")
+    (scored,) = (row for row in score_comparisons(first.store, lost.id, first.run_id) if row.episodes_of == "tree")
     assert scored.episodes == leaves
     assert scored.lost > 0 < scored.won
     assert scored.new_success == pytest.approx(1 - (scored.success or 0))
@@ -416,7 +416,7 @@ async def test_trees_are_paired_by_either_score(tmp_path: Path, tiny_model_dir: 
         "and episodes_of = 'tree' limit 1",
         second.run_id,
     )
-    assert [row.new_reward for row in rescored(second.store, path)] == [again] == [1.0]
+    assert [row.new_reward for row in episode_rescores(second.store, path)] == [again] == [1.0]
     # One path that the grader cannot read is a small part of all, though a large one of its tree.
     failing = Once("x", where="observation")
     part = Scoring(name="regex", settings={"pattern": "once"}, grader=failing)

@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentr_core.errors import DataFault, ModelDirectoryError
-from agentr_core.samples.identity import IGNORED
-from agentr_core.samples.rendering import RenderedSample, Renderer, check_sample, trained_tokens
+from agentr_core.samples.identity import IGNORE_INDEX
+from agentr_core.samples.rendering import RenderedSample, Renderer, check_labels, count_trained
 from agentr_core.types import Message
 
 
@@ -53,10 +53,10 @@ def test_text_of_a_sample_is_the_template_of_the_conversation(renderer: Renderer
 
 def test_each_token_says_who_wrote_it(renderer: Renderer, tokenizer: Any) -> None:
     messages = (*CONVERSATION[:-1], reply("caf\u00e9 \U0001f917"))
-    read = renderer.explain(messages)
+    read = renderer.rendered_tokens(messages)
     ids, labels = renderer.render_sample(messages)
     assert [one.token for one in read] == ids
-    assert [one.train for one in read] == [label != IGNORED for label in labels]
+    assert [one.train for one in read] == [label != IGNORE_INDEX for label in labels]
     for role in ("system", "user", "assistant"):
         texts = [message.text for message in messages if message.role == role]
         written = [one.token for one in read if one.writer == role]
@@ -73,7 +73,7 @@ def test_a_turn_that_the_template_adds_and_bos_are_named(make_tiny_tokenizer: Ca
     tokenizer = make_tiny_tokenizer()
     own = "<|im_start|>system\\nYou get things.<|im_end|>\\n"
     tokenizer.chat_template = "{{ '" + own + "' if messages[0]['role'] != 'system' }}" + tokenizer.chat_template
-    read = Renderer(tokenizer).explain(
+    read = Renderer(tokenizer).rendered_tokens(
         (user("system <|im_end|> get"), reply("get <|im_end|>"), user("get"), reply("x"))
     )
     added = [one.text for one in read if one.writer == "template's own turn"]
@@ -83,7 +83,7 @@ def test_a_turn_that_the_template_adds_and_bos_are_named(make_tiny_tokenizer: Ca
     assert sum(one.writer == "end of turn" for one in read) == 5
     tokenizer.add_special_tokens({"bos_token": "<s>"})
     tokenizer.chat_template = "{{ bos_token }}" + tokenizer.chat_template
-    first, *_ = with_bos = Renderer(tokenizer).explain((user("get"), reply("x")))
+    first, *_ = with_bos = Renderer(tokenizer).rendered_tokens((user("get"), reply("x")))
     assert (first.text, first.writer, first.train) == ("<s>", "BOS", False)
     assert [one.writer for one in with_bos].count("BOS") == 1
     assert "template's own turn" in {one.writer for one in with_bos}
@@ -101,28 +101,30 @@ def test_loss_falls_on_trained_turns_and_their_end_only(renderer: Renderer, toke
     ids, labels = renderer.render_sample(CONVERSATION)
     runs: list[list[int]] = [[]]
     for label in labels:
-        if label != IGNORED:
+        if label != IGNORE_INDEX:
             runs[-1].append(label)
         elif runs[-1]:
             runs.append([])
     assert [tokenizer.decode(run) for run in runs if run] == ["get 2 oak log<|im_end|>", "craft 4 oak planks<|im_end|>"]
-    assert trained_tokens(labels) == sum(map(len, runs))
-    assert labels[-1] == IGNORED, "the newline after the last turn belongs to the template"
+    assert count_trained(labels) == sum(map(len, runs))
+    assert labels[-1] == IGNORE_INDEX, "the newline after the last turn belongs to the template"
     assert len(ids) == len(labels)
 
 
 def test_a_reply_that_a_stop_string_ended_learns_no_end_of_turn(renderer: Renderer, tokenizer: Any) -> None:
     ids = tuple(tokenizer.encode("get 2 oak log\nObservation:", add_special_tokens=False))
     stopped = renderer.render_sample((user("Go."), reply("get 2 oak log", ids=ids)))
-    assert tokenizer.decode([label for label in stopped.labels if label != IGNORED]) == "get 2 oak log\nObservation:"
+    assert (
+        tokenizer.decode([label for label in stopped.labels if label != IGNORE_INDEX]) == "get 2 oak log\nObservation:"
+    )
     # A server that does not report the end of a turn gives the ids of the text alone.
     whole = tuple(tokenizer.encode("get 2 oak log", add_special_tokens=False))
     silent = renderer.render_sample((user("Go."), reply("get 2 oak log", ids=whole)))
-    assert tokenizer.decode([label for label in silent.labels if label != IGNORED]) == "get 2 oak log<|im_end|>"
+    assert tokenizer.decode([label for label in silent.labels if label != IGNORE_INDEX]) == "get 2 oak log<|im_end|>"
     # A reply that began with the stop string has no text, and its ids are that string.
     at_once = tuple(tokenizer.encode("Observation:", add_special_tokens=False))
     _, labels = renderer.render_sample((user("Go."), reply("", ids=at_once)))
-    assert tuple(label for label in labels if label != IGNORED) == at_once
+    assert tuple(label for label in labels if label != IGNORE_INDEX) == at_once
 
 
 @pytest.mark.parametrize("said", ["get 2 oak log\n", "get <|im_start|>2 oak log\nObservation:"])
@@ -133,10 +135,10 @@ def test_a_stop_string_is_known_from_the_missing_end_where_the_sampler_reports_e
     ids = tuple(tokenizer.encode(said, add_special_tokens=False))
     own = replace(reply("get 2 oak log", ids=ids), tokenizer=renderer.fingerprint)
     _, labels = renderer.render_sample((user("Go."), own))
-    assert tuple(label for label in labels if label != IGNORED) == ids
+    assert tuple(label for label in labels if label != IGNORE_INDEX) == ids
     ended = replace(own, token_ids=(*ids, renderer.end_of_turn))
     _, labels = renderer.render_sample((user("Go."), ended))
-    assert tuple(label for label in labels if label != IGNORED) == ended.token_ids
+    assert tuple(label for label in labels if label != IGNORE_INDEX) == ended.token_ids
 
 
 def test_sampled_ids_are_used_as_they_are(renderer: Renderer, tokenizer: Any) -> None:
@@ -144,14 +146,14 @@ def test_sampled_ids_are_used_as_they_are(renderer: Renderer, tokenizer: Any) ->
     letters = tuple(tokenizer.convert_tokens_to_ids(list("get")))
     assert list(letters) != tokenizer("get")["input_ids"]
     ids, labels = renderer.render_sample((user("?"), reply("get", ids=(*letters, renderer.end_of_turn))))
-    assert [label for label in labels if label != IGNORED] == [*letters, renderer.end_of_turn]
+    assert [label for label in labels if label != IGNORE_INDEX] == [*letters, renderer.end_of_turn]
     assert ids.count(renderer.end_of_turn) == 2
 
 
 @pytest.mark.parametrize("ids", [None, (), (40, 41)])
 def test_missing_end_of_turn_is_added_once_and_trained(renderer: Renderer, ids: tuple[int, ...] | None) -> None:
     _, labels = renderer.render_sample((user("?"), reply("AB", ids=ids)))
-    trained = [label for label in labels if label != IGNORED]
+    trained = [label for label in labels if label != IGNORE_INDEX]
     assert trained[-1] == renderer.end_of_turn
     assert trained.count(renderer.end_of_turn) == 1
 
@@ -176,13 +178,13 @@ def test_prompt_must_not_end_with_an_assistant_turn(renderer: Renderer) -> None:
 
 
 def test_check_sample(renderer: Renderer) -> None:
-    check_sample(renderer.render_sample(CONVERSATION))
+    check_labels(renderer.render_sample(CONVERSATION))
     with pytest.raises(DataFault, match="loss mask of a sample is empty"):
-        check_sample(renderer.render_sample((user("a"), reply("b", train=False))))
+        check_labels(renderer.render_sample((user("a"), reply("b", train=False))))
     with pytest.raises(DataFault, match="2 token ids and 1 labels"):
-        check_sample(RenderedSample([1, 2], [1]))
+        check_labels(RenderedSample([1, 2], [1]))
     with pytest.raises(DataFault, match="label at token 1"):
-        check_sample(RenderedSample([1, 2], [1, 3]))
+        check_labels(RenderedSample([1, 2], [1, 3]))
 
 
 # A template like that of a thinking model: only the last assistant turn keeps its opening.
@@ -257,9 +259,9 @@ def test_any_conversation(renderer: Renderer, turns: list[tuple[str, str, bool, 
     for number, (_, answer, train, sampled) in enumerate(turns):
         prompt = renderer.render_prompt(messages[: 2 * number + 1])
         assert ids[: len(prompt)] == prompt
-        expected += [IGNORED] * (len(prompt) - len(expected))
-        size = len(sampled) if sampled else len(renderer._encoder.outside(answer))
+        expected += [IGNORE_INDEX] * (len(prompt) - len(expected))
+        size = len(sampled) if sampled else len(renderer._encoder.plain_ids(answer))
         span = slice(len(prompt), len(prompt) + size + 1)
         assert not sampled or ids[span] == [*sampled, renderer.end_of_turn]
-        expected += ids[span] if train else [IGNORED] * (size + 1)
-    assert labels == expected + [IGNORED] * (len(ids) - len(expected))
+        expected += ids[span] if train else [IGNORE_INDEX] * (size + 1)
+    assert labels == expected + [IGNORE_INDEX] * (len(ids) - len(expected))

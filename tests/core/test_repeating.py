@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 from toy import ACTIONS, Line, Policy, Script, instance
 
-from agentr_core.environment import Repeatability, repeats
-from agentr_core.episodes.rollout import SharedEnvironments, play, restore
+from agentr_core.environment import Repeatability, is_repetition
+from agentr_core.episodes.rollout import EnvironmentPool, play_replies, restore_state
 from agentr_core.episodes.units import UnitError
 from agentr_core.errors import EnvironmentUnavailable, ReplayDiverged, ReplayDrifted, Transient
 from agentr_core.evaluation.episodes import EpisodePlan, Player, play_all
 from agentr_core.fingerprint import derive_seed
-from agentr_core.methods.agent_r.collect import MAX_RESTARTS, TreeShard, TreeWork, latest_restarts, restarted
+from agentr_core.methods.agent_r.collect import MAX_RESTARTS, TreeShard, TreeWork, latest_restart_ids, restarted_id
 from agentr_core.methods.faults import parse
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.recipes.recipe import ErrorsConfig
 from agentr_core.runtime.equipment import Checkpoint, Equipment
 from agentr_core.search.grow import grow
-from agentr_core.store.codec.trajectories import load_trees, unfinished_trees
+from agentr_core.store.codec.trajectories import load_trees, unfinished_tree_ids
 from agentr_core.store.database import Store, Writer
 from agentr_core.types import Instance, Sampling, Transition
 
@@ -85,11 +85,11 @@ class Exact(Forgetful):
 def test_what_is_promised_is_what_is_compared() -> None:
     assert Repeatability(Line().repeatability) is Repeatability.EXACT
     assert Repeatability(Shuffled().repeatability) is Repeatability.UNORDERED
-    assert repeats("a, b", "a, b", Repeatability.EXACT)
-    assert not repeats("a, b", "b, a", Repeatability.EXACT)
-    assert repeats("You see:\n\ta mug\n\tan axe", "You see:\n\tan axe\n\ta mug", Repeatability.UNORDERED)
-    assert not repeats("a, a, b", "a, b, b", Repeatability.UNORDERED)
-    assert not repeats("Got 2 logs", "Got 3 logs", Repeatability.NEVER)
+    assert is_repetition("a, b", "a, b", Repeatability.EXACT)
+    assert not is_repetition("a, b", "b, a", Repeatability.EXACT)
+    assert is_repetition("You see:\n\ta mug\n\tan axe", "You see:\n\tan axe\n\ta mug", Repeatability.UNORDERED)
+    assert not is_repetition("a, a, b", "a, b, b", Repeatability.UNORDERED)
+    assert not is_repetition("Got 2 logs", "Got 3 logs", Repeatability.NEVER)
 
 
 async def test_a_search_goes_back_to_states_that_are_equal_up_to_order() -> None:
@@ -104,21 +104,21 @@ async def test_a_search_goes_back_to_states_that_are_equal_up_to_order() -> None
 
 
 async def test_a_cut_episode_goes_on_up_to_order_and_what_is_lost_may_heal() -> None:
-    outcomes = play(Shuffled(), instance(3), ["Action: look", "Action: right"])[1]
+    outcomes = play_replies(Shuffled(), instance(3), ["Action: look", "Action: right"])[1]
     steps = tuple(outcome.step for outcome in outcomes)
-    restore(Shuffled(), instance(3), steps)
+    restore_state(Shuffled(), instance(3), steps)
 
     strict = Shuffled()
     strict.repeatability = Repeatability.EXACT
     elsewhere = (replace(steps[0], observation="You see: a jay, an axe, a mug.\nYou are at 0."), *steps[1:])
     with pytest.raises(ReplayDiverged) as raised:
-        restore(strict, instance(3), elsewhere)
+        restore_state(strict, instance(3), elsewhere)
     assert not isinstance(raised.value, Transient)
     with pytest.raises(ReplayDrifted, match="line does not promise to repeat itself to the letter"):
-        restore(Shuffled(), instance(3), steps[::-1])
+        restore_state(Shuffled(), instance(3), steps[::-1])
 
     errors: list[UnitError] = []
-    environments = SharedEnvironments(lambda _: Shuffled())
+    environments = EnvironmentPool(lambda _: Shuffled())
     plans = [EpisodePlan(instance=instance(3), seed=1, prefix=steps)]
     results = await play_all(
         plans,
@@ -153,14 +153,15 @@ async def collected(folder: Path, server: Server, kind: type[Forgetful] = Forget
     )
     store = Store(folder / "store.duckdb")
     instances = {f"tree {i}": instance(i) for i in range(2, 5)}
-    ids = dict(zip(latest_restarts(store, list(instances)), instances.items(), strict=True))
-    missing = unfinished_trees(store, list(ids))
+    ids = dict(zip(latest_restart_ids(store, list(instances)), instances.items(), strict=True))
+    missing = unfinished_tree_ids(store, list(ids))
     begun = load_trees(store, missing)
     shard = TreeShard(
         iteration=1,
         checkpoint=Checkpoint(id="policy", path=folder, weights_sha256=""),
         trees=tuple(
-            TreeWork(tree_id=key, first_id=ids[key][0], instance=ids[key][1], begun=begun.get(key)) for key in missing
+            TreeWork(tree_id=key, first_id=ids[key][0], instance=ids[key][1], partial_tree=begun.get(key))
+            for key in missing
         ),
         done=0,
         total=len(instances),
@@ -190,7 +191,7 @@ async def test_a_restart_of_the_server_begins_trees_anew_without_costing_the_bud
     assert {(level, kind) for level, kind, _ in events} == {("warning", "TreeBegunAnew")}
     assert all("is grown anew from its root, as " in message for _, _, message in events)
     own = [f"tree {i}" for i in range(2, 5)]
-    assert set(latest_restarts(store, own)) == set(trees)
+    assert set(latest_restart_ids(store, own)) == set(trees)
     nodes = store.query("select t.tree_id from node n join tree t using (tree_id) where not t.finished")
     assert len(nodes) > 0, "what there was of a tree stays"
 
@@ -225,6 +226,6 @@ async def test_a_run_goes_on_after_a_restart_in_between(tmp_path: Path) -> None:
 
 
 def test_restarts_have_ids_of_their_own() -> None:
-    ids = [restarted("tree", number) for number in range(MAX_RESTARTS + 1)]
+    ids = [restarted_id("tree", number) for number in range(MAX_RESTARTS + 1)]
     assert ids[0] == "tree"
     assert len(set(ids)) == len(ids)

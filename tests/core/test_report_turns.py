@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from toy import Line
 from toy_paths import ToyTree, critique
 
-from agentr_core.methods.agent_r.report import _turns
+from agentr_core.methods.agent_r.report import _example_turns
 from agentr_core.methods.agent_r.splice import splice
 from agentr_core.recipes.agent_r import SpliceConfig
-from agentr_core.texts import counted
+from agentr_core.texts import count_text
 from agentr_core.types import Sample
 
 
@@ -19,7 +19,7 @@ def parts(error: int) -> Sequence[str]:
     config = SpliceConfig(mode="blind", shared_cut="keep")
     made = splice(pair, critique(error), Line(), config, alpha=1.0, seed=0)
     assert isinstance(made, Sample)
-    return [turn.part for turn in _turns(made, critique(error), 4000) if turn.role == "assistant"][1:]
+    return [turn.part for turn in _example_turns(made, critique(error), 4000) if turn.role == "assistant"][1:]
 
 
 def test_a_turn_of_revision_is_one_also_where_the_cut_lies_in_the_shared_steps() -> None:
@@ -31,8 +31,8 @@ def test_a_report_quotes_no_more_of_a_turn_than_the_recipe_says() -> None:
     pair = ToyTree(0).pair(["look", "look", "right", "right"], ["look", "look", "left", "stop"])
     made = splice(pair, critique(2), Line(), SpliceConfig(mode="blind"), alpha=1.0, seed=0)
     assert isinstance(made, Sample)
-    whole, cut = _turns(made, critique(2), 4000), _turns(made, critique(2), 10)
+    whole, cut = _example_turns(made, critique(2), 4000), _example_turns(made, critique(2), 10)
     long = [(one.text, other.text) for one, other in zip(whole, cut, strict=True) if len(one.text) > 10]
     assert long
-    assert all(shown == f"{text[:10]}\n[... {counted(len(text) - 10, 'character')} more]" for text, shown in long)
+    assert all(shown == f"{text[:10]}\n[... {count_text(len(text) - 10, 'character')} more]" for text, shown in long)
     assert max(len(turn.judge_reply) for turn in cut) < 40

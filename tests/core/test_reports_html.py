@@ -13,7 +13,13 @@ from browser import HOSTILE, browse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentr_core.methods.agent_r.report import JudgeRecord, SpliceSurvival, judge, revision_samples, survival
+from agentr_core.methods.agent_r.report import (
+    JudgeRecord,
+    SpliceSurvival,
+    judge_section,
+    revision_samples_section,
+    survival_section,
+)
 from agentr_core.reports.document import (
     ErrorRecord,
     Estimate,
@@ -31,7 +37,10 @@ from agentr_core.reports.iteration import headline, sections
 from agentr_core.reports.markdown import render_markdown
 
 EMPTY = IterationReport(recipe_name="r", run_id="run-1", iteration=2, date="2026-03-14", environment="e", model="m")
-EMPTY_PARTS: dict[str, Any] = {"data": (survival(None), judge(None)), "samples": (revision_samples(()),)}
+EMPTY_PARTS: dict[str, Any] = {
+    "data_sections": (survival_section(None), judge_section(None)),
+    "sample_sections": (revision_samples_section(()),),
+}
 ATTACK = "</pre></style><script>alert(1)</script><img src=x onerror=alert(2)>\" onload='x' {{ 7 * 7 }} & \x00\ud800"
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 
@@ -53,16 +62,19 @@ def hostile(text: str = ATTACK) -> IterationReport:
         model=text,
         scores=(score(0, 0.2), score(1, 0.4)),
         interval_method=text,
-        funnel=(FunnelStage(name=text, count=4, rejected=tally),),
-        data=(survival(SpliceSurvival(tried=7, survived=4, died=tally)), judge(judged(text, {2: 3}))),
-        time={text: 5.0},
-        tokens=TokenCounts(prompt=5, completion=4, trained=tally),
-        errors=ErrorRecord(
-            refused=tally,
-            stops=(StopCount(reason=text, collected=1, evaluated=2),),
-            faults=(FaultCount(error=text, phase=text, count=1, lost=1),),
+        funnel=(FunnelStage(name=text, count=4, rejected_by_reason=tally),),
+        data_sections=(
+            survival_section(SpliceSurvival(num_played=7, num_survived=4, num_rejected_by_reason=tally)),
+            judge_section(judged(text, {2: 3})),
         ),
-        samples=(revision_samples((example(text),)),),
+        seconds_by_activity={text: 5.0},
+        tokens=TokenCounts(prompt=5, completion=4, trained_by_class=tally),
+        errors=ErrorRecord(
+            refusals_by_message=tally,
+            stops=(StopCount(reason=text, num_collected=1, num_evaluated=2),),
+            faults=(FaultCount(error=text, phase=text, count=1, num_lost=1),),
+        ),
+        sample_sections=(revision_samples_section((example(text),)),),
         recipe_yaml=text,
         versions={text: text},
         hashes={text: text},
@@ -70,13 +82,13 @@ def hostile(text: str = ATTACK) -> IterationReport:
 
 
 def judged(text: str, lengths: Mapping[int, int]) -> JudgeRecord:
-    return JudgeRecord(verdicts={text: 3}, paths=4, no_error=1, revision_lengths=lengths)
+    return JudgeRecord(num_steps_by_verdict={text: 3}, num_paths=4, num_without_error=1, num_pairs_by_length=lengths)
 
 
 def test_revisions_cut_in_the_shared_steps_are_counted_apart() -> None:
-    page = str(judge(judged("good", {0: 4, 1: 2})))
+    page = str(judge_section(judged("good", {0: 4, 1: 2})))
     assert "In 4 of them the first bad step is one that both paths share (0 steps)" in page
-    assert "both paths share" not in str(judge(judged("good", {1: 2})))
+    assert "both paths share" not in str(judge_section(judged("good", {1: 2})))
 
 
 def example(text: str) -> RevisionExample:
@@ -185,7 +197,7 @@ def test_differences_are_taken_against_base_and_the_iteration_before() -> None:
         ("+20.0", "base"),
         ("\N{MINUS SIGN}10.0", "iteration 1"),
     ]
-    assert found.reading == ""
+    assert found.conclusion == ""
 
 
 def test_the_first_iteration_is_compared_with_base_once() -> None:
@@ -202,7 +214,7 @@ def test_the_headline_reads_the_interval_of_a_difference(low: float, high: float
     difference = Estimate(value=(low + high) / 2, low=low, high=high, n=100)
     found = headline(replace(EMPTY, iteration=1, scores=(score(0, 0.2), score(1, 0.3)), versus_base=difference))
     assert found is not None
-    assert found.reading.startswith(said)
+    assert found.conclusion.startswith(said)
 
 
 def test_first_error_and_trained_turns_are_marked() -> None:
@@ -211,8 +223,8 @@ def test_first_error_and_trained_turns_are_marked() -> None:
         Turn(role="assistant", text="wrong", part="bad", first_error=True, verdict="bad"),
         Turn(role="assistant", text="sorry", part="revision", train=True),
     )
-    samples = revision_samples((replace(example("tame"), turns=turns),))
-    html = render_html(replace(EMPTY, samples=(samples,)))
+    samples = revision_samples_section((replace(example("tame"), turns=turns),))
+    html = render_html(replace(EMPTY, sample_sections=(samples,)))
     assert re.findall(r'<div class="(turn[^"]*)">', html) == [
         "turn assistant",
         "turn assistant wrong",
@@ -225,11 +237,13 @@ def test_zero_counts_do_not_divide() -> None:
     report = replace(
         EMPTY,
         funnel=(FunnelStage(name="trees", count=0), FunnelStage(name="leaves", count=0)),
-        data=(
-            survival(SpliceSurvival(tried=0, survived=0)),
-            judge(JudgeRecord(verdicts={}, paths=0, no_error=0, revision_lengths={1: 0})),
+        data_sections=(
+            survival_section(SpliceSurvival(num_played=0, num_survived=0)),
+            judge_section(
+                JudgeRecord(num_steps_by_verdict={}, num_paths=0, num_without_error=0, num_pairs_by_length={1: 0})
+            ),
         ),
-        time={"train": 0.0},
+        seconds_by_activity={"train": 0.0},
         tokens=TokenCounts(prompt=0, completion=0),
         errors=ErrorRecord(),
     )
@@ -241,8 +255,8 @@ def test_zero_counts_do_not_divide() -> None:
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(report=st.builds(hostile, st.text()), value=st.floats(0, 1), lengths=st.lists(st.integers(0, 60), max_size=4))
 def test_any_text_and_any_number_render(report: IterationReport, value: float, lengths: list[int]) -> None:
-    said = judge(judged("tame", {steps: steps % 3 for steps in lengths}))
-    Page(render_html(replace(report, scores=(score(0, value), score(1, 1 - value)), data=(said,))))
+    said = judge_section(judged("tame", {steps: steps % 3 for steps in lengths}))
+    Page(render_html(replace(report, scores=(score(0, value), score(1, 1 - value)), data_sections=(said,))))
 
 
 def test_reports_of_several_runs_have_no_index() -> None:

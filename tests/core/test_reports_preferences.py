@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from agentr_core.methods.eto.report import PreferenceRecord, preferences
+from agentr_core.methods.eto.report import PreferenceRecord, preferences_section
 from agentr_core.reports import plots
 from agentr_core.reports.document import IterationReport
 from agentr_core.reports.html import render_html
@@ -28,14 +28,20 @@ STEPS = tuple(
     for number in range(1, 11)
 )
 RECORD = PreferenceRecord(
-    kinds={"lose": 1234, "win": 6},
-    rejected={"no-reward": 3},
-    margins={0.1: 40, 0.9: 1200},
-    cut=17,
+    num_by_case={"lose": 1234, "win": 6},
+    num_rejected_by_reason={"no-reward": 3},
+    num_by_margin={0.1: 40, 0.9: 1200},
+    num_cut=17,
     steps=STEPS,
 )
 REPORT = IterationReport(
-    recipe_name="eto", run_id="r", iteration=2, date="", environment="door", model="m", data=(preferences(RECORD),)
+    recipe_name="eto",
+    run_id="r",
+    iteration=2,
+    date="",
+    environment="door",
+    model="m",
+    data_sections=(preferences_section(RECORD),),
 )
 
 
@@ -62,13 +68,15 @@ def test_the_page_has_three_drawings() -> None:
 
 
 def test_what_was_not_measured_is_said() -> None:
-    page = render_markdown(replace(REPORT, data=(preferences(PreferenceRecord(kinds={"file": 2})),)))
+    page = render_markdown(
+        replace(REPORT, data_sections=(preferences_section(PreferenceRecord(num_by_case={"file": 2})),))
+    )
     assert "Not measured: margins; the pairs tell no rewards." in page
     assert "Not measured: how training went; no steps were stored." in page
 
 
 def test_a_report_without_pairs_has_no_such_part() -> None:
-    assert "Preference pairs" not in render_markdown(replace(REPORT, data=()))
+    assert "Preference pairs" not in render_markdown(replace(REPORT, data_sections=()))
 
 
 def test_a_flat_curve_is_drawn() -> None:
@@ -128,4 +136,4 @@ def lines(svg: ET.Element) -> list[str]:
 def test_axes_have_round_numbers(low: float, high: float, told: str) -> None:
     ticks = plots._ticks(low, high)
     assert ticks[0] <= low <= high <= ticks[-1]
-    assert " ".join(plots._tick(value, ticks[1] - ticks[0]) for value in ticks) == told
+    assert " ".join(plots._tick_label(value, ticks[1] - ticks[0]) for value in ticks) == told

@@ -48,7 +48,7 @@ def test_an_interval_in_percent() -> None:
 
 
 def test_what_a_reader_would_not_see_is_written_out() -> None:
-    assert wording.visible("a\x00b\r\n\tc\u202ed\ud800") == "a\\u0000b\\u000d\n\tc\\u202ed\\ud800"
+    assert wording.escape_invisible("a\x00b\r\n\tc\u202ed\ud800") == "a\\u0000b\\u000d\n\tc\\u202ed\\ud800"
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])

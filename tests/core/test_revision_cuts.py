@@ -17,10 +17,10 @@ from agentr_core.errors import ConfigError, ModelFault, PromptTooLong
 from agentr_core.methods.faults import parse
 from agentr_core.methods.grpo.cuts import cuts_of, largest_drop
 from agentr_core.methods.grpo.report import step_sections
-from agentr_core.methods.grpo.rollouts import beginning
+from agentr_core.methods.grpo.rollouts import cut_beginning
 from agentr_core.methods.table import method_of, plans_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.context import RunContext
 from agentr_core.store.codec.ledger import Group, group_rows, iteration_rows, rl_step_rows
 from agentr_core.store.codec.samples import derivation_rows
 from agentr_core.store.codec.trajectories import trajectory_rows
@@ -60,9 +60,9 @@ def test_the_cut_is_before_the_step_at_which_the_mean_of_the_group_falls_most() 
 
 def test_a_beginning_may_be_told_where_it_ends() -> None:
     whole = played("a", "b", "c")
-    assert beginning("t", whole, seed=0, cut=2).steps == whole.steps[:2]
-    assert beginning("t", whole, seed=0, cut=0).steps == ()
-    assert beginning("t", whole, seed=0, cut=None) == beginning("t", whole, seed=0)
+    assert cut_beginning("t", whole, seed=0, cut=2).steps == whole.steps[:2]
+    assert cut_beginning("t", whole, seed=0, cut=0).steps == ()
+    assert cut_beginning("t", whole, seed=0, cut=None) == cut_beginning("t", whole, seed=0)
 
 
 @dataclass
@@ -96,10 +96,10 @@ class Judge:
 
 
 @pytest.fixture
-def place(tmp_path: Path, open_store: Callable[[Path], Store]) -> Callable[..., Workplace]:
-    def make(*overrides: str) -> Workplace:
+def ctx(tmp_path: Path, open_store: Callable[[Path], Store]) -> Callable[..., RunContext]:
+    def make(*overrides: str) -> RunContext:
         recipe = parse(RL | {"errors": {"budget": 0.9}}, ["grpo.revision_share=0.5", *overrides])
-        made = Workplace(
+        made = RunContext(
             recipe=recipe,
             method=method_of(recipe),
             run_id="r",
@@ -115,10 +115,10 @@ def place(tmp_path: Path, open_store: Callable[[Path], Store]) -> Callable[..., 
     return make
 
 
-def cut(place: Workplace, failed: dict[str, Trajectory], judge: Judge, seed: int = 0) -> dict[str, int]:
+def cut(ctx: RunContext, failed: dict[str, Trajectory], judge: Judge, seed: int = 0) -> dict[str, int]:
     async def work() -> dict[str, int]:
-        async with Writer(place.store) as writer:
-            return await cuts_of(place, 1, failed, judge, writer, seed=seed)
+        async with Writer(ctx.store) as writer:
+            return await cuts_of(ctx, 1, failed, judge, writer, seed=seed)
 
     return asyncio.run(work())
 
@@ -132,8 +132,8 @@ FAILED = {
 
 
 @pytest.mark.slow
-def test_the_judge_says_where_and_is_asked_once(place: Callable[..., Workplace]) -> None:
-    one, judge = place("grpo.revision_cut=verdict"), Judge(bad=("x",))
+def test_the_judge_says_where_and_is_asked_once(ctx: Callable[..., RunContext]) -> None:
+    one, judge = ctx("grpo.revision_cut=verdict"), Judge(bad=("x",))
     cuts = {"late": 2, "wrong": 0, "summed": 3}
     assert cut(one, FAILED, judge) == cuts, "summaries are steps, and are not judged"
     assert len(judge.asked) == 3 + 2 + 2 + 4
@@ -150,9 +150,9 @@ def test_the_judge_says_where_and_is_asked_once(place: Callable[..., Workplace])
 
 
 @pytest.mark.slow
-def test_after_an_interruption_the_same_is_asked_and_only_what_is_missing(place: Callable[..., Workplace]) -> None:
+def test_after_an_interruption_the_same_is_asked_and_only_what_is_missing(ctx: Callable[..., RunContext]) -> None:
     whole = Judge(bad=("x",))
-    one = place("grpo.revision_cut=verdict", "seed=1")
+    one = ctx("grpo.revision_cut=verdict", "seed=1")
     assert cut(one, {"late": FAILED["late"]}, whole) == {"late": 2}
     with one.store.transaction() as con:
         con.execute("delete from edit where text like '%Bad'")
@@ -162,8 +162,8 @@ def test_after_an_interruption_the_same_is_asked_and_only_what_is_missing(place:
 
 
 @pytest.mark.slow
-def test_votes_are_drawn_apart_and_a_long_log_is_halved(place: Callable[..., Workplace]) -> None:
-    one = place("grpo.revision_cut=verdict", "critique={votes: 3, temperature: 1}")
+def test_votes_are_drawn_apart_and_a_long_log_is_halved(ctx: Callable[..., RunContext]) -> None:
+    one = ctx("grpo.revision_cut=verdict", "critique={votes: 3, temperature: 1}")
     judge = Judge(bad=("x",), longest=760)
     long = {"long": played(*(f"step number {n}" for n in range(12)), "x")}
     assert cut(one, long, judge) == {"long": 12}
@@ -172,16 +172,16 @@ def test_votes_are_drawn_apart_and_a_long_log_is_halved(place: Callable[..., Wor
 
 
 @pytest.mark.slow
-def test_an_episode_that_cannot_be_judged_is_cut_at_random_and_told(place: Callable[..., Workplace]) -> None:
-    one = place("grpo.revision_cut=verdict")
+def test_an_episode_that_cannot_be_judged_is_cut_at_random_and_told(ctx: Callable[..., RunContext]) -> None:
+    one = ctx("grpo.revision_cut=verdict")
     assert cut(one, {"late": FAILED["late"], "wrong": FAILED["wrong"]}, Judge(bad=("x",), breaks=1)) == {"wrong": 0}
     reasons = dict(one.store.rows("select subject, reason from rejection"))
     assert reasons == {"late": "not-judged", "wrong": "error-at-the-start"}
 
 
 @pytest.mark.slow
-def test_the_value_is_that_of_the_episodes_own_group(place: Callable[..., Workplace]) -> None:
-    one, judge = place("grpo.revision_cut=value"), Judge(bad=())
+def test_the_value_is_that_of_the_episodes_own_group(ctx: Callable[..., RunContext]) -> None:
+    one, judge = ctx("grpo.revision_cut=value"), Judge(bad=())
     key = one.iteration_id(1)
     groups = [
         [played("a", "b", "x"), played("a", "b", "c", reward=1.0)],
@@ -189,10 +189,10 @@ def test_the_value_is_that_of_the_episodes_own_group(place: Callable[..., Workpl
         [played("x", "b"), played("a", "b", reward=1.0)],
     ]
     for number, episodes in enumerate(groups):
-        named = {f"{number}.{place}": episode for place, episode in enumerate(episodes)}
+        named = {f"{number}.{ctx}": episode for ctx, episode in enumerate(episodes)}
         group = Group(number=number, draw=0, policy="p", instance=ROOM, prefix=0, episodes=named)
         rows = [trajectory_rows(name, t, source="rollout", iteration_id=key) for name, t in named.items()]
-        one.store.write(merge([*rows, group_rows(group, [0.0, 0.0], iteration_id=key, step=1, contrast=True)]))
+        one.store.write(merge([*rows, group_rows(group, [0.0, 0.0], iteration_id=key, step=1, has_contrast=True)]))
     failed = {f"{number}.0": episodes[0] for number, episodes in enumerate(groups)}
     assert cut(one, failed, judge) == {"0.0": 2, "2.0": 0}
     assert judge.asked == []
@@ -211,9 +211,9 @@ def test_the_value_is_that_of_the_episodes_own_group(place: Callable[..., Workpl
     ) in section.note
 
 
-def test_nothing_is_asked_where_the_cut_is_drawn(place: Callable[..., Workplace]) -> None:
+def test_nothing_is_asked_where_the_cut_is_drawn(ctx: Callable[..., RunContext]) -> None:
     judge = Judge(bad=("x",))
-    assert cut(place(), FAILED, judge) == {}
+    assert cut(ctx(), FAILED, judge) == {}
     assert judge.asked == []
 
 
@@ -247,7 +247,7 @@ def test_only_verdicts_ask_a_judge() -> None:
         recipe = parse(RL, [f"grpo={{revision_share: 0.5, revision_cut: {by}}}"])
         (plan, *_) = plans_of(recipe)
         assert plan.stage("reinforce").roles == roles
-        asked = method_of(recipe).sampled(recipe, 1, 1)
+        asked = method_of(recipe).demands(recipe, 1, 1)
         assert ("cut" in asked) == (by == "verdict")
         assert any("judge's first error" in line for line in method_of(recipe).describe(recipe, 1, 1)) == (
             by == "verdict"

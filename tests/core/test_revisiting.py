@@ -10,10 +10,17 @@ from pathlib import Path
 import pytest
 
 from agentr_core.evaluation.episodes import EpisodePlan
-from agentr_core.methods.grpo.rollouts import Beginning, Family, beginning, revisited
+from agentr_core.methods.grpo.rollouts import Beginning, GroupInProgress, choose_failures, cut_beginning
 from agentr_core.methods.grpo.train import measures
 from agentr_core.recipes.grpo import BranchingConfig, GrpoConfig
-from agentr_core.store.codec.ledger import Group, group_rows, iteration_rows, load_failures, load_groups, load_outcomes
+from agentr_core.store.codec.ledger import (
+    Group,
+    group_rows,
+    iteration_rows,
+    load_failed_ids,
+    load_group_outcomes,
+    load_groups,
+)
 from agentr_core.store.codec.trajectories import trajectory_rows
 from agentr_core.store.database import Store
 from agentr_core.store.tables import merge
@@ -51,42 +58,42 @@ def long(room: Instance, *, won: bool, steps: int = 3) -> Trajectory:
 
 def test_a_share_of_the_instances_goes_on_from_one_of_their_failures() -> None:
     failed = {room.key: [f"{room.key}-{n}" for n in range(3)] for room in ROOMS[:6]}
-    found = [revisited(ROOMS, failed, share=0.5, seed=seed) for seed in range(50)]
+    found = [choose_failures(ROOMS, failed, share=0.5, seed=seed) for seed in range(50)]
     assert all(len(one) == 4 for one in found)
     assert {key for one in found for key in one} == set(failed), "each has its turn"
     assert {parent for one in found for parent in one.values()} == {key for keys in failed.values() for key in keys}
     assert all(parent in failed[key] for one in found for key, parent in one.items())
-    assert revisited(ROOMS, failed, share=0.5, seed=3) == found[3]
-    assert len(revisited(ROOMS, failed, share=1.0, seed=0)) == 6, "those that never failed begin at the start"
-    assert revisited(ROOMS, {}, share=1.0, seed=0) == {}
-    assert len(revisited(ROOMS[:6], failed, share=1.0, seed=0)) == 5, "a step has episodes from the start"
+    assert choose_failures(ROOMS, failed, share=0.5, seed=3) == found[3]
+    assert len(choose_failures(ROOMS, failed, share=1.0, seed=0)) == 6, "those that never failed begin at the start"
+    assert choose_failures(ROOMS, {}, share=1.0, seed=0) == {}
+    assert len(choose_failures(ROOMS[:6], failed, share=1.0, seed=0)) == 5, "a step has episodes from the start"
 
 
 def test_a_beginning_keeps_a_step_and_cuts_one_off() -> None:
     whole = long(ROOMS[0], won=False, steps=4)
-    cuts = [beginning("t", whole, seed=n) for n in range(60)]
+    cuts = [cut_beginning("t", whole, seed=n) for n in range(60)]
     assert {len(one.steps) for one in cuts} == {1, 2, 3}
     assert all(one.steps == whole.steps[: len(one.steps)] for one in cuts)
-    assert cuts[7].steps == beginning("another id", whole, seed=7).steps
+    assert cuts[7].steps == cut_beginning("another id", whole, seed=7).steps
 
 
 def test_a_group_after_the_experts_beginning_tells_so() -> None:
     whole = long(ROOMS[0], won=True, steps=4)
-    start = beginning("expert's", whole, seed=0, operator="continuation")
-    group = Family(instance=ROOMS[0], first=0, seed=lambda n: n, beginning=start)
-    plans = group.next_wave(GrpoConfig(num_generations=2), 100)
-    told = group.take({f"t{plan.number}": (plan, went_on(plan)) for plan in plans})
+    start = cut_beginning("expert's", whole, seed=0, operator="continuation")
+    group = GroupInProgress(instance=ROOMS[0], first_number=0, seed_of=lambda n: n, beginning=start)
+    plans = group.next_plans(GrpoConfig(num_generations=2), 100)
+    told = group.add_episodes({f"t{plan.number}": (plan, went_on(plan)) for plan in plans})
     made_of = ("expert's", "continuation", len(start.steps))
     assert [(one.parent, one.operator, one.position) for one in told] == [made_of] * 2
 
 
 def test_branches_may_follow_the_experts_beginning() -> None:
     given = (Step(reply="e", action="e", observation="seen", reward=0.0),)
-    start = Beginning(steps=given, parent="expert's", operator="continuation")
-    group = Family(instance=ROOMS[0], first=0, seed=lambda n: n, beginning=start)
+    start = Beginning(steps=given, parent_id="expert's", operator="continuation")
+    group = GroupInProgress(instance=ROOMS[0], first_number=0, seed_of=lambda n: n, beginning=start)
     config, told = GrpoConfig(num_generations=4, branching=ALWAYS), []
-    while plans := group.next_wave(config, 100):
-        told += group.take({f"t{plan.number}": (plan, went_on(plan)) for plan in plans})
+    while plans := group.next_plans(config, 100):
+        told += group.add_episodes({f"t{plan.number}": (plan, went_on(plan)) for plan in plans})
     assert [one.operator for one in told] == ["continuation", "continuation", "branch", "branch"]
 
 
@@ -94,13 +101,15 @@ def test_branches_may_follow_the_experts_beginning() -> None:
 def test_a_group_goes_on_from_its_beginning_and_tells_so(branching: BranchingConfig | None) -> None:
     given = (step("x"), step("y"))
     config = GrpoConfig(num_generations=3, max_steps=9, branching=branching)
-    group = Family(instance=ROOMS[0], first=0, seed=lambda n: n, beginning=Beginning(steps=given, parent="lost"))
+    group = GroupInProgress(
+        instance=ROOMS[0], first_number=0, seed_of=lambda n: n, beginning=Beginning(steps=given, parent_id="lost")
+    )
     told = []
-    while plans := group.next_wave(config, 100):
+    while plans := group.next_plans(config, 100):
         assert all(plan.prefix[:2] == given for plan in plans)
         # None is the recipe's limit, which does not count a prefix.
         assert [plan.max_steps for plan in plans] == [None if plan.prefix == given else 8 for plan in plans]
-        told += group.take({f"t{plan.number}": (plan, went_on(plan)) for plan in plans})
+        told += group.add_episodes({f"t{plan.number}": (plan, went_on(plan)) for plan in plans})
     made_of = [(one.child, one.parent, one.operator, one.position) for one in told]
     assert made_of[:2] == [("t0", "lost", "revision", 2), ("t1", "lost", "revision", 2)]
     assert made_of[2:] == [("t2", "t0", "branch", 3) if branching else ("t2", "lost", "revision", 2)]
@@ -113,7 +122,7 @@ def went_on(plan: EpisodePlan) -> Trajectory:
 def stored(store: Store, group: Group, iteration_id: str, at: int) -> None:
     rows = [trajectory_rows(key, t, source="rollout", iteration_id="i") for key, t in group.episodes.items()]
     mixed = len(set(group.rewards)) > 1
-    of_group = group_rows(group, list(group.rewards), iteration_id=iteration_id, step=at, contrast=mixed)
+    of_group = group_rows(group, list(group.rewards), iteration_id=iteration_id, step=at, has_contrast=mixed)
     store.write(merge([*rows, of_group]))
 
 
@@ -138,11 +147,11 @@ def test_the_last_failures_from_the_start_are_found_again(tmp_path: Path) -> Non
     stored(store, group("f", 0, long(room, won=False)), "i", 3)
     stored(store, group("g", 0, long(room, won=False)), "later", 1)
 
-    assert load_failures(store, "i", until=0) == {room.key: ["a0"], other.key: ["b0"]}, "too short to be cut: b1"
-    assert load_failures(store, "i", until=2) == {room.key: ["c1"], other.key: ["b0"]}
-    assert load_failures(store, "i", until=3) == {room.key: ["f0"], other.key: ["b0"]}
+    assert load_failed_ids(store, "i", last_step=0) == {room.key: ["a0"], other.key: ["b0"]}, "too short to be cut: b1"
+    assert load_failed_ids(store, "i", last_step=2) == {room.key: ["c1"], other.key: ["b0"]}
+    assert load_failed_ids(store, "i", last_step=3) == {room.key: ["f0"], other.key: ["b0"]}
     assert [one.prefix for one in load_groups(store, "i", 2)] == [1, 0]
-    known = [(one.origin, one.episodes) for one in load_outcomes(store, "i", until=2)]
+    known = [(one.origin, one.episodes) for one in load_group_outcomes(store, "i", last_step=2)]
     assert known == [(room.key, 2), (other.key, 2), (room.key, 2), (other.key, 1)], "d is about another state"
 
 
@@ -153,7 +162,7 @@ def test_a_step_tells_recovery_apart_from_success() -> None:
     )
     again = {"c": long(room, won=False, steps=5), "d": long(room, won=True, steps=5)}
     recovering = Group(number=1, draw=0, policy="p", instance=room, prefix=4, episodes=again)
-    led = replace(recovering, number=2, led=True)
+    led = replace(recovering, number=2, is_expert_led=True)
 
     found = measures([fresh, recovering], Totals(), GrpoConfig())
 

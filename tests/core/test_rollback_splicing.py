@@ -12,12 +12,12 @@ import pytest
 from toy import Line, Script, instance
 from toy_paths import ToyTree, reply
 
-from agentr_core.episodes.rollout import SharedEnvironments, play
+from agentr_core.episodes.rollout import EnvironmentPool, play_replies
 from agentr_core.episodes.transcript import Continuation
 from agentr_core.errors import ConfigError
 from agentr_core.evaluation.episodes import EpisodePlan, Player
 from agentr_core.methods.agent_r.critique import reason_of
-from agentr_core.methods.agent_r.splice import continued, diagnosis, turned_back
+from agentr_core.methods.agent_r.splice import continuation_samples, diagnosis, play_prefix
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.agent_r import ContinuationConfig, SpliceConfig
 from agentr_core.runtime.episode_shard import rollout_id
@@ -56,7 +56,7 @@ def critique(first_error: int | None, length: int = 3) -> Critique:
 
 
 def begun(pair: PathPair = PAIR, error: int | None = 1, config: SpliceConfig = CONFIG) -> tuple[Step, ...] | Rejection:
-    return turned_back(pair, critique(error, len(pair.bad.nodes)), Line(), config, seed=0)
+    return play_prefix(pair, critique(error, len(pair.bad.nodes)), Line(), config, seed=0)
 
 
 def attempt(*actions: str) -> Trajectory:
@@ -64,7 +64,7 @@ def attempt(*actions: str) -> Trajectory:
     steps = begun()
     assert isinstance(steps, tuple)
     replies = [*(step.reply for step in steps), *(reply(action, "On.") for action in actions)]
-    first, outcomes = play(Line(), PAIR.bad.trajectory.instance, replies)
+    first, outcomes = play_replies(Line(), PAIR.bad.trajectory.instance, replies)
     stop = outcomes[-1].stop or StopReason.STEP_LIMIT
     return Trajectory.ended(PAIR.bad.trajectory.instance, first, [outcome.step for outcome in outcomes], stop)
 
@@ -72,7 +72,7 @@ def attempt(*actions: str) -> Trajectory:
 def kept(tries: dict[str, Trajectory], config: SpliceConfig = CONFIG) -> dict[str, Sample] | Rejection:
     steps = begun()
     assert isinstance(steps, tuple)
-    return continued(PAIR, critique(1), steps, tries, Line(), config, alpha=0.9, seed=0)
+    return continuation_samples(PAIR, critique(1), steps, tries, Line(), config, alpha=0.9, seed=0)
 
 
 def test_the_beginning_ends_before_the_first_error_and_has_no_turn_of_revision() -> None:
@@ -161,9 +161,9 @@ def test_a_pair_none_of_whose_tries_wins_is_rejected() -> None:
 
 async def told(prefix: tuple[Step, ...], env: Line | None = None) -> tuple[Trajectory, list[Request]]:
     line, sample = env or Line(), Script(["right"])
-    player = Player(environments=SharedEnvironments(lambda name: line), sample=sample, sampling=Sampling(), max_steps=2)
+    player = Player(environments=EnvironmentPool(lambda name: line), sample=sample, sampling=Sampling(), max_steps=2)
     plan = EpisodePlan(instance=instance(2), seed=0, prefix=prefix, diagnosis="Left was a mistake.")
-    result = await player.result(plan)
+    result = await player.play_and_grade(plan)
     return result.trajectory, sample.requests
 
 
@@ -248,5 +248,5 @@ def test_a_teacher_that_goes_on_does_not_collect() -> None:
         "model": {"path": "m"},
         "models": {"teacher": {"path": "t"}},
     }
-    assert parse(data, ["splice.mode=rollback"]).taught(1)
-    assert not parse(data, ["splice={mode: rollback, continuation: {by: teacher}}"]).taught(1)
+    assert parse(data, ["splice.mode=rollback"]).is_taught(1)
+    assert not parse(data, ["splice={mode: rollback, continuation: {by: teacher}}"]).is_taught(1)

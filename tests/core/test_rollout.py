@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from toy import Line, Policy, Script, generation, instance
 
-from agentr_core.episodes.rollout import EpisodeTimer, Reply, act, episode, play, restore
+from agentr_core.episodes.rollout import EpisodeTimer, Reply, act, play_replies, restore_state, roll_out_episode
 from agentr_core.episodes.transcript import AlternatingTurns, transcript, whole_episode
 from agentr_core.episodes.units import phase_of
 from agentr_core.errors import ConfigError, EnvironmentFault, ModelFault, ReplayDiverged
@@ -33,7 +33,7 @@ SAMPLING = Sampling()
 
 
 async def run(*rounds: list[str], max_steps: int = 10, prefix: tuple[Step, ...] = (), env: Line | None = None):  # type: ignore[no-untyped-def]
-    return await episode(
+    return await roll_out_episode(
         instance(1), env or Line(), Script(*rounds), max_steps=max_steps, sampling=SAMPLING, seed=3, prefix=prefix
     )
 
@@ -62,8 +62,8 @@ class Told(Line):
 
 async def test_an_episode_ends_when_one_reply_came_back_in_one_state() -> None:
     async def played(*rounds: list[str], repeats: int, env: Line | None = None) -> Trajectory:
-        return await episode(
-            instance(1), env or Told(), Script(*rounds), max_steps=10, repeats=repeats, sampling=SAMPLING, seed=3
+        return await roll_out_episode(
+            instance(1), env or Told(), Script(*rounds), max_steps=10, max_repeats=repeats, sampling=SAMPLING, seed=3
         )
 
     stuck = await played(["look"], repeats=3)
@@ -101,9 +101,9 @@ def test_a_step_has_the_action_that_was_carried_out_where_the_world_tells() -> N
 
 async def test_a_full_context_ends_an_episode_with_its_present_reward() -> None:
     model = Policy(["look"], max_messages=7)
-    trajectory = await episode(instance(), Line(), model, max_steps=9, sampling=SAMPLING, seed=1)
+    trajectory = await roll_out_episode(instance(), Line(), model, max_steps=9, sampling=SAMPLING, seed=1)
     assert (len(trajectory.steps), trajectory.stop, trajectory.reward) == (3, StopReason.CONTEXT_LIMIT, 0.0)
-    bare = await episode(instance(), Line(), Policy(max_messages=1), max_steps=9, sampling=SAMPLING, seed=1)
+    bare = await roll_out_episode(instance(), Line(), Policy(max_messages=1), max_steps=9, sampling=SAMPLING, seed=1)
     assert (bare.steps, bare.stop, bare.reward) == ((), StopReason.CONTEXT_LIMIT, 0.0)
 
 
@@ -130,7 +130,9 @@ async def test_a_limit_on_all_tokens_of_an_episode_counts_what_stands_between_re
         limits = EpisodeLimits(tokens=tokens)
         asked: dict[str, Any] = {"max_steps": 9, "sampling": Sampling(max_new_tokens=500), "seed": 1}
         world = env or Line()
-        return await episode(instance(), world, model, prefix=prefix, limits=limits, tokens_of=characters, **asked)
+        return await roll_out_episode(
+            instance(), world, model, prefix=prefix, limits=limits, count_tokens=characters, **asked
+        )
 
     model = Writing(["look"])
     cut = await played(90, model)
@@ -156,7 +158,9 @@ async def test_a_limit_on_all_tokens_of_an_episode_counts_what_stands_between_re
     strict = await played(reply + shown + 5, Writing(["look"]), env=Strict())
     assert (len(strict.steps), strict.stop) == (2, StopReason.TOKEN_LIMIT)
     with pytest.raises(ConfigError, match="max_episode_tokens: nothing counts"):
-        await episode(instance(), Line(), model, max_steps=9, sampling=SAMPLING, seed=1, limits=EpisodeLimits(tokens=9))
+        await roll_out_episode(
+            instance(), Line(), model, max_steps=9, sampling=SAMPLING, seed=1, limits=EpisodeLimits(tokens=9)
+        )
 
 
 async def test_a_limit_on_the_time_of_an_episode_gives_up_a_reply_and_waits_for_the_world() -> None:
@@ -168,7 +172,7 @@ async def test_a_limit_on_the_time_of_an_episode_gives_up_a_reply_and_waits_for_
 
         limits = EpisodeLimits(seconds=seconds)
         env = world or Line()
-        return await episode(instance(), env, sample, max_steps=3, sampling=SAMPLING, seed=1, limits=limits)
+        return await roll_out_episode(instance(), env, sample, max_steps=3, sampling=SAMPLING, seed=1, limits=limits)
 
     assert (await played(0.0, slow=0.01)).stop is StopReason.STEP_LIMIT
     assert (await played(60.0)).stop is StopReason.STEP_LIMIT
@@ -190,7 +194,7 @@ async def test_an_error_that_looks_like_the_end_of_the_time_stays_one() -> None:
         raise TimeoutError("of the network")
 
     with pytest.raises(TimeoutError, match="of the network"):
-        await episode(
+        await roll_out_episode(
             instance(), Line(), sample, max_steps=3, sampling=SAMPLING, seed=1, limits=EpisodeLimits(seconds=60)
         )
 
@@ -209,7 +213,7 @@ async def test_a_prefix_is_replayed_and_the_model_goes_on() -> None:
 async def test_each_reply_is_reported_with_its_own_seed() -> None:
     replies: list[Reply] = []
     timer = EpisodeTimer()
-    trajectory = await episode(
+    trajectory = await roll_out_episode(
         instance(),
         Line(blocking=True),
         Script(["right"]),
@@ -228,18 +232,18 @@ async def test_each_reply_is_reported_with_its_own_seed() -> None:
 async def test_replay_checks_every_observation() -> None:
     trajectory = await run(["right"], ["look"], ["stop"])
     env = Line(can_snapshot=False)
-    assert restore(env, instance(1), trajectory.steps[:2]) == trajectory.first_observation
+    assert restore_state(env, instance(1), trajectory.steps[:2]) == trajectory.first_observation
     assert env.step("stop").observation == "You stopped."
     with pytest.raises(ReplayDiverged, match="ended at step 2"):
-        restore(env, instance(1), trajectory.steps)
+        restore_state(env, instance(1), trajectory.steps)
     with pytest.raises(ReplayDiverged, match="first observation was recorded as 'Another world"):
-        restore(env, instance(1), (), first_observation="Another world")
+        restore_state(env, instance(1), (), first_observation="Another world")
     with pytest.raises(ReplayDiverged, match="observation 0 after 'right'"):
-        restore(Line(drift=True), instance(1), trajectory.steps[:2])
+        restore_state(Line(drift=True), instance(1), trajectory.steps[:2])
 
 
 def test_playing_replies_gives_live_outcomes_up_to_the_end() -> None:
-    first, outcomes = play(Line(), instance(), ["Action: right", "Action: jump", "Action: right"])
+    first, outcomes = play_replies(Line(), instance(), ["Action: right", "Action: jump", "Action: right"])
     assert first == "The goal is 2 to the right."
     assert [o.stop for o in outcomes] == [None, StopReason.DISASTER]
     assert [o.step.valid for o in outcomes] == [True, True]
@@ -272,7 +276,7 @@ async def test_a_model_that_loses_a_reply_is_at_fault() -> None:
         return []
 
     with pytest.raises(ModelFault, match="1 replies were asked for, 0 came") as caught:
-        await episode(instance(), Line(), silent, max_steps=1, sampling=SAMPLING, seed=1)
+        await roll_out_episode(instance(), Line(), silent, max_steps=1, sampling=SAMPLING, seed=1)
     assert phase_of(caught.value) == "generate"
 
 

@@ -12,7 +12,7 @@ import pytest
 from finished import finish, revise
 
 from agentr_core.errors import ConfigError
-from agentr_core.methods.agent_r.report import audit, audit_of_run, order_of_drops
+from agentr_core.methods.agent_r.report import auc_of_drops, audit_section, run_audit_section
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.environments import TEST
 from agentr_core.reports.document import IterationReport
@@ -23,7 +23,7 @@ from agentr_core.stages.means import seed_groups
 from agentr_core.store.codec.ledger import metric_rows
 from agentr_core.store.codec.samples import dataset_rows
 from agentr_core.store.database import Store
-from agentr_core.store.queries.datasets import evaluated_stops
+from agentr_core.store.queries.datasets import evaluated_stop_counts
 from agentr_core.store.queries.listings import LISTINGS, read_list
 from agentr_core.store.queries.trees import JudgedStep, PathAudit
 from agentr_core.store.tables import merge
@@ -58,11 +58,11 @@ def test_a_run_has_a_page_that_leads_to_its_iterations_and_to_the_viewer(tmp_pat
 
 @pytest.mark.slow
 def test_trained_tokens_are_those_of_all_passes(tmp_path: Path) -> None:
-    place = finish(tmp_path, FIRST, [set(), {1}])
+    ctx = finish(tmp_path, FIRST, [set(), {1}])
     finish(tmp_path, SECOND, [set(), {1}], seed=1)
-    key, counts = place.iteration_id(1), {"trained_tokens": {"good": 300, "revision": 700}}
+    key, counts = ctx.iteration_id(1), {"trained_tokens": {"good": 300, "revision": 700}}
     made = dataset_rows("d", [], iteration_id=key, content_hash="feed", counts=counts)
-    place.store.write(merge([made, metric_rows("iteration", key, "trained_tokens", 2500.0)]))
+    ctx.store.write(merge([made, metric_rows("iteration", key, "trained_tokens", 2500.0)]))
     page, index = (path.with_suffix(".md").read_text() for path in write_reports(tmp_path, FIRST))
     assert "| **with loss, in one pass** | 1,000 | 100.0 |" in page
     assert "| \N{MIDDLE DOT} revision | 700 | 70.0 |" in page
@@ -147,12 +147,12 @@ def test_runs_are_compared_on_the_episodes_that_they_share(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_an_evaluation_that_is_not_finished_gives_no_score(tmp_path: Path) -> None:
     """Won episodes end first, so what has ended looks like a success."""
-    place = finish(tmp_path, FIRST, [set(range(8)), set(range(20))])
-    key = evaluation_id(place, 1, TEST)
-    with place.store.transaction() as con:
+    ctx = finish(tmp_path, FIRST, [set(range(8)), set(range(20))])
+    key = evaluation_id(ctx, 1, TEST)
+    with ctx.store.transaction() as con:
         con.execute("update evaluation set finished = false where evaluation_id = ?", [key])
         con.execute("delete from episode where evaluation_id = ? and not instance_id like '%1'", [key])
-    assert evaluated_stops(place.store, [key]) == {}
+    assert evaluated_stop_counts(ctx.store, [key]) == {}
     told = "iteration 1: the evaluation is not finished: 2 of 20 episodes of test; the command that began"
     for page in write_reports(tmp_path, FIRST):
         text, html = page.with_suffix(".md").read_text(), page.read_text()
@@ -166,8 +166,8 @@ def test_an_evaluation_that_is_not_finished_gives_no_score(tmp_path: Path) -> No
     table, _ = compare_runs(tmp_path, [SECOND, FIRST])
     paired, _ = table.split("\n\n", 1)
     assert "40.0" in paired.splitlines()[-1], "its last model that was evaluated to the end"
-    with place.store.transaction() as con:
-        con.execute("update evaluation set finished = false where evaluation_id = ?", [evaluation_id(place, 0, TEST)])
+    with ctx.store.transaction() as con:
+        con.execute("update evaluation set finished = false where evaluation_id = ?", [evaluation_id(ctx, 0, TEST)])
     with pytest.raises(
         ConfigError, match=f"run {FIRST} cannot be compared yet; iteration 1: .* 2 episodes of test; the"
     ):
@@ -232,13 +232,13 @@ def test_every_method_has_the_page_of_a_run(tmp_path: Path, method: str) -> None
 
 @pytest.mark.slow
 def test_ten_thousand_trajectories_make_small_pages(tmp_path: Path) -> None:
-    place = finish(tmp_path, FIRST, [set(), {1, 2}])
-    with place.store.transaction() as con:
+    ctx = finish(tmp_path, FIRST, [set(), {1, 2}])
+    with ctx.store.transaction() as con:
         con.execute(
             "insert into trajectory by name select t.* replace (trajectory_id || '-' || n as trajectory_id, "
             "'rollout' as source, null as evaluation_id, ? as iteration_id) from (from trajectory limit 1) t, "
             "range(10000) r(n)",
-            [place.iteration_id(1)],
+            [ctx.iteration_id(1)],
         )
     pages = write_reports(tmp_path, FIRST)
     assert (tmp_path / STORE_FILE).exists()
@@ -298,30 +298,30 @@ STEPS = [
     JudgedStep(Verdict.GOOD, None),
 ]
 PATHS = [
-    PathAudit(depth=1, judge=2, tree=2, oracle=2, has_oracle=True),
-    PathAudit(depth=1, judge=1, tree=3, oracle=2, has_oracle=True),
-    PathAudit(depth=2, judge=None, tree=None, oracle=None, has_oracle=False),
-    PathAudit(depth=2, judge=0, tree=None, oracle=None, has_oracle=False),
+    PathAudit(depth=1, judge_error=2, tree_error=2, oracle_error=2, has_oracle=True),
+    PathAudit(depth=1, judge_error=1, tree_error=3, oracle_error=2, has_oracle=True),
+    PathAudit(depth=2, judge_error=None, tree_error=None, oracle_error=None, has_oracle=False),
+    PathAudit(depth=2, judge_error=0, tree_error=None, oracle_error=None, has_oracle=False),
 ]
 
 
 def test_drops_are_ordered_as_the_area_under_the_curve_says() -> None:
     # Of four pairs of a bad and a good step three are in order, and one is a tie.
-    assert order_of_drops(STEPS) == 3.5 / 4
-    assert order_of_drops(STEPS[:2]) is None
+    assert auc_of_drops(STEPS) == 3.5 / 4
+    assert auc_of_drops(STEPS[:2]) is None
 
 
 def test_the_witnesses_of_first_errors_are_compared() -> None:
-    agreement, figure, drops, _, depths = audit(PATHS, STEPS).blocks
+    agreement, figure, drops, _, depths = audit_section(PATHS, STEPS).blocks
     told = table_markdown(agreement).translate(DASHES)  # type: ignore[arg-type]
     assert "| judge and tree | 50.0 (15.0-85.0) | 50.0 (15.0-85.0) | -1.0 | 2 | 4 |" in told
     assert "| judge and oracle | 50.0 (9.5-90.5) | 100.0 (34.2-100.0) | -0.5 | 2 | 2 |" in told
     assert "-2: 1; -1: 0; 0: 1" in figure.svg.translate(DASHES)  # type: ignore[union-attr]
     assert "| bad | 2 | 2 | +0.550 | 100.0 |" in table_markdown(drops).translate(DASHES)  # type: ignore[arg-type]
     assert "| 2 | 2 | 50.0 (9.5-90.5) |" in table_markdown(depths).translate(DASHES)  # type: ignore[arg-type]
-    (of_run,) = audit_of_run({1: PATHS}).blocks
+    (of_run,) = run_audit_section({1: PATHS}).blocks
     assert "| iteration 1 | 4 | 50.0 (15.0-85.0) |" in table_markdown(of_run).translate(DASHES)  # type: ignore[arg-type]
-    assert audit([], []).blocks[0].text == "Not measured: no path was judged in this iteration."  # type: ignore[union-attr]
+    assert audit_section([], []).blocks[0].text == "Not measured: no path was judged in this iteration."  # type: ignore[union-attr]
 
 
 def test_a_report_without_a_viewer_is_as_before() -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from agentr_core.methods.faults import parse
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import start
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.start import start_run
 from agentr_core.store.codec.ledger import run_rows
 from agentr_core.store.database import Store
 from tasks import runs
-from tasks.wiring import RunRef, quiet_workplace
+from tasks.wiring import RunRef, quiet_context
 from tasks.workspaces import STORE_FILE
 
 
@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> RunRef:
 
 
 async def end(run: RunRef, error: BaseException | None) -> None:
-    async with runs.recorded(run):
+    async with runs.status_recorded(run):
         if error is not None:
             raise error
 
@@ -57,7 +57,7 @@ def test_an_interrupted_run_stays_under_way(run: RunRef) -> None:
 
 
 async def evaluated(run: RunRef) -> None:
-    async with runs.recorded(run, evaluates=True):
+    async with runs.status_recorded(run, evaluates=True):
         pass
 
 
@@ -73,9 +73,9 @@ def test_an_evaluation_ends_no_run_but_its_own(run: RunRef, before: str, after: 
     assert store.query("select status from run")["status"].tolist() == [after]
 
 
-def place_of(run: RunRef, *overrides: str) -> Workplace:
+def place_of(run: RunRef, *overrides: str) -> RunContext:
     server = {"backend": "openai", "server": {"model": "m", "base_url": "http://nowhere/v1"}}
-    return quiet_workplace(run, parse({"name": "r", "model": server}, overrides))
+    return quiet_context(run, parse({"name": "r", "model": server}, overrides))
 
 
 def row(store: Store) -> tuple[object, ...]:
@@ -89,22 +89,22 @@ def row(store: Store) -> tuple[object, ...]:
 @pytest.mark.parametrize("status", ["running", "failed", "finished"])
 def test_an_evaluation_of_a_begun_run_takes_new_settings_and_leaves_the_rest(tmp_path: Path, status: str) -> None:
     run = RunRef(workspace=str(tmp_path / "ws"), run_id="r")
-    place = place_of(run, "iterations=5")
-    asyncio.run(start(place))
+    ctx = place_of(run, "iterations=5")
+    asyncio.run(start_run(ctx))
     ended = None if status == "running" else datetime(2026, 1, 2)
-    place.store.update("run", {"run_id": "r", "status": status, "finished_at": ended})
-    asyncio.run(start(place_of(run, "iterations=2", "scale.concurrency=7"), evaluates=True))
-    assert row(place.store) == (status, ended, "5", "7")
+    ctx.store.update("run", {"run_id": "r", "status": status, "finished_at": ended})
+    asyncio.run(start_run(place_of(run, "iterations=2", "scale.concurrency=7"), evaluates=True))
+    assert row(ctx.store) == (status, ended, "5", "7")
 
 
 @pytest.mark.slow
 def test_an_evaluation_alone_is_one_until_it_is_done(tmp_path: Path) -> None:
     run = RunRef(workspace=str(tmp_path / "ws"), run_id="r")
-    place = place_of(run)
+    ctx = place_of(run)
     for _ in range(2):
-        asyncio.run(start(place, evaluates=True))
-        assert row(place.store)[0] == "evaluating"
+        asyncio.run(start_run(ctx, evaluates=True))
+        assert row(ctx.store)[0] == "evaluating"
     asyncio.run(evaluated(run))
-    assert row(place.store)[0] == "finished"
-    asyncio.run(start(place))
-    assert row(place.store)[:2] == ("running", None)
+    assert row(ctx.store)[0] == "finished"
+    asyncio.run(start_run(ctx))
+    assert row(ctx.store)[:2] == ("running", None)

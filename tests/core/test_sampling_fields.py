@@ -12,7 +12,7 @@ from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.fields import SamplingFields
-from agentr_core.recipes.recipe import Recipe, identifying, sampling_sections
+from agentr_core.recipes.recipe import Recipe, identifying_data, sampling_sections
 from agentr_core.types import Sampling
 
 SET: dict[str, Any] = {"top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1, "stop": ["END"]}
@@ -60,7 +60,7 @@ def test_every_section_that_samples_takes_all(section: str) -> None:
 def test_what_no_recipe_sets_is_in_no_id(section: str) -> None:
     _, found = sampling_sections(recipe(section, {}))[section]
     own = {name for name in SET if getattr(found, name) != getattr(SamplingFields(), name)}
-    plain: Any = identifying(recipe(section, {}))
+    plain: Any = identifying_data(recipe(section, {}))
     for part in section.split("."):
         plain = plain[part]
     # These had a top-p before the others came.

@@ -14,7 +14,7 @@ from toy_paths import ToyTree
 from agentr_core.environments.reasoning.grammar import STOPS
 from agentr_core.methods.agent_r.critique import judge_paths, scans_of
 from agentr_core.methods.et_agent.evolve import evolve
-from agentr_core.methods.eto import acting
+from agentr_core.methods.eto import rollout_config
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.agent_r import CritiqueConfig, SearchConfig
 from agentr_core.search.grow import grow
@@ -36,8 +36,8 @@ async def test_the_flywheel_asks_each_role_as_its_section_says(tmp_path: Path, t
         name: {**SET, "temperature": 0.7, "max_new_tokens": 50, "top_k": k}
         for name, k in (("reflector", 3), ("editor", 4))
     }
-    place = await begun(tmp_path, tiny_model_dir, staff, flywheel(**SET, **aside), problems=(MATH,))
-    await evolve(place, 1)
+    ctx = await begun(tmp_path, tiny_model_dir, staff, flywheel(**SET, **aside), problems=(MATH,))
+    await evolve(ctx, 1)
     asked = {role: {request.sampling for request in staff.requests(role)} for role in ("actor", "reflector", "editor")}
     assert asked["actor"] == {replace(DRAWN, stop=(*STOPS, "END"), include_stop=True)}
     assert asked["reflector"] == {replace(DRAWN, top_k=3)}
@@ -51,8 +51,8 @@ async def test_each_evaluation_is_drawn_as_its_own_section_says(tmp_path: Path, 
     staff = cast()
     own = {"temperature": 0.7, "max_new_tokens": 50, **SET, "revision_test": {"enabled": False}}
     evaluation = own | {"sets": {"more": {"split": "test", "top_k": 5}}}
-    place = await begun(tmp_path, tiny_model_dir, staff, FAMILY, evaluation=evaluation)
-    await evaluate(place, 0)
+    ctx = await begun(tmp_path, tiny_model_dir, staff, FAMILY, evaluation=evaluation)
+    await evaluate(ctx, 0)
     of_set = Sampling(temperature=0.0, max_new_tokens=50, top_k=5, stop=STOPS, include_stop=True)
     assert {request.sampling for request in staff.requests("actor")} == {
         of_set,
@@ -73,4 +73,4 @@ async def test_search_and_judge_are_asked_as_their_sections_say() -> None:
 def test_an_exploration_acts_as_its_section_says() -> None:
     explore = {**SET, "temperature": 0.7, "max_new_tokens": 50}
     recipe = parse({"name": "r", "method": "eto", "model": {"path": "m"}, "eto": {"explore": explore}})
-    assert acting(recipe).sampling == DRAWN
+    assert rollout_config(recipe).sampling == DRAWN

@@ -17,14 +17,14 @@ import pytest
 from toy import Script
 from worlds import served_world
 
-from agentr_core.environments.agentgym.wire import WIRES
+from agentr_core.environments.agentgym.wire import WIRE_FORMATS
 from agentr_core.environments.agentgym.worlds import SciWorld as Client
 from agentr_core.environments.contract import check
 from agentr_core.environments.sciworld import simulator as sciworld_simulator
 from agentr_core.environments.sciworld.simulator import JavaSettings, SharedSimulators, Simulator
 from agentr_core.environments.sciworld.tasks import first_numbers
-from agentr_core.environments.sciworld.world import UNKNOWN, SciWorld
-from agentr_core.episodes.rollout import episode, play, restore
+from agentr_core.environments.sciworld.world import UNKNOWN_ACTION_PREFIX, SciWorld
+from agentr_core.episodes.rollout import play_replies, restore_state, roll_out_episode
 from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault, EnvironmentUnavailable
 from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
 from agentr_core.store.database import Store
@@ -66,7 +66,7 @@ def test_the_examples_that_come_along_are_what_the_simulator_says(env: SciWorld)
         record = json.loads(line)
         first, *said = (turn["value"] for turn in record["conversations"])
         index = int(record["id"].rpartition("/")[2])
-        shown, outcomes = play(env, Instance(environment="sciworld", split="train", index=index), said[::2])
+        shown, outcomes = play_replies(env, Instance(environment="sciworld", split="train", index=index), said[::2])
         assert shown == first
         assert [outcome.step.observation for outcome in outcomes][:-1] == said[1::2]
         assert outcomes[-1].stop is StopReason.SUCCESS
@@ -117,7 +117,7 @@ def test_what_is_no_action_is_told_and_marked(env: SciWorld) -> None:
     env.reset(instance("boil"))
     for action in ("dance", "", "focus", "öffne\ndie Tür", "look \udcff", "9" * 5000):
         transition = env.step(action)
-        assert (transition.observation, transition.reward, transition.terminated) == (UNKNOWN, 0.0, False)
+        assert (transition.observation, transition.reward, transition.terminated) == (UNKNOWN_ACTION_PREFIX, 0.0, False)
         assert transition.info["valid"] is False
     assert env.step("look around").info["valid"] is True
 
@@ -171,7 +171,7 @@ def test_a_wrong_focus_as_the_first_action_in_eto_is_a_disaster_that_can_count_m
     eto.reset(begun)
     last = eto.step("focus on agent")
     assert (last.reward, last.terminated, last.info["success"]) == (-1.0, True, False)
-    played = play(eto, begun, ["Action: focus on agent"])[1][0]
+    played = play_replies(eto, begun, ["Action: focus on agent"])[1][0]
     assert (played.step.reward, played.stop) == (0.0, StopReason.DISASTER)
     eto.close()
 
@@ -228,7 +228,7 @@ async def test_what_the_agent_wrote_and_what_was_carried_out_are_both_stored(tmp
     matching = SciWorld(match=True)
     sample = Script(["please open the kitchen door"], ["look around"])
     played = [
-        await episode(instance("boil", 3), world, sample, max_steps=2, sampling=Sampling(), seed=1)
+        await roll_out_episode(instance("boil", 3), world, sample, max_steps=2, sampling=Sampling(), seed=1)
         for world in (matching, env)
     ]
     store = Store(tmp_path / "store.duckdb")
@@ -240,14 +240,14 @@ async def test_what_the_agent_wrote_and_what_was_carried_out_are_both_stored(tmp
     stored = load_trajectories(store)
     assert stored == {"matched": played[0], "plain": played[1]}
     assert [step.matched for step in stored["plain"].steps] == [None, None]
-    restore(matching, instance("boil", 3), stored["matched"].steps)
+    restore_state(matching, instance("boil", 3), stored["matched"].steps)
     assert matching.step("go kitchen").info["matched"] == "go to kitchen"
     matching.close()
 
 
 def test_the_same_experiment_over_http(env: SciWorld) -> None:
     begun = instance("find-living-thing")
-    with served_world(SciWorld, WIRES["sciworld"], {begun.index: begun}) as world:
+    with served_world(SciWorld, WIRE_FORMATS["sciworld"], {begun.index: begun}) as world:
         client = Client(url=world.url, train=str(begun.index), test="0")
         there, here = client.reset(client.instances("train")[0]), env.reset(begun)
         assert there == here
@@ -275,14 +275,14 @@ def test_a_simulator_that_is_killed_or_hangs_costs_one_error_and_the_next_episod
     env, simulators = lone
     begun = instance("boil")
     first = env.reset(begun)
-    with simulators.at(env.snapshot().path, env) as standing:
+    with simulators.lend_at(env.snapshot().path, env) as standing:
         simulator = standing.simulator
     os.kill(simulator.pid, signal.SIGKILL)
     with pytest.raises(EnvironmentUnavailable, match=r"simulator ended at 'look around' with code -9"):
         env.step("look around")
 
     assert env.reset(begun) == first
-    with simulators.at(env.snapshot().path, env) as standing:
+    with simulators.lend_at(env.snapshot().path, env) as standing:
         simulator = standing.simulator
     # The answer may take minutes where a machine is slow; for this one, which never comes, nobody
     # should wait.
@@ -302,7 +302,7 @@ from agentr_core.environments.sciworld import SciWorld
 from agentr_core.types import Instance
 env = SciWorld()
 env.reset(Instance(environment="sciworld", split="train", index=0))
-with env._simulators.at(env.snapshot().path, env) as standing:
+with env._simulators.lend_at(env.snapshot().path, env) as standing:
     print(standing.simulator.pid, flush=True)
 sys.stdin.read()
 """

@@ -16,7 +16,7 @@ from py4j.java_gateway import GatewayClient, GatewayParameters, JavaGateway, lau
 from py4j.protocol import ERROR_ON_SEND, Py4JNetworkError
 
 from agentr_core.environments.sciworld.client import Client
-from agentr_core.environments.sciworld.simulator import Answer, Path, SharedSimulators
+from agentr_core.environments.sciworld.simulator import ActionPath, ActionResult, SharedSimulators
 from agentr_core.environments.sciworld.tasks import Variation
 from agentr_core.errors import EnvironmentUnavailable, ReplayDiverged
 
@@ -41,12 +41,12 @@ class Diary:
         self.log = [variation.task]
         return variation.task
 
-    def act(self, action: str) -> Answer:
+    def act(self, action: str) -> ActionResult:
         if action == "die":
             raise EnvironmentUnavailable("gone")
         self.acts += 1
         self.log.append(f"{action}{self.begun}" if self._drift else action)
-        return Answer(" ".join(self.log), 0, False, len(self.log))
+        return ActionResult(" ".join(self.log), 0, False, len(self.log))
 
     def valid_actions(self) -> tuple[str, ...]:
         return ("wait",)
@@ -67,12 +67,12 @@ class Works:
         return self.made[-1]
 
 
-def step(simulators: SharedSimulators, path: Path, action: str, owner: object) -> Path:
-    with simulators.at(path, owner) as standing:
-        return path.extended(action, standing.act(action).observation)
+def step(simulators: SharedSimulators, path: ActionPath, action: str, owner: object) -> ActionPath:
+    with simulators.lend_at(path, owner) as standing:
+        return path.with_step(action, standing.act(action).observation)
 
 
-def begin(simulators: SharedSimulators, owner: object, variation: Variation = BOIL) -> Path:
+def begin(simulators: SharedSimulators, owner: object, variation: Variation = BOIL) -> ActionPath:
     return simulators.begin(variation, "", owner)[0]
 
 
@@ -172,7 +172,7 @@ def test_whoever_finds_all_simulators_out_waits_for_one() -> None:
         begin(simulators, "b", MELT)
         order.append("second")
 
-    with simulators.at(path, "a"):
+    with simulators.lend_at(path, "a"):
         thread = threading.Thread(target=second)
         thread.start()
         entered.wait()
@@ -187,7 +187,7 @@ def test_close_ends_all_and_what_is_out_when_it_comes_back() -> None:
     simulators = SharedSimulators(works, 2)
     path = begin(simulators, "a")
     begin(simulators, "b", MELT)
-    with simulators.at(path, "a"):
+    with simulators.lend_at(path, "a"):
         simulators.close()
         simulators.close()
         assert [each.closed for each in works.made] == [False, True]

@@ -13,11 +13,11 @@ from agentr_core.environments.sciworld.tasks import (
     VARIATIONS,
     Numbering,
     Variation,
+    find_variation,
     first_numbers,
-    locate,
     tasks,
 )
-from agentr_core.environments.sciworld.world import match
+from agentr_core.environments.sciworld.world import nearest_action
 
 
 @pytest.mark.parametrize(
@@ -25,11 +25,11 @@ from agentr_core.environments.sciworld.world import match
     [("agentgym", 22, 4339), ("agentgym-shipped", 23, 4639), ("eto", 24, 4591), ("all", 30, 7207)],
 )
 def test_an_enumeration_numbers_each_variation_once(numbering: Numbering, kinds: int, total: int) -> None:
-    found = [locate(numbering, number) for number in range(total)]
+    found = [find_variation(numbering, number) for number in range(total)]
     assert (len(tasks(numbering)), len(set(found)), None in found) == (kinds, total, False)
-    assert locate(numbering, -1) is locate(numbering, total) is None
+    assert find_variation(numbering, -1) is find_variation(numbering, total) is None
     first = first_numbers(numbering)
-    assert all(locate(numbering, first[task]) == Variation(task, 0) for task in tasks(numbering))
+    assert all(find_variation(numbering, first[task]) == Variation(task, 0) for task in tasks(numbering))
 
 
 def test_published_numbers() -> None:
@@ -49,8 +49,13 @@ def test_published_numbers() -> None:
 
 
 def test_the_server_of_agentgym_plays_what_stands_300_places_earlier() -> None:
-    assert all(locate("agentgym", number) == locate("agentgym-shipped", number) for number in range(1096))
-    assert all(locate("agentgym", number) == locate("agentgym-shipped", number + 300) for number in range(1096, 4339))
+    assert all(
+        find_variation("agentgym", number) == find_variation("agentgym-shipped", number) for number in range(1096)
+    )
+    assert all(
+        find_variation("agentgym", number) == find_variation("agentgym-shipped", number + 300)
+        for number in range(1096, 4339)
+    )
 
 
 def test_eto_limits_its_own_tasks() -> None:
@@ -88,4 +93,4 @@ SEEN = "In it, you see: a metal pot, a glass cup, a self-watering pot, a sink. I
     ],
 )
 def test_matching(said: str, done: str) -> None:
-    assert match(said, VALID, SEEN) == done
+    assert nearest_action(said, VALID, SEEN) == done

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, set_seed
 
 from agentr_core.errors import ConfigError, DataFileError, ModelDirectoryError
-from agentr_core.tools.search.retriever import Dense, Document, Encoder, Encoding, open_retriever
+from agentr_core.tools.search.retriever import DenseRanker, Document, Encoder, Encoding, open_retriever
 
 DOCUMENTS = [Document(str(number), "", text) for number, text in enumerate(("red sea", "a blue house", "old salt"))]
 WORDS = ["[PAD]", "[UNK]", "red", "sea", "a", "blue", "house", "old", "salt", "query", "passage", ":"]
@@ -75,7 +75,7 @@ def test_a_document_is_nearest_to_itself_and_vectors_are_made_once(
     faiss: Any, encoder: Encoder, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = open_retriever(corpus, tmp_path / "cache", encoder=encoder)
-    monkeypatch.setattr(Dense, "build", None)
+    monkeypatch.setattr(DenseRanker, "build", None)
     loaded = open_retriever(corpus, tmp_path / "cache", encoder=encoder)
     assert made.name == "dense"
     assert made.fingerprint == loaded.fingerprint

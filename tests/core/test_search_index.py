@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agentr_core.errors import DataFileError
-from agentr_core.tools.search.retriever import CorpusFile, Document, Retriever, normalised, open_retriever, scan
+from agentr_core.tools.search.retriever import CorpusFile, Document, Retriever, normalise, open_retriever, scan_corpus
 
 DOCUMENTS = (
     Document("a", "Maren Voss", "She was born in Ostrava, in house 7."),
@@ -34,7 +34,7 @@ def found(retriever: Retriever, query: str, top_k: int = 10) -> list[str]:
 
 
 def test_documents_are_found_by_their_words() -> None:
-    retriever = Retriever.of(DOCUMENTS)
+    retriever = Retriever.from_documents(DOCUMENTS)
     assert found(retriever, "Who was BORN in Ostrava?") == ["a", "b"]
     assert found(retriever, "7") == ["a"], "a digit is a word"
     assert found(retriever, "housing the stone") == ["b", "a", "c"], "words are stemmed"
@@ -43,7 +43,7 @@ def test_documents_are_found_by_their_words() -> None:
 
 
 def test_a_batch_answers_as_its_queries_do_alone() -> None:
-    retriever = Retriever.of(DOCUMENTS)
+    retriever = Retriever.from_documents(DOCUMENTS)
     queries = ["stone", "zeppelin", "Maren", "stone"]
     assert retriever.search(queries, 2) == [retriever.search([query], 2)[0] for query in queries]
     assert retriever.search([], 2) == []
@@ -57,8 +57,8 @@ def test_a_batch_answers_as_its_queries_do_alone() -> None:
     "document", ["Le cafe\u0301 de Flore.", "Le Caf\u00e9 de Flore.", "Le \uff23\uff21\uff26\u00c9."]
 )
 def test_documents_and_queries_have_one_normal_form(document: str, query: str) -> None:
-    retriever = Retriever.of([Document("other", "", "Le bar du coin."), Document("cafe", "", document)])
-    assert found(retriever, query) == found(retriever, normalised(query)) == ["cafe"]
+    retriever = Retriever.from_documents([Document("other", "", "Le bar du coin."), Document("cafe", "", document)])
+    assert found(retriever, query) == found(retriever, normalise(query)) == ["cafe"]
 
 
 @pytest.mark.parametrize(
@@ -80,25 +80,25 @@ def test_documents_and_queries_have_one_normal_form(document: str, query: str) -
     ],
 )
 def test_documents_in_any_script_are_found(query: str, document: str) -> None:
-    retriever = Retriever.of([Document("other", "", "Stone bridges."), Document("it", "", document)])
+    retriever = Retriever.from_documents([Document("other", "", "Stone bridges."), Document("it", "", document)])
     assert found(retriever, query) == ["it"]
 
 
 def test_neighbours_count_where_words_have_no_spaces() -> None:
     """Each character of the query is in both documents, its words only in the second."""
     scattered, whole = "\u5927\u91cd\u8981\u7684\u5b66\u5e86", "\u91cd\u5e86\u5927\u5b66"
-    retriever = Retriever.of([Document("scattered", "", scattered), Document("whole", "", whole)])
+    retriever = Retriever.from_documents([Document("scattered", "", scattered), Document("whole", "", whole)])
     assert found(retriever, whole) == ["whole", "scattered"]
 
 
 def test_of_equal_documents_the_earlier_comes_first() -> None:
-    retriever = Retriever.of([Document(str(number), "", "the same words") for number in range(50)])
+    retriever = Retriever.from_documents([Document(str(number), "", "the same words") for number in range(50)])
     assert found(retriever, "same words", top_k=5) == ["0", "1", "2", "3", "4"]
 
 
 def test_a_corpus_without_a_word_is_refused() -> None:
     with pytest.raises(DataFileError, match="no document of the corpus has a word"):
-        Retriever.of([Document("a", "", "the of and ...")])
+        Retriever.from_documents([Document("a", "", "the of and ...")])
 
 
 def test_a_file_is_read_where_it_lies(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_file_is_read_where_it_lies(tmp_path: Path) -> None:
     path = corpus(tmp_path, record(DOCUMENTS[0]), "", {"id": 9, "title": odd.title, "contents": odd.contents})
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"id": "c", "contents": DOCUMENTS[2].contents}, ensure_ascii=False))
-    rows = list(scan(path))
+    rows = list(scan_corpus(path))
     assert [document for _, document in rows] == [DOCUMENTS[0], odd, DOCUMENTS[2]]
     held = CorpusFile(path, np.array([start for start, _ in rows]))
     assert list(held) == [DOCUMENTS[0], odd, DOCUMENTS[2]]
@@ -121,12 +121,12 @@ def test_an_index_is_made_once_for_a_content(tmp_path: Path, monkeypatch: pytest
     copied = tmp_path / "copy.jsonl"
     copied.write_bytes(path.read_bytes())
     # Nothing is scanned again for the same content under another name.
-    monkeypatch.setattr("agentr_core.tools.search.retriever.scan", None)
+    monkeypatch.setattr("agentr_core.tools.search.retriever.scan_corpus", None)
     second = open_retriever(copied, tmp_path / "cache")
     assert len(second) == 3
     assert first.fingerprint == second.fingerprint
     assert first.search(["Ostrava stone"], 3) == second.search(["Ostrava stone"], 3)
-    assert found(second, "Ostrava stone") == found(Retriever.of(DOCUMENTS), "Ostrava stone")
+    assert found(second, "Ostrava stone") == found(Retriever.from_documents(DOCUMENTS), "Ostrava stone")
     monkeypatch.undo()
     copied.write_text(json.dumps(record(DOCUMENTS[2])), "utf-8")
     third = open_retriever(copied, tmp_path / "cache")

@@ -12,9 +12,9 @@ import pytest
 pytestmark = pytest.mark.slow
 
 PROGRAM = """
-from agentr_core.tools.search.retriever import Bm25
+from agentr_core.tools.search.retriever import Bm25Ranker
 assert "jax" not in sys.modules
-((row, _),) = Bm25.build(["a red door", "a blue cup"]).rank(["doors"], 2)[0]
+((row, _),) = Bm25Ranker.build(["a red door", "a blue cup"]).rank(["doors"], 2)[0]
 assert row == 0
 """
 
@@ -63,8 +63,8 @@ from threading import Barrier
 together = Barrier(8)
 def first(_):
     together.wait()
-    from agentr_core.tools.search.retriever import Bm25
-    return len(Bm25.build(["a red door", "a blue cup"]).rank(["doors"], 2)[0])
+    from agentr_core.tools.search.retriever import Bm25Ranker
+    return len(Bm25Ranker.build(["a red door", "a blue cup"]).rank(["doors"], 2)[0])
 with ThreadPoolExecutor(8) as threads:
     print(list(threads.map(first, range(8))))
 """

@@ -12,9 +12,9 @@ import pytest
 from agentr_core.system import LOOPBACK
 from agentr_core.tools.search.retriever import Document, Retriever
 from agentr_core.tools.search.server import app
-from agentr_core.tools.search.tool import MOST_QUERIES, MOST_QUERY_CHARS
+from agentr_core.tools.search.tool import MAX_QUERIES, MAX_QUERY_CHARS
 
-RETRIEVER = Retriever.of(
+RETRIEVER = Retriever.from_documents(
     [
         Document("a", "Ada", "Ada lives by the sea."),
         Document("b", "Sea", "Salt water. " * 50),
@@ -67,10 +67,10 @@ async def test_documents_are_bounded() -> None:
         ("/search", {"query": ["sea"]}, 422),
         ("/search", {"query": "sea", "top_n": 0}, 422),
         ("/search", {"query": "sea", "top_n": 101}, 422),
-        ("/search", {"query": "s" * (MOST_QUERY_CHARS + 1)}, 422),
+        ("/search", {"query": "s" * (MAX_QUERY_CHARS + 1)}, 422),
         ("/batch_search", {"query": ["sea", "\t"]}, 400),
         ("/batch_search", {"query": "sea"}, 422),
-        ("/batch_search", {"query": ["sea"] * (MOST_QUERIES + 1)}, 422),
+        ("/batch_search", {"query": ["sea"] * (MAX_QUERIES + 1)}, 422),
     ],
 )
 async def test_what_is_no_query_is_refused_without_repeating_it(path: str, body: Any, status: int) -> None:

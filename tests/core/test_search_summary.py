@@ -1,10 +1,10 @@
 """What a summariser is asked, and what is read from its reply."""
 
-from agentr_core.tools.search.tool import HEADING, NO_HELP, format_reasoning, question, read
+from agentr_core.tools.search.tool import HEADING, NO_HELP, format_reasoning, read_summary, summary_question
 
 
 def test_a_question_has_query_documents_and_reasoning() -> None:
-    asked = question("who is Ada?", "Ada\nlives by the {sea}.", ["I look for Ada."])
+    asked = summary_question("who is Ada?", "Ada\nlives by the {sea}.", ["I look for Ada."])
     assert asked.role == "summariser"
     (message,) = asked.messages
     assert (message.role, message.train) == ("user", False)
@@ -13,8 +13,8 @@ def test_a_question_has_query_documents_and_reasoning() -> None:
 
 
 def test_a_question_is_bounded() -> None:
-    short = question("q", "", [])
-    long = question("q", "d" * 10**6, ["r" * 10**6])
+    short = summary_question("q", "", [])
+    long = summary_question("q", "d" * 10**6, ["r" * 10**6])
     assert len(long.messages[0].text) - len(short.messages[0].text) <= 28_000
 
 
@@ -27,7 +27,7 @@ def test_of_many_entries_the_first_and_the_last_four_are_told() -> None:
 
 
 def test_what_follows_the_last_heading_is_the_summary() -> None:
-    assert read(f"Let me see. {HEADING} or so.\n{HEADING}\n Ada is 30. ") == "Ada is 30."
-    assert read(" Ada is 30. ") == "Ada is 30."
-    assert read(f"x {HEADING}") == read("") == NO_HELP
-    assert read(f"{HEADING} {'x' * 100}", most_chars=10) == "x" * 7 + "..."
+    assert read_summary(f"Let me see. {HEADING} or so.\n{HEADING}\n Ada is 30. ") == "Ada is 30."
+    assert read_summary(" Ada is 30. ") == "Ada is 30."
+    assert read_summary(f"x {HEADING}") == read_summary("") == NO_HELP
+    assert read_summary(f"{HEADING} {'x' * 100}", max_chars=10) == "x" * 7 + "..."

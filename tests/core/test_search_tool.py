@@ -34,16 +34,16 @@ from agentr_core.models.connections import MIB
 from agentr_core.store.codec.trajectories import AnsweredCalls
 from agentr_core.store.database import Store
 from agentr_core.system import RetryPolicy
-from agentr_core.tools.search.retriever import Document, Retriever, format_documents, normalised
+from agentr_core.tools.search.retriever import Document, Retriever, format_documents, normalise
 from agentr_core.tools.search.server import app
 from agentr_core.tools.search.tool import (
     AnswerCache,
     CallCombiner,
-    InProcess,
-    Pace,
-    RetrievalServer,
+    LocalProvider,
+    RateLimiter,
     SearchTool,
     Serper,
+    ServerProvider,
 )
 from agentr_core.types import ToolCall
 
@@ -99,8 +99,8 @@ def status(code: int, words: str = "no", **headers: str) -> Answer:
 
 
 def test_a_call_is_a_record_of_what_was_asked_and_found() -> None:
-    retriever = Retriever.of(DOCUMENTS)
-    call = SearchTool(InProcess(retriever, top_k=2), document_chars=12).call(" Salt\nSEA ")
+    retriever = Retriever.from_documents(DOCUMENTS)
+    call = SearchTool(LocalProvider(retriever, top_k=2), document_chars=12).call(" Salt\nSEA ")
     assert call == ToolCall(
         tool="search",
         provider="bm25",
@@ -198,10 +198,10 @@ def test_what_is_wanted_at_one_time_goes_through_together() -> None:
 
     together = CallCombiner(work)
     with ThreadPoolExecutor(4) as threads:
-        first = threads.submit(together.through, ToolCall(tool="t", key="a"))
+        first = threads.submit(together.submit, ToolCall(tool="t", key="a"))
         assert came.wait(60)
-        others = {key: threads.submit(together.through, ToolCall(tool="t", key=key)) for key in ("bad", "b", "none")}
-        while len(together._waiting) < 3:
+        others = {key: threads.submit(together.submit, ToolCall(tool="t", key=key)) for key in ("bad", "b", "none")}
+        while len(together._waiting_calls) < 3:
             time.sleep(0.001)
         go_on.set()
         assert first.result(60).output == "A"  # type: ignore[union-attr]
@@ -225,10 +225,10 @@ def test_other_parameters_are_another_question() -> None:
 
 @pytest.mark.slow
 def test_a_retrieval_server_answers_as_its_retriever_does() -> None:
-    retriever = Retriever.of(DOCUMENTS)
+    retriever = Retriever.from_documents(DOCUMENTS)
     with running(app(retriever)) as url:
-        served = SearchTool(RetrievalServer(url, top_k=2))
-        here = SearchTool(InProcess(retriever, top_k=2))
+        served = SearchTool(ServerProvider(url, top_k=2))
+        here = SearchTool(LocalProvider(retriever, top_k=2))
         for query in ("the sea", "Ada", "zeppelin", " "):
             one, other = served.call(query), here.call(query)
             assert (one.status, one.output) == (other.status, other.output)
@@ -238,7 +238,7 @@ def test_a_retrieval_server_answers_as_its_retriever_does() -> None:
 def test_a_server_that_is_not_ours_is_known_by_its_address() -> None:
     health = {"status": "healthy", "retrievers": {"total": 1, "available": 1}}
     with answering(lambda _: JSONResponse(health)) as (url, _):
-        assert RetrievalServer(url, top_k=2).parameters == {"top_k": 2, "fingerprint": url}
+        assert ServerProvider(url, top_k=2).parameters == {"top_k": 2, "fingerprint": url}
 
 
 @pytest.mark.slow
@@ -282,7 +282,7 @@ def test_the_time_limit_is_for_the_whole_answer_and_not_for_each_part_of_it() ->
     with answering(lambda _: StreamingResponse(drops())) as (url, _):
         began = time.monotonic()
         with pytest.raises(EnvironmentTimeout, match=r"gave no answer within 0\.4 s"):
-            SearchTool(RetrievalServer(url, top_k=3, timeout_s=0.4, policy=ONE_TRY)).call("q")
+            SearchTool(ServerProvider(url, top_k=3, timeout_s=0.4, policy=ONE_TRY)).call("q")
         assert time.monotonic() - began < 2
 
 
@@ -319,7 +319,7 @@ def test_a_packed_answer_is_read() -> None:
 def test_a_server_that_is_gone_is_a_fault_and_no_result() -> None:
     with running(Starlette()) as url:
         pass
-    tool = SearchTool(RetrievalServer(url, top_k=2, policy=ONE_TRY))
+    tool = SearchTool(ServerProvider(url, top_k=2, policy=ONE_TRY))
     for use in (tool.reach, lambda: tool.call("q")):
         with pytest.raises(EnvironmentUnavailable, match="cannot be reached"):
             use()
@@ -366,7 +366,7 @@ def test_an_empty_account_is_told_to_the_user_and_not_to_the_model(code: int, wo
             SearchTool(Serper(KEY, top_k=2, url=url)).call("q")
         assert len(seen) == 1
         if code == 400:
-            assert SearchTool(RetrievalServer(url, top_k=2)).call("q").status == "error", "which has no account"
+            assert SearchTool(ServerProvider(url, top_k=2)).call("q").status == "error", "which has no account"
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_an_empty_account_is_told_to_the_user_and_not_to_the_model(code: int, wo
         (lambda: Serper("a b", top_k=2), "the key for .* has spaces"),
         (lambda: Serper(KEY, top_k=0), "from 1 to 100 documents, not 0"),
         (lambda: Serper(KEY, top_k=1, a_second=0), "above 0"),
-        (lambda: RetrievalServer("localhost", top_k=2), "it must look like http://127.0.0.1:1243"),
+        (lambda: ServerProvider("localhost", top_k=2), "it must look like http://127.0.0.1:1243"),
     ],
 )
 def test_settings_are_checked_at_once(make: Callable[[], Any], said: str) -> None:
@@ -385,7 +385,7 @@ def test_settings_are_checked_at_once(make: Callable[[], Any], said: str) -> Non
 
 
 def test_threads_share_a_pace() -> None:
-    pace = Pace(100)
+    pace = RateLimiter(100)
     began = time.monotonic()
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda _: pace.wait(), range(11)))
@@ -393,7 +393,7 @@ def test_threads_share_a_pace() -> None:
 
 
 def test_texts_in_normal_form_and_bounded() -> None:
-    assert normalised("  \uff23++  or\tC ") == "c++ or c"
+    assert normalise("  \uff23++  or\tC ") == "c++ or c"
     assert format_documents(DOCUMENTS, document_chars=10_000) == "Ada\nAda lives by the sea.\n\nThe sea is salt water."
     for chars in range(1, 30):
         assert all(len(part) <= chars for part in format_documents(DOCUMENTS, document_chars=chars).split("\n\n"))

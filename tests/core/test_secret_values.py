@@ -9,10 +9,10 @@ import pytest
 
 from agentr_core.errors import ConfigError, EndpointError
 from agentr_core.methods.faults import parse
-from agentr_core.models.openai.chat import OpenAIModel, endpoint
-from agentr_core.models.openai.wire import bodies
-from agentr_core.recipes.models import filled, literal, masked, references
-from agentr_core.recipes.recipe import for_display, resolved
+from agentr_core.models.openai.chat import OpenAIModel, make_endpoint
+from agentr_core.models.openai.wire import request_bodies
+from agentr_core.recipes.models import fill_references, mask_secrets, references, secret_names
+from agentr_core.recipes.recipe import display_data, resolved
 from agentr_core.types import Message, Request, Sampling
 
 SECRET = "tok-7b1e99c2d0f4"
@@ -32,12 +32,12 @@ def recipe(extra: Any, **options: Any) -> Any:
     ],
 )  # fmt: skip
 def test_a_secret_that_is_written_out_is_refused_and_not_repeated(extra: dict[str, Any]) -> None:
-    (name,) = literal(extra)
+    (name,) = secret_names(extra)
     with pytest.raises(ConfigError, match=r"model\.server\.extra_body\.\S+: this looks like a secret") as caught:
         recipe(extra)
     assert name in str(caught.value)
     assert SECRET not in str(caught.value)
-    assert SECRET not in json.dumps(masked(extra))
+    assert SECRET not in json.dumps(mask_secrets(extra))
 
 
 @pytest.mark.parametrize(
@@ -50,38 +50,38 @@ def test_a_secret_that_is_written_out_is_refused_and_not_repeated(extra: dict[st
 )  # fmt: skip
 def test_other_fields_are_let_be(extra: dict[str, Any]) -> None:
     assert recipe(extra).model.server.extra_body == extra
-    assert masked(extra) == extra
+    assert mask_secrets(extra) == extra
 
 
 @pytest.mark.slow
 def test_a_variable_is_sent_and_neither_stored_nor_shown() -> None:
     extra = {"search": {"api_key": "${SEARCH_KEY}", "hits": 3}, "tags": ["${TAG}", "x"]}
     made = recipe(extra)
-    where = endpoint(made.model.server, {"SEARCH_KEY": SECRET, "TAG": "t"})
+    where = make_endpoint(made.model.server, {"SEARCH_KEY": SECRET, "TAG": "t"})
     model = OpenAIModel(where, made.model.server, context_length=100)
     request = Request(messages=(Message(role="user", text="hi"),), sampling=Sampling(), seed=0)
-    (body,) = bodies(request, model._server, 9)
+    (body,) = request_bodies(request, model._server, 9)
     assert body["search"] == {"api_key": SECRET, "hits": 3}
     assert body["tags"] == ["t", "x"]
-    assert SECRET not in json.dumps([resolved(made), for_display(made)]) + repr(where)
-    assert where.redacted(f"you sent {SECRET}") == "you sent ***"
+    assert SECRET not in json.dumps([resolved(made), display_data(made)]) + repr(where)
+    assert where.redact(f"you sent {SECRET}") == "you sent ***"
     other = OpenAIModel(
-        endpoint(made.model.server, {"SEARCH_KEY": "k", "TAG": "t"}), made.model.server, context_length=9
+        make_endpoint(made.model.server, {"SEARCH_KEY": "k", "TAG": "t"}), made.model.server, context_length=9
     )
     assert other.fingerprint == model.fingerprint
 
 
 def test_a_variable_that_is_not_set_is_named() -> None:
     with pytest.raises(EndpointError, match="refers to the environment variable SEARCH_KEY, which is not set"):
-        endpoint(recipe({"q": "${SEARCH_KEY}"}).model.server, {})
+        make_endpoint(recipe({"q": "${SEARCH_KEY}"}).model.server, {})
     assert references({"a": ["${B}", "${A}", "no ${C}", "${small}"]}) == ("A", "B")
     with pytest.raises(KeyError):
-        filled("${A}", {})
+        fill_references("${A}", {})
 
 
 def test_a_recipe_that_was_stored_with_a_secret_still_opens_and_is_shown_masked() -> None:
     old = recipe({"api_key": SECRET}, stored=True)
-    assert for_display(old)["model"]["server"]["extra_body"] == {"api_key": "***"}
+    assert display_data(old)["model"]["server"]["extra_body"] == {"api_key": "***"}
     assert resolved(old)["model"]["server"]["extra_body"] == {"api_key": SECRET}, "its id stays"
 
 

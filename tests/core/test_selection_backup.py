@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from agentr_core.search.tree import back_up, best_children, close, descend, select_child, uct
+from agentr_core.search.tree import back_up, best_children, descend, select_child, terminal_ancestors, uct
 from agentr_core.types import Node, Step, StopReason
 
 
@@ -84,7 +84,7 @@ def test_back_up_visits_the_leaf_and_every_ancestor_once() -> None:
 def test_close_goes_up_only_while_every_child_is_terminal() -> None:
     nodes = [node(0, -1), node(1, 0), node(2, 1), leaf(3, 2, 0), node(4, 0)]
     children = [[1, 4], [2], [3], [], []]
-    changed = close(nodes, children, 2)
+    changed = terminal_ancestors(nodes, children, 2)
     assert set(changed) == {1, 2}  # node 4 is open, and so the root stays open
     assert all(n.terminal for n in changed.values())
-    assert close(nodes, children, 4) == {}  # an unexpanded node is not exhausted
+    assert terminal_ancestors(nodes, children, 4) == {}  # an unexpanded node is not exhausted

@@ -151,7 +151,7 @@ def test_a_session_is_one_conversation(tmp_path: Path, agent: str) -> None:
     ],
 )
 def test_what_is_not_read_of_a_session_is_named(tmp_path: Path, agent: str, names: tuple[str, ...]) -> None:
-    left = imported(tmp_path, SESSIONS[agent]).left_out
+    left = imported(tmp_path, SESSIONS[agent]).num_ignored_by_field
     assert set(names) <= left.keys()
     assert ("lines of subagents, branches and errors" in left) == (agent != "codex")
 

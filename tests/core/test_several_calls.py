@@ -18,28 +18,36 @@ from toolboxes import Bench
 from toy import Line, Policy, instance
 
 from agentr_core.environments import registry
-from agentr_core.environments.native import ACT, OVER, actions_in, is_misread, join_actions, misread, native
+from agentr_core.environments.native import (
+    ACT_TOOL,
+    NOT_MADE_RESULT,
+    actions_in,
+    is_misread,
+    join_actions,
+    misread_action,
+    native_class,
+)
 from agentr_core.environments.reasoning.problems import Problem
 from agentr_core.environments.reasoning.world import TOOLS, ReasoningWorld, Rules
-from agentr_core.episodes.rollout import act, episode, play, restore
+from agentr_core.episodes.rollout import act, play_replies, restore_state, roll_out_episode
 from agentr_core.episodes.transcript import (
-    CLOSES,
-    OPENS,
-    Misread,
+    CALL_END,
+    CALL_START,
     NativeCall,
+    UnreadableCall,
     call_reply,
     call_text,
-    droppable,
     format_results,
+    max_droppable,
     read_calls,
     read_results,
     transcript_of,
-    windowed,
+    without_exchanges,
 )
 from agentr_core.errors import ReplayDiverged
-from agentr_core.methods.et_agent.evaluate import cost, well_formed
-from agentr_core.samples.dataset import drops, split
-from agentr_core.samples.identity import IGNORED
+from agentr_core.methods.et_agent.evaluate import cost, is_well_formed
+from agentr_core.samples.dataset import count_dropped, split_windowed
+from agentr_core.samples.identity import IGNORE_INDEX
 from agentr_core.samples.rendering import Renderer
 from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
 from agentr_core.store.database import Store
@@ -63,7 +71,7 @@ from agentr_core.types import (
 from agentr_core.viewer.server import app
 
 HOSTILE = st.lists(
-    st.sampled_from((OPENS, CLOSES, "<think>", "</think>", "\n", '"', "{", "}", "\\"))
+    st.sampled_from((CALL_START, CALL_END, "<think>", "</think>", "\n", '"', "{", "}", "\\"))
     | st.text(st.characters(codec="utf-8")),
     max_size=6,
 ).map("".join)
@@ -80,7 +88,10 @@ def written(calls: Sequence[tuple[str, Mapping[str, object]]], beside: str) -> s
 
 
 @pytest.mark.slow
-@given(CALLS, st.sampled_from(("", "I look.", f"<think>{LOOK} or {OPENS}?</think>\nYes.", f"Or {CLOSES}?</think>Yes.")))
+@given(
+    CALLS,
+    st.sampled_from(("", "I look.", f"<think>{LOOK} or {CALL_START}?</think>\nYes.", f"Or {CALL_END}?</think>Yes.")),
+)
 def test_calls_are_read_as_they_were_written(calls: list[tuple[str, dict[str, str]]], beside: str) -> None:
     assert read_calls(written(calls, beside)) == tuple(NativeCall(*call, beside) for call in calls)
 
@@ -108,20 +119,20 @@ def test_what_stands_around_calls_is_beside_each_of_them(reply: str, beside: str
 @pytest.mark.parametrize(
     ("reply", "why"),
     [
-        (f"{LOOK}{OPENS}wait{CLOSES}", "it is not valid JSON (call 2; none was made)"),
-        (f"{OPENS}look{CLOSES}{WAIT}", "it is not valid JSON (call 1; none was made)"),
-        (f"{LOOK}{WAIT}{OPENS}{{", "it does not end with </tool_call> (call 3; none was made)"),
-        (f"{LOOK}{OPENS}[]{CLOSES}", 'it is no JSON object with "name" and "arguments" (call 2; none was made)'),
-        (f"{OPENS}look{CLOSES}", "it is not valid JSON"),
-        (f"look{CLOSES}", "a call ends that was not opened"),
+        (f"{LOOK}{CALL_START}wait{CALL_END}", "it is not valid JSON (call 2; none was made)"),
+        (f"{CALL_START}look{CALL_END}{WAIT}", "it is not valid JSON (call 1; none was made)"),
+        (f"{LOOK}{WAIT}{CALL_START}{{", "it does not end with </tool_call> (call 3; none was made)"),
+        (f"{LOOK}{CALL_START}[]{CALL_END}", 'it is no JSON object with "name" and "arguments" (call 2; none was made)'),
+        (f"{CALL_START}look{CALL_END}", "it is not valid JSON"),
+        (f"look{CALL_END}", "a call ends that was not opened"),
     ],
 )
 def test_the_call_that_cannot_be_read_is_named(reply: str, why: str) -> None:
-    assert read_calls(reply) == Misread(why)
+    assert read_calls(reply) == UnreadableCall(why)
 
 
-RIGHT, LEFT, JUMP = (call_reply(ACT, words) for words in ("right", "left", "jump"))
-NativeLine = native(Line)
+RIGHT, LEFT, JUMP = (call_reply(ACT_TOOL, words) for words in ("right", "left", "jump"))
+NativeLine = native_class(Line)
 
 
 def line() -> Any:
@@ -169,8 +180,8 @@ def test_the_calls_of_a_reply_are_made_in_their_order() -> None:
     ("calls", "reward", "stop"),
     [
         (RIGHT * 3 + LEFT, 1.0, StopReason.SUCCESS),
-        (call_reply(ACT, "stop") + RIGHT, 0.0, StopReason.FAILURE),
-        (RIGHT + call_reply(ACT, "stop") + RIGHT, 1 / 3, StopReason.FAILURE),
+        (call_reply(ACT_TOOL, "stop") + RIGHT, 0.0, StopReason.FAILURE),
+        (RIGHT + call_reply(ACT_TOOL, "stop") + RIGHT, 1 / 3, StopReason.FAILURE),
         (JUMP + RIGHT, 0.0, StopReason.DISASTER),
     ],
 )
@@ -179,20 +190,20 @@ def test_a_call_after_the_end_is_not_made(calls: str, reward: float, stop: StopR
     outcome = act(env, calls)
     assert outcome.step.reward == pytest.approx(reward)
     assert outcome.stop == stop
-    *_, last = read_results(outcome.step.observation, calls.count(OPENS)) or ()
-    assert last == OVER
-    assert env.steps == calls.count(OPENS) - 1
+    *_, last = read_results(outcome.step.observation, calls.count(CALL_START)) or ()
+    assert last == NOT_MADE_RESULT
+    assert env.steps == calls.count(CALL_START) - 1
 
 
 def test_an_episode_with_several_calls_is_replayed() -> None:
-    _, outcomes = play(NativeLine(), instance(2), [RIGHT + LEFT, RIGHT + RIGHT])
+    _, outcomes = play_replies(NativeLine(), instance(2), [RIGHT + LEFT, RIGHT + RIGHT])
     steps = [outcome.step for outcome in outcomes]
     env = NativeLine()
-    restore(env, instance(2), steps)
+    restore_state(env, instance(2), steps)
     assert act(env, RIGHT + RIGHT).step.success
     other = replace(steps[0], observation=steps[0].observation.replace("at 0", "at 5"))
     with pytest.raises(ReplayDiverged, match="observation 0 after"):
-        restore(NativeLine(), instance(2), [other, steps[1]])
+        restore_state(NativeLine(), instance(2), [other, steps[1]])
 
 
 @pytest.mark.slow
@@ -220,9 +231,9 @@ class Resuming(Line):
 
 
 def test_a_world_that_goes_on_from_recorded_steps_is_told_each_call() -> None:
-    kind = native(Resuming)
-    _, outcomes = play(kind(), instance(2), [RIGHT + RIGHT + LEFT, RIGHT])
-    restore(env := kind(), instance(2), [outcome.step for outcome in outcomes])
+    kind = native_class(Resuming)
+    _, outcomes = play_replies(kind(), instance(2), [RIGHT + RIGHT + LEFT, RIGHT])
+    restore_state(env := kind(), instance(2), [outcome.step for outcome in outcomes])
     assert env.steps == 0
     assert act(env, RIGHT + RIGHT).step.success
 
@@ -230,7 +241,7 @@ def test_a_world_that_goes_on_from_recorded_steps_is_told_each_call() -> None:
 def test_a_step_that_was_stored_as_misread_stays_a_users_turn() -> None:
     """Until several calls were read, the reply with two was told so, in words."""
     told = "The call could not be read: there are several calls, and a reply may have one."
-    old = Step(reply=RIGHT + LEFT, action=misread(Misread("several")), observation=told, reward=0.0)
+    old = Step(reply=RIGHT + LEFT, action=misread_action(UnreadableCall("several")), observation=told, reward=0.0)
     turns = transcript_of(NativeLine()).prompt(NativeLine(), "Go.", [old])
     assert turns[-1] == Message(role="user", text=told)
     list_of_one = Step(reply=RIGHT, action="right", observation='[{"role": "tool", "content": "x"}]', reward=0.0)
@@ -270,15 +281,15 @@ async def test_calls_ask_models_one_after_the_other() -> None:
         return Answer(role="summariser", model="m", prompt_hash="p", seed=seed, text=text, **counts)
 
     replies = Saying(LOOK + LOOK + RIGHT, RIGHT)
-    env = native(Asking)()
-    played = await episode(instance(1), env, replies, max_steps=2, sampling=Sampling(), seed=3, helper=helper)
+    env = native_class(Asking)()
+    played = await roll_out_episode(instance(1), env, replies, max_steps=2, sampling=Sampling(), seed=3, helper=helper)
     first = played.steps[0]
     texts = [f"You see {answer.text}." for answer in first.answers]
     assert len(set(texts)) == 2
     assert read_results(first.observation, 3) == (*texts, "You are at 1.")
     assert len(first.tool_calls) == 2
-    other = native(Asking)()
-    assert restore(other, played.instance, [first]) == played.first_observation
+    other = native_class(Asking)()
+    assert restore_state(other, played.instance, [first]) == played.first_observation
     assert other.step("right").observation == "You are at 2."
 
 
@@ -316,8 +327,8 @@ def test_each_prompt_is_a_prefix_of_the_sample_and_results_carry_no_loss(
         assert ids[: len(prompt)] == prompt
         reply = tokenizer(step.reply)["input_ids"]
         assert ids[len(prompt) : len(prompt) + len(reply)] == reply
-        assert (labels[len(prompt)] == IGNORED) is not train[k]
-    trained = tokenizer.decode([label for label in labels if label != IGNORED])
+        assert (labels[len(prompt)] == IGNORE_INDEX) is not train[k]
+    trained = tokenizer.decode([label for label in labels if label != IGNORE_INDEX])
     assert trained == "".join(f"{step.reply}<|im_end|>" for step, flag in zip(STEPS, train, strict=True) if flag)
     text = tokenizer.decode(ids)
     assert "<|im_start|>user\n<tool_response>\n\n</tool_response>\n<tool_response>\nb\n</tool_response>" in text
@@ -346,16 +357,16 @@ def test_a_window_leaves_out_whole_exchanges() -> None:
     env = NativeLine()
     kind = transcript_of(env)
     prompt = kind.prompt(env, "Go.", STEPS)
-    assert droppable(prompt) == 4
-    assert [droppable(kind.prompt(env, "Go.", STEPS[:k])) for k in range(5)] == [0, 0, 1, 2, 3]
+    assert max_droppable(prompt) == 4
+    assert [max_droppable(kind.prompt(env, "Go.", STEPS[:k])) for k in range(5)] == [0, 0, 1, 2, 3]
     # The opening with the first reply, then what answers each reply, and the next one.
     ends = [len(kind.sample(env, "Go.", STEPS[:k], [False] * k)) for k in range(1, 6)]
     for dropped, end in enumerate(ends):
-        assert windowed(prompt, dropped) == prompt[: ends[0]] + prompt[end:]
+        assert without_exchanges(prompt, dropped) == prompt[: ends[0]] + prompt[end:]
     sample = Sample(kind=SampleKind.GOOD, messages=kind.sample(env, "Go.", STEPS, [True] * 5), instance=None)
-    numbers = drops(sample.messages, lambda messages: len(messages) < 12)
+    numbers = count_dropped(sample.messages, lambda messages: len(messages) < 12)
     assert numbers == (0, 0, 0, 0, 1)
-    stretches = split(sample, numbers, "stretches", stage="s", subject="x")
+    stretches = split_windowed(sample, numbers, "stretches", stage="s", subject="x")
     assert isinstance(stretches, tuple)
     assert [[turn.role for turn in each.messages[3:]] for each in stretches] == [
         TOLD[:8],
@@ -375,14 +386,14 @@ FIND, SUM, BAD = (
 def questions(**rules: Any) -> Any:
     problem = Problem(id="q", question="Which river?", golds=("Red River",), source="made", domain="knowledge")
     bench = Bench({"Ostra": "Ostra lies on the Red River."})
-    return native(ReasoningWorld)({"train": (problem,), "test": (problem,)}, bench, Rules(**rules))
+    return native_class(ReasoningWorld)({"train": (problem,), "test": (problem,)}, bench, Rules(**rules))
 
 
 def test_several_calls_of_tools_are_run_and_counted() -> None:
     env = questions(search_calls=1, python_calls=2, spare_replies=3)
     first = env.instances("train")[0]
     replies = [f"Both, or \\boxed{{5}}.\n{FIND}\n{SUM}", FIND + SUM + SUM + BAD, "\\boxed{Red River}"]
-    _, outcomes = play(env, first, replies)
+    _, outcomes = play_replies(env, first, replies)
     one, two, three = (outcome.step for outcome in outcomes)
     found, none_left = "Ostra\nOstra lies on the Red River.", "No such call is left. Answer with what you know."
     assert one.action == 'calls: ["<search>Ostra</search>", "<python>print(6 * 7)</python>"]'
@@ -394,18 +405,18 @@ def test_several_calls_of_tools_are_run_and_counted() -> None:
     assert three.success
     played = Trajectory.ended(first, "Which river?", (one, two, three), StopReason.SUCCESS)
     assert (cost(played, "calls"), cost(played, "calls", refused=True)) == (3, 5)
-    assert not well_formed(played, "steps")
+    assert not is_well_formed(played, "steps")
     # What was counted stands again, without a call of a tool.
     other = questions(search_calls=1, python_calls=2, spare_replies=3)
-    restore(other, first, [one, two])
+    restore_state(other, first, [one, two])
     assert other._toolbox.calls == []
-    assert replace(other.snapshot(), resumed=False, text="") == replace(at(questions, replies[:2]), resumed=False)
+    assert replace(other.snapshot(), is_resumed=False, text="") == replace(at(questions, replies[:2]), is_resumed=False)
 
 
 def at(make: Callable[..., Any], replies: Sequence[str]) -> Any:
     """The state of an episode after replies."""
     env = make(search_calls=1, python_calls=2, spare_replies=3)
-    play(env, env.instances("train")[0], replies)
+    play_replies(env, env.instances("train")[0], replies)
     return env.snapshot()
 
 
@@ -415,13 +426,13 @@ def test_calls_beyond_the_limits_use_up_spare_replies() -> None:
     outcome = act(env, FIND * 4)
     none_left = "No such call is left. Answer with what you know."
     found = "Ostra\nOstra lies on the Red River."
-    assert read_results(outcome.step.observation, 4) == (found, none_left, none_left, OVER)
+    assert read_results(outcome.step.observation, 4) == (found, none_left, none_left, NOT_MADE_RESULT)
     assert outcome.stop == StopReason.FAILURE
 
 
 @pytest.mark.slow
 async def test_the_page_of_an_episode_shows_each_result(tmp_path: Path) -> None:
-    first, outcomes = play(NativeLine(), instance(1), [RIGHT + LEFT, RIGHT])
+    first, outcomes = play_replies(NativeLine(), instance(1), [RIGHT + LEFT, RIGHT])
     played = Trajectory.ended(instance(1), first, [outcome.step for outcome in outcomes], StopReason.STEP_LIMIT)
     store = Store(tmp_path / "store.duckdb")
     store.write(trajectory_rows("t" * 20, played, source="rollout"))

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from agentr_core.environments.crafting.game import plan
+from agentr_core.environments.crafting.game import shortest_plan
 from agentr_core.environments.crafting.textcraft import PLANKS, ShapedWorlds, TextCraft
 from agentr_core.samples.chat_file import read_chat
 from agentr_core.types import Sample
@@ -99,8 +99,8 @@ def test_a_world_depends_on_its_index_and_the_seed_alone(env: TextCraft) -> None
 
 @pytest.mark.slow
 def test_depth_two_asks_for_parts_that_are_crafted_again(env: TextCraft) -> None:
-    plans = [plan(env.problem(i), {}) for i in env.instances("shaped")[:400] if env.depth(i) == 2]
-    again = [p for p in plans if p is not None and any(times > 1 for times in p.crafts.values())]
+    plans = [shortest_plan(env.problem(i), {}) for i in env.instances("shaped")[:400] if env.depth(i) == 2]
+    again = [p for p in plans if p is not None and any(times > 1 for times in p.craft_counts.values())]
     assert 0.35 < len(again) / len(plans) < 0.65
 
 

@@ -30,9 +30,9 @@ from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.models import ModelRole
-from agentr_core.runtime.equipment import Batch, Effort, Equipment, Shard, Spread, work_through
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, start
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.equipment import Distribute, Effort, Equipment, Shard, ShardResult, shard_result
+from agentr_core.runtime.start import begin_iteration, start_run
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.store.database import Store
 from agentr_core.types import Instance, Transition
@@ -76,23 +76,23 @@ class Workers:
         self.given: list[int] = []
         self._lose_after = lose_after
 
-    async def spread(self, shards: Sequence[Shard]) -> AsyncGenerator[Batch, None]:
+    async def spread(self, shards: Sequence[Shard]) -> AsyncGenerator[ShardResult, None]:
         for number, shard in enumerate(reversed(shards)):
             if number == self._lose_after:
                 raise WorkerLost("the worker is gone")
             self.given.append(len(shard))
             sent = pickle.loads(pickle.dumps(shard))
-            yield pickle.loads(pickle.dumps(await work_through(sent, self.equipment)))
+            yield pickle.loads(pickle.dumps(await shard_result(sent, self.equipment)))
 
 
-Make = Callable[..., Workplace]
+Make = Callable[..., RunContext]
 
 
 @pytest.fixture
 def make(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Store]) -> Make:
     """Return a maker of workplaces with a store of their own each, by name."""
 
-    def make(name: str, *overrides: str, broken: Sequence[str] = ()) -> Workplace:
+    def make(name: str, *overrides: str, broken: Sequence[str] = ()) -> RunContext:
         recipe = parse(
             {
                 "name": "door",
@@ -106,7 +106,7 @@ def make(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
             },
             overrides,
         )
-        return Workplace(
+        return RunContext(
             recipe=recipe,
             method=method_of(recipe),
             run_id=run_id_of(recipe),
@@ -122,35 +122,35 @@ def make(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
     return make
 
 
-def hire(place: Workplace, **faults: Any) -> tuple[Workplace, Workers]:
+def hire(ctx: RunContext, **faults: Any) -> tuple[RunContext, Workers]:
     """Return the workplace with workers, who have its equipment but nothing of its store."""
     workers = Workers(
         Equipment(
-            recipe=place.recipe,
-            run_id=place.run_id,
-            make_environment=place.make_environment,
-            load_model=place.load_model,
-            progress=place.progress,
+            recipe=ctx.recipe,
+            run_id=ctx.run_id,
+            make_environment=ctx.make_environment,
+            load_model=ctx.load_model,
+            progress=ctx.progress,
         ),
         **faults,
     )
-    spread: Spread = workers.spread
-    return replace(place, spread=spread), workers
+    spread: Distribute = workers.spread
+    return replace(ctx, distribute=spread), workers
 
 
-def content(place: Workplace) -> list[pd.DataFrame]:
-    return [place.store.query(sql) for sql in CONTENT]
+def content(ctx: RunContext) -> list[pd.DataFrame]:
+    return [ctx.store.query(sql) for sql in CONTENT]
 
 
 def same(one: list[pd.DataFrame], other: list[pd.DataFrame]) -> bool:
     return all(mine.equals(yours) and len(mine) for mine, yours in zip(one, other, strict=True))
 
 
-async def run(place: Workplace) -> None:
-    await start(place)
-    await begin(place, 1)
-    await evaluate(place, 0)
-    await collect(place, 1)
+async def run(ctx: RunContext) -> None:
+    await start_run(ctx)
+    await begin_iteration(ctx, 1)
+    await evaluate(ctx, 0)
+    await collect(ctx, 1)
 
 
 @pytest.mark.slow
@@ -169,11 +169,11 @@ async def test_workers_make_the_same_as_this_process(make: Make) -> None:
 
 
 async def test_episodes_that_wait_together_wait_once(make: Make, tmp_path: Path) -> None:
-    place = make("here")
+    ctx = make("here")
 
     async def waited(environment: float, *, generate: float = 0.0) -> float:
         spent = Effort(environment_seconds=environment, generate_seconds=generate)
-        batch = await work_through(Echo(texts=("one",), folder=tmp_path, spent=spent), place)
+        batch = await shard_result(Echo(texts=("one",), folder=tmp_path, spent=spent), ctx)
         return batch.effort.environment_seconds
 
     assert 0 < await waited(1e6) < 600
@@ -186,8 +186,8 @@ async def test_what_came_back_before_the_cluster_was_lost_is_not_done_again(make
     here, lost = make("here"), make("there")
     await run(here)
     for stage in (evaluate, collect):
-        await start(lost)
-        await begin(lost, 1)
+        await start_run(lost)
+        await begin_iteration(lost, 1)
         with pytest.raises(WorkerLost):
             await stage(hire(lost, lose_after=1)[0], int(stage is collect))
         if stage is evaluate:
@@ -208,8 +208,8 @@ async def test_what_came_back_before_the_cluster_was_lost_is_not_done_again(make
 async def test_a_half_grown_tree_grows_on_with_a_worker(make: Make) -> None:
     here, there = make("here"), make("there")
     await run(here)
-    await start(there)
-    await begin(there, 1)
+    await start_run(there)
+    await begin_iteration(there, 1)
     await evaluate(there, 0)
     told = 0
 
@@ -233,52 +233,52 @@ async def test_a_half_grown_tree_grows_on_with_a_worker(make: Make) -> None:
 @pytest.mark.slow
 async def test_units_lost_on_workers_count_together(make: Make) -> None:
     broken = [f"door/train/{index}" for index in (0, 4, 5)]
-    place, _ = hire(make("there", broken=broken))
-    await start(place)
-    await begin(place, 1)
+    ctx, _ = hire(make("there", broken=broken))
+    await start_run(ctx)
+    await begin_iteration(ctx, 1)
 
     with pytest.raises(ErrorBudgetSpent, match=r"^3 of 6 trees failed on the workers and 2 may"):
-        await collect(place, 1)
+        await collect(ctx, 1)
 
-    events = place.store.query("select class, subject, level from event order by subject")
+    events = ctx.store.query("select class, subject, level from event order by subject")
     assert events["subject"].tolist() == broken
     assert set(events["level"]) == {"error"}
-    assert place.store.query("select count(*) as n from tree where finished")["n"][0] == 3
-    assert place.store.query("select count(*) as n from episode")["n"][0] == 0
+    assert ctx.store.query("select count(*) as n from tree where finished")["n"][0] == 3
+    assert ctx.store.query("select count(*) as n from episode")["n"][0] == 0
 
 
 @pytest.mark.slow
 async def test_tolerated_losses_leave_no_result(make: Make) -> None:
-    place, _ = hire(make("there", broken=["door/test/1"]))
-    await start(place)
+    ctx, _ = hire(make("there", broken=["door/test/1"]))
+    await start_run(ctx)
 
-    scores = await evaluate(place, 0)
+    scores = await evaluate(ctx, 0)
 
     assert scores["test"]["n"] == 5
-    assert place.store.query("select subject from event")["subject"].tolist() == ["door/test/1#0"]
+    assert ctx.store.query("select subject from event")["subject"].tolist() == ["door/test/1#0"]
 
 
 @pytest.mark.slow
 async def test_a_worker_with_other_weights_is_not_heard(make: Make, tmp_path: Path) -> None:
-    place, _ = hire(make("there"))
-    await start(place)
-    place.store.update("checkpoint", {"checkpoint_id": place.trained(0).id, "weights_sha256": "0" * 64})
+    ctx, _ = hire(make("there"))
+    await start_run(ctx)
+    ctx.store.update("checkpoint", {"checkpoint_id": ctx.trained_checkpoint(0).id, "weights_sha256": "0" * 64})
 
     with pytest.raises(ModelDirectoryError, match=r"^worker \S+/\d+: \S+ does not hold the weights of checkpoint"):
-        await evaluate(place, 0)
+        await evaluate(ctx, 0)
 
-    assert place.store.query("select count(*) as n from episode")["n"][0] == 0
+    assert ctx.store.query("select count(*) as n from episode")["n"][0] == 0
 
 
 @pytest.mark.slow
 async def test_a_model_that_is_out_for_a_moment_is_for_the_task_to_try_again(make: Make) -> None:
-    place = make("there")
+    ctx = make("there")
 
     def out(role: ModelRole, path: Path) -> Any:
         raise ModelUnavailable("nobody answers")
 
-    hired, _ = hire(replace(place, load_model=out))
-    await start(hired)
+    hired, _ = hire(replace(ctx, load_model=out))
+    await start_run(hired)
 
     with pytest.raises(ModelUnavailable):
         await evaluate(hired, 0)
@@ -287,8 +287,8 @@ async def test_a_model_that_is_out_for_a_moment_is_for_the_task_to_try_again(mak
 @pytest.mark.slow
 async def test_a_run_goes_on_over_other_machines(make: Make) -> None:
     one, two = make("there"), make("there", "scale.runner=dask", "scale.address='tcp://one:1'")
-    await start(one)
-    await start(two)
+    await start_run(one)
+    await start_run(two)
 
     assert one.run_id == two.run_id
     stored = one.store.query("select config from run")["config"]

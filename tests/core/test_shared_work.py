@@ -23,8 +23,8 @@ from agentr_core.methods.eto.preferences import explore
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, start
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.start import begin_iteration, start_run
 from agentr_core.stages.dataset import dataset
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.report import build_report
@@ -72,11 +72,11 @@ def _speak(messages: tuple[Message, ...], seed: int, number: int) -> str:
 
 @dataclass
 class Site:
-    place: Workplace
+    ctx: RunContext
     asked: Asked
 
     def count(self, sql: str, *params: Any) -> int:
-        return int(self.place.store.rows(sql, *params)[0][0])
+        return int(self.ctx.store.rows(sql, *params)[0][0])
 
 
 Make = Callable[..., Site]
@@ -97,7 +97,7 @@ def site(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
         }
         recipe = parse(plain, overrides)
         asked = Asked()
-        place = Workplace(
+        ctx = RunContext(
             recipe=recipe,
             method=method_of(recipe),
             run_id=run_id_of(recipe),
@@ -107,23 +107,23 @@ def site(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
             load_model=lambda role, path: Speaker(asked),
             progress=lambda done, total, note: None,
         )
-        return Site(place, asked)
+        return Site(ctx, asked)
 
     return make
 
 
 async def make_data(one: Site, iteration: int = 1) -> dict[str, Any]:
-    await start(one.place)
-    await begin(one.place, iteration)
-    await collect(one.place, iteration)
-    await critique(one.place, iteration)
-    await splice_pairs(one.place, iteration)
-    return await dataset(one.place, iteration)
+    await start_run(one.ctx)
+    await begin_iteration(one.ctx, iteration)
+    await collect(one.ctx, iteration)
+    await critique(one.ctx, iteration)
+    await splice_pairs(one.ctx, iteration)
+    return await dataset(one.ctx, iteration)
 
 
 def sound(one: Site) -> None:
-    assert one.place.store.rows("from v_orphans") == []
-    assert one.place.store.rows("from v_contradictions") == []
+    assert one.ctx.store.rows("from v_orphans") == []
+    assert one.ctx.store.rows("from v_contradictions") == []
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ async def test_a_corrected_training_asks_for_nothing_again_and_ends_with_the_sam
     own = first.count("select count(*) from tree")
 
     corrected = site(RATE)
-    assert corrected.place.run_id != first.place.run_id
+    assert corrected.ctx.run_id != first.ctx.run_id
     made = await make_data(corrected)
     assert corrected.asked == Asked()
 
@@ -145,18 +145,18 @@ async def test_a_corrected_training_asks_for_nothing_again_and_ends_with_the_sam
 
     sound(first)
     funnel = "select trees, finished_trees, leaves, pairs, critiques, errors_found, samples, dataset_rows, rejected"
-    rows = first.place.store.rows(f"{funnel} from v_funnel where iteration = 1 order by run_id")
+    rows = first.ctx.store.rows(f"{funnel} from v_funnel where iteration = 1 order by run_id")
     assert len(rows) == 2
     assert rows[0][:6] == rows[1][:6]
-    assert scratch.place.store.rows(f"{funnel} from v_funnel where iteration = 1")[0] in rows
+    assert scratch.ctx.store.rows(f"{funnel} from v_funnel where iteration = 1")[0] in rows
     copies = "select count(*) from tree where iteration_id = ? and copied_from is not null"
-    assert first.count(copies, corrected.place.iteration_id(1)) == own
-    assert first.count(copies, first.place.iteration_id(1)) == 0
-    report, plain = build_report(corrected.place, 1), build_report(scratch.place, 1)
+    assert first.count(copies, corrected.ctx.iteration_id(1)) == own
+    assert first.count(copies, first.ctx.iteration_id(1)) == 0
+    report, plain = build_report(corrected.ctx, 1), build_report(scratch.ctx, 1)
     assert report.funnel == plain.funnel
     assert report.tokens is not None
     assert plain.tokens is not None
-    assert report.tokens.cut == plain.tokens.cut
+    assert report.tokens.cut_by_purpose == plain.tokens.cut_by_purpose
     assert report.tokens.completion == 0 < plain.tokens.completion
 
 
@@ -165,12 +165,12 @@ async def test_a_corrected_training_asks_for_nothing_again_and_ends_with_the_sam
 async def test_what_was_gathered_in_goes_is_a_whole_collection_and_is_taken_over(site: Make) -> None:
     trees = "select count(*) from tree where iteration_id = ? and finished"
     gathered = site()
-    await start(gathered.place, collects=True)
-    await begin(gathered.place, 1)
+    await start_run(gathered.ctx, collects=True)
+    await begin_iteration(gathered.ctx, 1)
     for limit, grown in ((1, 1), (2, 3)):
-        assert (await collect(dataclasses.replace(gathered.place, limit=limit), 1))["new"] == limit
-        assert gathered.count(trees, gathered.place.iteration_id(1)) == grown
-    await collect(gathered.place, 1)
+        assert (await collect(dataclasses.replace(gathered.ctx, limit=limit), 1))["new"] == limit
+        assert gathered.count(trees, gathered.ctx.iteration_id(1)) == grown
+    await collect(gathered.ctx, 1)
     acted = gathered.asked.act
 
     whole = site(workspace="whole")
@@ -190,17 +190,17 @@ async def test_the_lineage_of_each_run_leads_to_its_own_trees(site: Make) -> Non
     found = []
     for one in (site(), site(RATE)):
         await make_data(one)
-        [(dataset_id,)] = one.place.store.rows(
-            "select dataset_id from dataset where iteration_id = ?", one.place.iteration_id(1)
+        [(dataset_id,)] = one.ctx.store.rows(
+            "select dataset_id from dataset where iteration_id = ?", one.ctx.iteration_id(1)
         )
-        key = f"checkpoint of {one.place.run_id}"
-        one.place.store.write(checkpoint_rows(key, path=key, weights_sha256="", config={}, dataset_id=dataset_id))
-        lineage = one.place.store.rows(
+        key = f"checkpoint of {one.ctx.run_id}"
+        one.ctx.store.write(checkpoint_rows(key, path=key, weights_sha256="", config={}, dataset_id=dataset_id))
+        lineage = one.ctx.store.rows(
             "select distinct run_id, tree_id from v_lineage where checkpoint_id = ? and tree_id is not null", key
         )
-        assert {run for run, _ in lineage} == {one.place.run_id}
+        assert {run for run, _ in lineage} == {one.ctx.run_id}
         trees = {tree for _, tree in lineage}
-        of_run = one.place.store.rows("select tree_id from tree where iteration_id = ?", one.place.iteration_id(1))
+        of_run = one.ctx.store.rows("select tree_id from tree where iteration_id = ?", one.ctx.iteration_id(1))
         assert trees
         assert trees <= {tree for (tree,) in of_run}
         found.append(trees)
@@ -244,8 +244,8 @@ async def test_another_chat_template_is_another_search(site: Make, tiny_model_di
 async def test_what_the_other_run_lost_is_grown_and_a_third_run_copies_the_first(site: Make) -> None:
     first = site()
     await make_data(first)
-    lost = first.place.store.rows("select min(tree_id) from tree")[0][0]
-    with first.place.store.transaction() as con:
+    lost = first.ctx.store.rows("select min(tree_id) from tree")[0][0]
+    with first.ctx.store.transaction() as con:
         con.execute("update tree set finished = false where tree_id = ?", [lost])
 
     second = site(RATE)
@@ -255,9 +255,9 @@ async def test_what_the_other_run_lost_is_grown_and_a_third_run_copies_the_first
     assert (await make_data(third))["samples"] == made["samples"]
     assert third.asked == Asked()
     sound(third)
-    originals = third.place.store.rows(
+    originals = third.ctx.store.rows(
         "select distinct o.copied_from from tree t join tree o on o.tree_id = t.copied_from where t.iteration_id = ?",
-        third.place.iteration_id(1),
+        third.ctx.iteration_id(1),
     )
     assert originals == [(None,)], "a copy names the tree that was grown, and no copy of it"
 
@@ -266,21 +266,21 @@ async def test_what_the_other_run_lost_is_grown_and_a_third_run_copies_the_first
 @pytest.mark.slow
 async def test_a_run_of_an_earlier_version_goes_on_with_its_seeds_and_shares_nothing(site: Make) -> None:
     old = site()
-    await start(old.place)
-    with old.place.store.transaction() as con:
+    await start_run(old.ctx)
+    with old.ctx.store.transaction() as con:
         con.execute("delete from stage_input")
     await make_data(old)
     assert old.count("select count(*) from stage_input where stage <> 'files'") == 0
-    pairs = old.place.store.rows("select tree_id, good_leaf, bad_leaf from pair order by all")
+    pairs = old.ctx.store.rows("select tree_id, good_leaf, bad_leaf from pair order by all")
 
     new = site(RATE)
     await make_data(new)
     assert new.asked.act == old.asked.act
     await make_data(old)
     assert (
-        old.place.store.rows(
+        old.ctx.store.rows(
             "select tree_id, good_leaf, bad_leaf from pair where iteration_id = ? order by all",
-            old.place.iteration_id(1),
+            old.ctx.iteration_id(1),
         )
         == pairs
     )
@@ -289,13 +289,13 @@ async def test_a_run_of_an_earlier_version_goes_on_with_its_seeds_and_shares_not
 @pytest.mark.slow
 async def test_exploration_is_taken_over_too(site: Make) -> None:
     async def explored(one: Site) -> list[tuple[Any, ...]]:
-        await start(one.place)
-        await begin(one.place, 1)
-        await explore(one.place, 1)
-        return one.place.store.rows(
+        await start_run(one.ctx)
+        await begin_iteration(one.ctx, 1)
+        await explore(one.ctx, 1)
+        return one.ctx.store.rows(
             "select instance_id, s.reward, s.position, s.action from trajectory join step s using (trajectory_id) "
             "where iteration_id = ? order by all",
-            one.place.iteration_id(1),
+            one.ctx.iteration_id(1),
         )
 
     first = site("eto.explore.samples=2", method="eto")
@@ -316,11 +316,11 @@ async def test_the_evaluation_of_equal_weights_is_taken_over(site: Make) -> None
     further = "evaluation.sets={dev: {split: test, temperature: 0.5}}"
 
     async def evaluated(one: Site) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
-        await start(one.place)
-        scores = await evaluate(one.place, 0)
-        measures = one.place.store.rows(
+        await start_run(one.ctx)
+        scores = await evaluate(one.ctx, 0)
+        measures = one.ctx.store.rows(
             "select evaluation, metric, value, low, high, n from v_metrics where run_id = ? order by all",
-            one.place.run_id,
+            one.ctx.run_id,
         )
         return scores, measures
 
@@ -334,8 +334,8 @@ async def test_the_evaluation_of_equal_weights_is_taken_over(site: Make) -> None
     assert await evaluated(corrected) == (scores, measures)
     assert corrected.asked == Asked(), "other training, same base: nothing is played again"
     own = "select count(*) from trajectory where iteration_id = ? and copied_from is {} null"
-    assert corrected.count(own.format("not"), corrected.place.iteration_id(0)) > 0
-    assert corrected.count(own.format(""), corrected.place.iteration_id(0)) == 0
+    assert corrected.count(own.format("not"), corrected.ctx.iteration_id(0)) > 0
+    assert corrected.count(own.format(""), corrected.ctx.iteration_id(0)) == 0
 
     other = site("evaluation.sets={dev: {split: test, temperature: 0.6}}")
     await evaluated(other)
@@ -349,11 +349,11 @@ async def test_the_evaluation_of_equal_weights_is_taken_over(site: Make) -> None
 @pytest.mark.slow
 async def test_episodes_that_the_other_run_lost_are_played(site: Make) -> None:
     first = site()
-    await start(first.place)
-    scores = await evaluate(first.place, 0)
-    with first.place.store.transaction() as con:
+    await start_run(first.ctx)
+    scores = await evaluate(first.ctx, 0)
+    with first.ctx.store.transaction() as con:
         con.execute("delete from episode where instance_id = (select min(instance_id) from episode) and cut = 0")
     second = site(RATE)
-    await start(second.place)
-    assert await evaluate(second.place, 0) == scores
+    await start_run(second.ctx)
+    assert await evaluate(second.ctx, 0) == scores
     assert 0 < second.asked.act < first.asked.act

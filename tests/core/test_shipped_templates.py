@@ -17,7 +17,7 @@ from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, 
 from tokenizers import models as kinds
 
 from agentr_core.errors import DataFault, ModelDirectoryError
-from agentr_core.models.checkpoint_dir import SHIPPED, fitting_template
+from agentr_core.models.checkpoint_dir import SHIPPED_TEMPLATES, fitting_template
 from agentr_core.samples.rendering import Renderer
 from agentr_core.system import data_path
 from agentr_core.types import Message
@@ -99,7 +99,7 @@ def shipped(file: str) -> Any:
 
 def test_there_is_a_tokenizer_for_each_and_each_is_shipped() -> None:
     assert (
-        {one.file for one in SHIPPED}
+        {one.file for one in SHIPPED_TEMPLATES}
         == TOKENS.keys()
         == {path.name for path in ROOT.glob("data/chat_templates/*.jinja")}
     )

@@ -9,7 +9,7 @@ from toy import Line
 from toy_paths import ToyTree, critique, renderer, reply, sampled_ids, tokenizer
 
 from agentr_core.methods.agent_r.pairs import pair_id
-from agentr_core.methods.agent_r.splice import ACKNOWLEDGEMENT, ACTION, REFLECTIONS, good_rest, good_sample, splice
+from agentr_core.methods.agent_r.splice import ACKNOWLEDGEMENT, ACTION, REFLECTIONS, good_sample, good_suffix, splice
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.samples.dataset import token_row, trained_stretches
 from agentr_core.types import Critique, Instance, PathPair, Rejection, Sample, SampleKind, StopReason, Transition
@@ -221,7 +221,7 @@ def test_the_rest_of_the_good_path_begins_where_its_replies_leave_the_kept_ones(
     steps = case.bad.trajectory.steps
     other = (replace(steps[0], observation="You are somewhere."), *steps[1:])
     apart = replace(case, split=0, bad=replace(case.bad, trajectory=replace(case.bad.trajectory, steps=other)))
-    assert [step.reply for step in good_rest(apart, 2)] == [reply("right"), reply("right")]
+    assert [step.reply for step in good_suffix(apart, 2)] == [reply("right"), reply("right")]
 
 
 def test_modes_that_play_keep_no_impossible_splice() -> None:

@@ -43,11 +43,11 @@ from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.environments import REVISION, TEST
 from agentr_core.reports.document import Counts, Paragraph
 from agentr_core.reports.markdown import render_markdown
-from agentr_core.runtime.instances import separate_instances
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, check_files, start
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.instances import chosen_instances
+from agentr_core.runtime.start import begin_iteration, check_files, start_run
 from agentr_core.stages import train as training
-from agentr_core.stages.dataset import check_dataset, dataset, dataset_file, stored_tokens
+from agentr_core.stages.dataset import check_dataset, dataset, dataset_file, load_token_rows
 from agentr_core.stages.demonstrate import expert_samples
 from agentr_core.stages.evaluate import evaluate, evaluation_id
 from agentr_core.stages.report import Scoreboard, build_report
@@ -56,7 +56,7 @@ from agentr_core.store import database
 from agentr_core.store.codec.ledger import iteration_rows
 from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.codec.trajectories import load_episodes
-from agentr_core.store.connection import connected
+from agentr_core.store.connection import open_connection
 from agentr_core.store.database import Store
 from agentr_core.store.queries.listings import ancestry
 from agentr_core.store.queries.runs import stage_seconds
@@ -135,7 +135,7 @@ class Speaker(ScriptedModel):
 class Site:
     """A workspace, and what its model was asked."""
 
-    place: Workplace
+    ctx: RunContext
     asked: Asked
 
 
@@ -162,7 +162,7 @@ def site(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
             overrides,
         )
         asked = Asked()
-        place = Workplace(
+        ctx = RunContext(
             recipe=recipe,
             method=method_of(recipe),
             run_id=run_id_of(recipe),
@@ -172,57 +172,57 @@ def site(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
             load_model=lambda role, path: Speaker(asked, mute, role),
             progress=lambda done, total, note: None,
         )
-        return Site(place, asked)
+        return Site(ctx, asked)
 
     return make
 
 
-async def prepare(place: Workplace) -> None:
-    await start(place)
-    await begin(place, 1)
+async def prepare(ctx: RunContext) -> None:
+    await start_run(ctx)
+    await begin_iteration(ctx, 1)
 
 
-async def make_data(place: Workplace) -> dict[str, Any]:
-    await prepare(place)
-    await collect(place, 1)
-    await critique(place, 1)
-    await splice_pairs(place, 1)
-    return await dataset(place, 1)
+async def make_data(ctx: RunContext) -> dict[str, Any]:
+    await prepare(ctx)
+    await collect(ctx, 1)
+    await critique(ctx, 1)
+    await splice_pairs(ctx, 1)
+    return await dataset(ctx, 1)
 
 
-def count(place: Workplace, sql: str) -> int:
-    return int(place.store.rows(sql)[0][0])
+def count(ctx: RunContext, sql: str) -> int:
+    return int(ctx.store.rows(sql)[0][0])
 
 
 @pytest.mark.slow
 async def test_a_second_run_of_all_stages_finds_everything_done(site: Callable[..., Site]) -> None:
     one = site()
-    made = await make_data(one.place)
-    await evaluate(one.place, 0)
+    made = await make_data(one.ctx)
+    await evaluate(one.ctx, 0)
     assert made["rows"] > 0
     assert {"revision", "good"} <= set(made["samples"])
     assert one.asked.act > 0
     assert one.asked.judge > 0
     tables = ("tree", "node", "pair", "critique", "verdict", "sample", "dataset_row", "rejection", "episode", "event")
-    before = {table: count(one.place, f"select count(*) from {table}") for table in tables}
-    written = dataset_file(one.place, 1).read_bytes()
+    before = {table: count(one.ctx, f"select count(*) from {table}") for table in tables}
+    written = dataset_file(one.ctx, 1).read_bytes()
 
     again = site()
-    assert await make_data(again.place) == made
-    await evaluate(again.place, 0)
+    assert await make_data(again.ctx) == made
+    await evaluate(again.ctx, 0)
     assert again.asked == Asked()
-    assert {table: count(again.place, f"select count(*) from {table}") for table in tables} == before
-    assert dataset_file(again.place, 1).read_bytes() == written
+    assert {table: count(again.ctx, f"select count(*) from {table}") for table in tables} == before
+    assert dataset_file(again.ctx, 1).read_bytes() == written
 
 
 @pytest.mark.slow
 async def test_the_policy_goes_on_from_turns_of_revision_and_only_once(site: Callable[..., Site]) -> None:
     continued = ("splice.mode=continued", "splice.continuation={samples: 6, max_steps: 5, max_new_tokens: 8}")
     one = site(*continued)
-    made = await make_data(one.place)
-    tries = count(one.place, "select count(*) from trajectory where source = 'rollout'")
-    judged = count(one.place, "select count(*) from critique")
-    rejected = dict(one.place.store.rows("select reason, count(*) from rejection where stage = 'splice' group by all"))
+    made = await make_data(one.ctx)
+    tries = count(one.ctx, "select count(*) from trajectory where source = 'rollout'")
+    judged = count(one.ctx, "select count(*) from critique")
+    rejected = dict(one.ctx.store.rows("select reason, count(*) from rejection where stage = 'splice' group by all"))
     hopeless = rejected.pop("no-try-cleared-alpha", 0)
     turned_back = judged - sum(rejected.values())
     assert tries == 6 * turned_back
@@ -230,11 +230,11 @@ async def test_the_policy_goes_on_from_turns_of_revision_and_only_once(site: Cal
         select count(*), count(distinct pair_id) from sample join trajectory t using (trajectory_id)
         where kind = 'revision' and t.success and t.source = 'rollout'
     """
-    [(samples, pairs)] = one.place.store.rows(won)
+    [(samples, pairs)] = one.ctx.store.rows(won)
     assert samples == pairs == made["samples"]["revision"] > 0
     assert samples + hopeless == turned_back
     again = site(*continued)
-    assert await make_data(again.place) == made
+    assert await make_data(again.ctx) == made
     assert again.asked == Asked()
 
 
@@ -249,15 +249,15 @@ async def test_a_model_goes_on_after_a_rollback_and_is_trained_without_what_it_w
         *([f"models.teacher.path={tiny_model_dir}"] if by == "teacher" else []),
     )
     one = site(*rollback)
-    made = await make_data(one.place)
-    tries = count(one.place, "select count(*) from trajectory where source = 'rollout'")
-    judged = count(one.place, "select count(*) from critique")
-    rejected = dict(one.place.store.rows("select reason, count(*) from rejection where stage = 'splice' group by all"))
+    made = await make_data(one.ctx)
+    tries = count(one.ctx, "select count(*) from trajectory where source = 'rollout'")
+    judged = count(one.ctx, "select count(*) from critique")
+    rejected = dict(one.ctx.store.rows("select reason, count(*) from rejection where stage = 'splice' group by all"))
     hopeless = rejected.pop("no-try-cleared-alpha", 0)
     assert tries == 3 * (judged - sum(rejected.values()))
     assert 0 < one.asked.told <= tries * 5
-    ids = [key for (key,) in one.place.store.rows("select sample_id from sample where kind = 'revision'")]
-    samples = load_samples(one.place.store, ids).values()
+    ids = [key for (key,) in one.ctx.store.rows("select sample_id from sample where kind = 'revision'")]
+    samples = load_samples(one.ctx.store, ids).values()
     assert len(samples) == made["samples"]["revision"] == judged - sum(rejected.values()) - hopeless > 0
     for sample in samples:
         assert not any("mistake" in message.text for message in sample.messages)
@@ -265,17 +265,17 @@ async def test_a_model_goes_on_after_a_rollback_and_is_trained_without_what_it_w
         assert sample.provenance.extra.get("by", "actor") == by
     roles = {role for role, asked in one.asked.roles.items() if asked}
     assert roles == {"actor", "judge"} | ({"teacher"} if by == "teacher" else set())
-    [(won,)] = one.place.store.rows("select count(*) from trajectory where source = 'rollout' and success")
-    survival = revision_sections(one.place, 1)[0]
+    [(won,)] = one.ctx.store.rows("select count(*) from trajectory where source = 'rollout' and success")
+    survival = revision_sections(one.ctx, 1)[0]
     (text,) = [block.text for block in survival.blocks if isinstance(block, Paragraph)]
     who = f" by the teacher, {tiny_model_dir}," if by == "teacher" else ""
     assert f"Of {tries:,} continuations{who} {won:,} (" in text
-    [(key,)] = one.place.store.rows("select min(trajectory_id) from trajectory where source = 'rollout'")
-    (line, *_) = ancestry(one.place.store, key, "trajectory")
+    [(key,)] = one.ctx.store.rows("select min(trajectory_id) from trajectory where source = 'rollout'")
+    (line, *_) = ancestry(one.ctx.store, key, "trajectory")
     assert line.facts.get("continued by") == ("teacher" if by == "teacher" else None)
-    assert not one.place.store.rows("select * from v_orphans")
+    assert not one.ctx.store.rows("select * from v_orphans")
     again = site(*rollback)
-    assert await make_data(again.place) == made
+    assert await make_data(again.ctx) == made
     assert again.asked == Asked()
 
 
@@ -287,20 +287,20 @@ async def test_revision_length_counts_from_the_split_over_spliced_pairs_alone(
     kept = f"splice.shared_cut={shared_cut}"
     root = ("critique.scan_from=root", "splice.mode=blind", "splice.impossible=keep", kept, "pairs.order=published")
     one = site(*root)
-    await make_data(one.place)
-    record = judge_record(one.place, 1)
+    await make_data(one.ctx)
+    record = judge_record(one.ctx, 1)
     assert record is not None
-    lengths = record.revision_lengths
+    lengths = record.num_pairs_by_length
     # The judge calls every step bad, so the first error is the first step: where paths part at
     # once, or before.
-    [(at_once, shared)] = one.place.store.rows(
+    [(at_once, shared)] = one.ctx.store.rows(
         "select count(*) filter (shared_steps = 0), count(*) filter (shared_steps > 0) from pair"
     )
     assert shared > 0
     assert lengths == ({1: at_once, 0: shared} if shared_cut == "keep" else {1: at_once})
-    rejected = count(one.place, "select count(*) from rejection where reason = 'cut-in-shared-prefix'")
+    rejected = count(one.ctx, "select count(*) from rejection where reason = 'cut-in-shared-prefix'")
     assert rejected == (0 if shared_cut == "keep" else shared)
-    spliced = count(one.place, "select count(distinct pair_id) from sample where kind = 'revision'")
+    spliced = count(one.ctx, "select count(distinct pair_id) from sample where kind = 'revision'")
     assert sum(lengths.values()) == spliced
 
 
@@ -309,61 +309,61 @@ async def test_rows_that_the_model_cannot_take_are_left_out_however_long_they_ma
     site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = site("data.max_length=0")
-    made = await make_data(one.place)
-    lengths = sorted(len(ids) for ids, _ in stored_tokens(one.place, 1))
+    made = await make_data(one.ctx)
+    lengths = sorted(len(ids) for ids, _ in load_token_rows(one.ctx, 1))
     monkeypatch.setattr("agentr_core.stages.dataset.own_context_length", lambda path: lengths[-1] - 1)
     two = site("data.max_length=8192")
-    fewer = await make_data(two.place)
+    fewer = await make_data(two.ctx)
     assert 0 < fewer["rows"] < made["rows"]
-    assert count(two.place, "select count(*) from rejection where reason = 'too-long'") > 0
+    assert count(two.ctx, "select count(*) from rejection where reason = 'too-long'") > 0
 
 
 @pytest.mark.slow
 async def test_a_lost_dataset_file_is_made_anew_and_is_the_same(site: Callable[..., Site]) -> None:
     one = site()
-    made = await make_data(one.place)
-    written = dataset_file(one.place, 1).read_bytes()
-    dataset_file(one.place, 1).unlink()
-    assert await dataset(one.place, 1) == made
-    assert dataset_file(one.place, 1).read_bytes() == written
+    made = await make_data(one.ctx)
+    written = dataset_file(one.ctx, 1).read_bytes()
+    dataset_file(one.ctx, 1).unlink()
+    assert await dataset(one.ctx, 1) == made
+    assert dataset_file(one.ctx, 1).read_bytes() == written
 
 
 @pytest.mark.slow
 async def test_a_dataset_is_not_changed_behind_its_hash(site: Callable[..., Site]) -> None:
     one = site(broken=["door/train/3"])
-    made = await make_data(one.place)
-    rows = count(one.place, "select count(*) from dataset_row")
+    made = await make_data(one.ctx)
+    rows = count(one.ctx, "select count(*) from dataset_row")
 
     mended = site()
-    assert await make_data(mended.place) == made, "trees that were lost then do not change a dataset that was made"
-    assert count(mended.place, "select count(*) from dataset_row") == rows
-    dataset_file(mended.place, 1).unlink()
+    assert await make_data(mended.ctx) == made, "trees that were lost then do not change a dataset that was made"
+    assert count(mended.ctx, "select count(*) from dataset_row") == rows
+    dataset_file(mended.ctx, 1).unlink()
     with pytest.raises(DataFault, match="is gone; bring the file back"):
-        await dataset(mended.place, 1)
+        await dataset(mended.ctx, 1)
 
 
 @pytest.mark.slow
 async def test_a_file_of_other_rows_is_not_taken_for_the_dataset(site: Callable[..., Site]) -> None:
     one = site()
-    made = await make_data(one.place)
-    file = dataset_file(one.place, 1)
+    made = await make_data(one.ctx)
+    file = dataset_file(one.ctx, 1)
     written, key = file.read_bytes(), made["dataset_hash"]
-    check_dataset(one.place, 1, key)
+    check_dataset(one.ctx, 1, key)
     # As an earlier version wrote it, without its hash.
     pq.write_table(pq.read_table(file).replace_schema_metadata(), file)
-    check_dataset(one.place, 1, key)
+    check_dataset(one.ctx, 1, key)
 
     pq.write_table(pq.read_table(file).slice(1), file)
     with pytest.raises(DataFault, match="is not the dataset that is stored"):
-        check_dataset(one.place, 1, key)
-    assert await dataset(one.place, 1) == made
+        check_dataset(one.ctx, 1, key)
+    assert await dataset(one.ctx, 1) == made
     assert file.read_bytes() == written
 
-    with one.place.store.transaction() as con:
+    with one.ctx.store.transaction() as con:
         con.execute("delete from sample where sample_id = (select min(sample_id) from dataset_row)")
         con.execute("delete from dataset_row where position = 0")
     with pytest.raises(StoreError, match=r"lacks rows of the dataset of iteration 1 of run .* put back a store"):
-        await train(one.place, 1)
+        await train(one.ctx, 1)
 
 
 @pytest.mark.slow
@@ -371,7 +371,7 @@ async def test_a_training_counts_once_however_often_it_is_begun(
     site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = site()
-    await make_data(one.place)
+    await make_data(one.ctx)
     complete: list[bool] = []
     done = SimpleNamespace(seconds=1000.0, trained_tokens=7, final_loss=0.5, ended_by="", check_ending=lambda: None)
 
@@ -386,13 +386,13 @@ async def test_a_training_counts_once_however_often_it_is_begun(
     monkeypatch.setattr(training, "is_complete", lambda _: len(complete) > 1)
     monkeypatch.setattr(training, "check_weights", lambda *_, **__: None)
     with pytest.raises(TrainingFault):
-        await train(one.place, 1)
+        await train(one.ctx, 1)
     for _ in range(3):
         # Goes on to its end; then the run is begun anew, and finds the checkpoint.
         complete.append(True)
-        await train(one.place, 1)
-    assert stage_seconds(one.place.store, one.place.run_id)[1, "train"] == pytest.approx(1000, abs=1)
-    assert one.place.store.rows("select sum(tokens) from timing where stage = 'train'") == [(7,)]
+        await train(one.ctx, 1)
+    assert stage_seconds(one.ctx.store, one.ctx.run_id)[1, "train"] == pytest.approx(1000, abs=1)
+    assert one.ctx.store.rows("select sum(tokens) from timing where stage = 'train'") == [(7,)]
 
 
 @pytest.mark.slow
@@ -400,17 +400,17 @@ async def test_general_data_that_changed_under_a_run_are_told(site: Callable[...
     file = tmp_path / "chat.jsonl"
     file.write_text('{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}\n')
     one = site(f"data.general.file={file}", "data.general.share=0.5")
-    await start(one.place, evaluates=True)
+    await start_run(one.ctx, evaluates=True)
     first = file.read_text()
     file.write_text(first * 2)
     # Nothing was trained on what was there before.
-    await start(one.place)
+    await start_run(one.ctx)
     file.write_text(first)
     with pytest.raises(ConfigError, match=r"chat.jsonl is not what it was when run .* began to train; bring its"):
-        await start(one.place)
-    await start(one.place, evaluates=True)
+        await start_run(one.ctx)
+    await start_run(one.ctx, evaluates=True)
     file.write_text(first * 2)
-    await start(one.place)
+    await start_run(one.ctx)
 
 
 @pytest.mark.slow
@@ -421,53 +421,53 @@ async def test_no_stage_goes_on_with_files_that_changed(site: Callable[..., Site
         file.write_text(turns)
     mixed = (f"data.general.file={chats}", "data.general.share=0.5")
     one = site("method=eto", "search={}", f"eto.expert.file={demonstrations}", *mixed)
-    place, (playing, training) = one.place, (one.place.plan(1).stage(name) for name in ("demonstrate", "dataset"))
-    check_files(place, playing)
-    await start(place)
-    check_files(place, playing)
-    check_files(place, training)
+    ctx, (playing, training) = one.ctx, (one.ctx.plan(1).stage(name) for name in ("demonstrate", "dataset"))
+    check_files(ctx, playing)
+    await start_run(ctx)
+    check_files(ctx, playing)
+    check_files(ctx, training)
 
     chats.write_text(turns * 2)
-    check_files(place, playing)
+    check_files(ctx, playing)
     with pytest.raises(ConfigError, match=r"^data.general.file: .*chat.jsonl is not what it was"):
-        check_files(place, training)
+        check_files(ctx, training)
     demonstrations.write_text(turns * 2)
-    with pytest.raises(ConfigError, match=rf"^run {place.run_id} cannot go on: {demonstrations} are not what they"):
-        check_files(place, playing)
+    with pytest.raises(ConfigError, match=rf"^run {ctx.run_id} cannot go on: {demonstrations} are not what they"):
+        check_files(ctx, playing)
     demonstrations.write_text(turns)
-    check_files(place, playing)
+    check_files(ctx, playing)
 
 
 @pytest.mark.slow
 async def test_a_tree_that_was_lost_is_left_out_and_grown_next_time(site: Callable[..., Site]) -> None:
     one = site(broken=["door/train/2"])
-    await prepare(one.place)
-    await collect(one.place, 1)
-    trees = finished_trees(one.place, 1)
+    await prepare(one.ctx)
+    await collect(one.ctx, 1)
+    trees = finished_trees(one.ctx, 1)
     assert len(trees) == 5
-    assert len(await separate_instances(one.place, 1)) == 6
+    assert len(await chosen_instances(one.ctx, 1)) == 6
     assert "door/train/2" not in {tree.instance.key for tree in trees.values()}
-    assert one.place.store.rows('select subject, "class", level from event') == [
+    assert one.ctx.store.rows('select subject, "class", level from event') == [
         ("door/train/2", "EnvironmentFault", "error")
     ]
 
     mended = site()
-    assert (await collect(mended.place, 1))["new"] == 1
-    assert len(finished_trees(mended.place, 1)) == 6
+    assert (await collect(mended.ctx, 1))["new"] == 1
+    assert len(finished_trees(mended.ctx, 1)) == 6
 
 
 @pytest.mark.slow
 async def test_later_stages_take_the_instances_that_the_first_ones_stored(site: Callable[..., Site]) -> None:
     one = site()
-    await prepare(one.place)
-    await evaluate(one.place, 0)
-    await collect(one.place, 1)
+    await prepare(one.ctx)
+    await evaluate(one.ctx, 0)
+    await collect(one.ctx, 1)
 
     class Unlisted(House):
         def instances(self, split: str) -> Sequence[Instance]:
             raise AssertionError(f"{split} is listed again")
 
-    later = replace(one.place, make_environment=lambda _: Unlisted([], None))
+    later = replace(one.ctx, make_environment=lambda _: Unlisted([], None))
     await critique(later, 1)
     await splice_pairs(later, 1)
     assert (await dataset(later, 1))["rows"] > 0
@@ -483,17 +483,17 @@ async def test_an_evaluation_opens_the_store_as_often_for_many_sets_as_for_one(
 
     def counted(path: Path, *args: Any, **options: Any) -> Any:
         opened.append(path)
-        return connected(path, *args, **options)
+        return open_connection(path, *args, **options)
 
     async def opens(*sets: str) -> int:
-        place = site("evaluation.revision_test.enabled=false", *sets).place
-        await start(place)
-        await evaluate(place, 0)
+        ctx = site("evaluation.revision_test.enabled=false", *sets).ctx
+        await start_run(ctx)
+        await evaluate(ctx, 0)
         opened.clear()
-        await evaluate(place, 0)
+        await evaluate(ctx, 0)
         return len(opened)
 
-    monkeypatch.setattr(database, "connected", counted)
+    monkeypatch.setattr(database, "open_connection", counted)
     assert await opens("evaluation.sets={dev: {split: dev}, again: {split: test}}") == await opens()
 
 
@@ -501,63 +501,63 @@ async def test_an_evaluation_opens_the_store_as_often_for_many_sets_as_for_one(
 async def test_a_loss_that_was_tolerated_is_tolerated_when_the_stage_runs_again(site: Callable[..., Site]) -> None:
     broken = ["door/test/1", "door/train/1"]
     one = site("errors.budget=0.2", broken=broken)
-    await prepare(one.place)
+    await prepare(one.ctx)
     for _ in range(2):
-        await collect(one.place, 1)
-        await critique(one.place, 1)
+        await collect(one.ctx, 1)
+        await critique(one.ctx, 1)
         # One of six episodes is one of one when only it is left to play.
-        scores = await evaluate(one.place, 0)
+        scores = await evaluate(one.ctx, 0)
         assert scores[TEST]["n"] == 5
     strict = site("errors.budget=0.1", broken=broken)
-    await prepare(strict.place)
+    await prepare(strict.ctx)
     with pytest.raises(ErrorBudgetSpent):
-        await evaluate(strict.place, 0)
+        await evaluate(strict.ctx, 0)
 
 
 @pytest.mark.slow
 async def test_a_further_try_of_a_tree_goes_on_where_the_last_one_was(site: Callable[..., Site]) -> None:
     calm = site("instances.train_limit=1")
-    await prepare(calm.place)
-    await collect(calm.place, 1)
-    (whole,) = finished_trees(calm.place, 1).values()
+    await prepare(calm.ctx)
+    await collect(calm.ctx, 1)
+    (whole,) = finished_trees(calm.ctx, 1).values()
     # Without what tells that both runs ask for the same, the second one searches for itself.
-    with calm.place.store.transaction() as con:
+    with calm.ctx.store.transaction() as con:
         con.execute("delete from stage_input")
 
     shaken = site("instances.train_limit=1", flaky=[len(whole.nodes) - 2])
-    shaken = Site(replace(shaken.place, run_id="another"), shaken.asked)
-    await prepare(shaken.place)
-    await collect(shaken.place, 1)
-    (tree,) = finished_trees(shaken.place, 1).values()
+    shaken = Site(replace(shaken.ctx, run_id="another"), shaken.asked)
+    await prepare(shaken.ctx)
+    await collect(shaken.ctx, 1)
+    (tree,) = finished_trees(shaken.ctx, 1).values()
     assert tree == whole
-    assert shaken.place.store.rows('select "class", level from event') == [("EnvironmentUnavailable", "warning")]
+    assert shaken.ctx.store.rows('select "class", level from event') == [("EnvironmentUnavailable", "warning")]
     assert shaken.asked.act == calm.asked.act + 1, "only the expansion that failed is sampled again"
 
 
 @pytest.mark.slow
 async def test_pairs_whose_judge_failed_are_rejected_with_a_reason(site: Callable[..., Site]) -> None:
     one = site(mute="Door 0 of the train")
-    made = await make_data(one.place)
+    made = await make_data(one.ctx)
     assert made["samples"]["revision"] > 0
-    lost = count(one.place, "select count(*) from rejection where stage = 'splice' and reason = 'not-judged'")
-    unjudged = count(one.place, "select count(*) from pair anti join critique using (pair_id)")
+    lost = count(one.ctx, "select count(*) from rejection where stage = 'splice' and reason = 'not-judged'")
+    unjudged = count(one.ctx, "select count(*) from pair anti join critique using (pair_id)")
     assert lost == unjudged > 0
 
 
 @pytest.mark.slow
 async def test_a_pair_that_is_judged_later_is_no_longer_rejected(site: Callable[..., Site]) -> None:
     one = site(mute="Door 0 of the train")
-    await prepare(one.place)
-    await collect(one.place, 1)
-    await critique(one.place, 1)
-    first = await splice_pairs(one.place, 1)
+    await prepare(one.ctx)
+    await collect(one.ctx, 1)
+    await critique(one.ctx, 1)
+    first = await splice_pairs(one.ctx, 1)
     healed = site()
-    await critique(healed.place, 1)
-    last = await splice_pairs(healed.place, 1)
+    await critique(healed.ctx, 1)
+    last = await splice_pairs(healed.ctx, 1)
     assert last["revision"] > first["revision"]
-    assert count(healed.place, "select count(*) from rejection where stage = 'splice'") == last["rejected"]
-    assert count(healed.place, "select count(*) from sample") == last["revision"] + last["good"]
-    assert await dataset(healed.place, 1) == await make_data(healed.place)
+    assert count(healed.ctx, "select count(*) from rejection where stage = 'splice'") == last["rejected"]
+    assert count(healed.ctx, "select count(*) from sample") == last["revision"] + last["good"]
+    assert await dataset(healed.ctx, 1) == await make_data(healed.ctx)
 
 
 class Thinker(ScriptedModel):
@@ -576,14 +576,14 @@ async def test_a_judge_that_is_cut_within_its_thoughts_stops_the_stage(
     site: Callable[..., Site], caplog: pytest.LogCaptureFixture
 ) -> None:
     one = site("critique.max_new_tokens=20", "critique.votes=5", "critique.temperature=1")
-    await prepare(one.place)
-    await collect(one.place, 1)
-    place = replace(one.place, load_model=lambda role, path: Thinker(lambda seed: True))
+    await prepare(one.ctx)
+    await collect(one.ctx, 1)
+    ctx = replace(one.ctx, load_model=lambda role, path: Thinker(lambda seed: True))
     cut = r"of the judge \(scripted\) were cut at their token limit before their thought had ended"
     with pytest.raises(ConfigError, match=rf"^20 of 20 replies {cut}.*more tokens.*a reasoning parser"):
-        await critique(place, 1)
+        await critique(ctx, 1)
     assert "replies of the judge (scripted) were cut" in caplog.text
-    assert count(place, "select count(*) from critique where first_error is not null") == 0
+    assert count(ctx, "select count(*) from critique where first_error is not null") == 0
 
 
 @pytest.mark.slow
@@ -591,24 +591,27 @@ async def test_replies_cut_within_a_thought_are_counted_and_are_no_errors(
     site: Callable[..., Site], caplog: pytest.LogCaptureFixture
 ) -> None:
     one = site("critique.max_new_tokens=20", "critique.unparsable=bad")
-    await prepare(one.place)
-    await collect(one.place, 1)
-    place = replace(one.place, load_model=lambda role, path: Thinker(lambda seed: seed % 4 == 0))
-    await critique(place, 1)
-    record = judge_record(place, 1)
+    await prepare(one.ctx)
+    await collect(one.ctx, 1)
+    ctx = replace(one.ctx, load_model=lambda role, path: Thinker(lambda seed: seed % 4 == 0))
+    await critique(ctx, 1)
+    record = judge_record(ctx, 1)
     assert record is not None
-    assert record.verdicts == {"bad": record.replies - record.unreadable, "unparsable": record.unreadable}
-    assert 0 < record.unreadable < record.replies / 2
-    assert f"{record.unreadable} of {record.replies} replies of the judge" in caplog.text
+    assert record.num_steps_by_verdict == {
+        "bad": record.num_replies - record.num_unreadable,
+        "unparsable": record.num_unreadable,
+    }
+    assert 0 < record.num_unreadable < record.num_replies / 2
+    assert f"{record.num_unreadable} of {record.num_replies} replies of the judge" in caplog.text
     assert not count(
-        place,
+        ctx,
         "select count(*) from critique c join verdict v using (pair_id) "
         "where c.first_error = v.position and v.verdict <> 'bad'",
     )
-    page = render_markdown(build_report(place, 1))
-    rate = f"| {record.unreadable} | {record.replies} replies |"
+    page = render_markdown(build_report(ctx, 1))
+    rate = f"| {record.num_unreadable} | {record.num_replies} replies |"
     assert any("Cut within a thought" in line and line.endswith(rate) for line in page.splitlines())
-    assert f"| judge | {record.replies} | {record.unreadable} |" in page
+    assert f"| judge | {record.num_replies} | {record.num_unreadable} |" in page
 
 
 @pytest.mark.slow
@@ -617,9 +620,9 @@ async def test_an_ill_typed_answer_costs_its_pair_or_path_and_not_the_stage(site
     played again.
     """
     one = site("splice.mode=verified", "splice.prune=true")
-    await prepare(one.place)
-    await collect(one.place, 1)
-    await critique(one.place, 1)
+    await prepare(one.ctx)
+    await collect(one.ctx, 1)
+    await critique(one.ctx, 1)
 
     class Odd(House):
         def step(self, action: str) -> Transition:
@@ -627,11 +630,11 @@ async def test_an_ill_typed_answer_costs_its_pair_or_path_and_not_the_stage(site
             odd = self._key == "door/train/1"
             return transition._replace(info={**transition.info, "success": "False"}) if odd else transition
 
-    await splice_pairs(replace(one.place, make_environment=lambda _: Odd()), 1)
-    lost = one.place.store.rows("select subject, detail from rejection where reason = 'ill-typed-answer'")
+    await splice_pairs(replace(one.ctx, make_environment=lambda _: Odd()), 1)
+    lost = one.ctx.store.rows("select subject, detail from rejection where reason = 'ill-typed-answer'")
     assert lost
     assert all("is 'False'; it must be true or false" in detail for _, detail in lost)
-    spliced = one.place.store.rows("select distinct instance_id from sample order by 1")
+    spliced = one.ctx.store.rows("select distinct instance_id from sample order by 1")
     assert len(spliced) == 5
     assert ("door/train/1",) not in spliced
 
@@ -642,9 +645,9 @@ async def test_a_pair_whose_replay_leads_elsewhere_is_lost_where_nothing_else_wa
     site: Callable[..., Site], mode: str
 ) -> None:
     one = site(f"splice.mode={mode}")
-    await prepare(one.place)
-    await collect(one.place, 1)
-    await critique(one.place, 1)
+    await prepare(one.ctx)
+    await collect(one.ctx, 1)
+    await critique(one.ctx, 1)
 
     class Restarted(House):
         repeatability = Repeatability.NEVER
@@ -653,48 +656,48 @@ async def test_a_pair_whose_replay_leads_elsewhere_is_lost_where_nothing_else_wa
             transition = super().step(action)
             return transition._replace(observation=f"{transition.observation} It is late.")
 
-    await splice_pairs(replace(one.place, make_environment=lambda _: Restarted()), 1)
-    lost = one.place.store.rows("select detail from rejection where reason = 'replay-drifted'")
+    await splice_pairs(replace(one.ctx, make_environment=lambda _: Restarted()), 1)
+    lost = one.ctx.store.rows("select detail from rejection where reason = 'replay-drifted'")
     assert lost
     assert all("does not promise to repeat itself" in detail for (detail,) in lost)
-    assert one.place.store.rows("select distinct kind from sample") == [("good",)]
+    assert one.ctx.store.rows("select distinct kind from sample") == [("good",)]
 
 
 @pytest.mark.slow
 async def test_every_cut_of_a_failed_episode_is_an_episode_of_its_own(site: Callable[..., Site]) -> None:
     one = site()
-    await prepare(one.place)
-    scores = await evaluate(one.place, 0)
-    failed = [e for e in load_episodes(one.place.store, evaluation_id(one.place, 0, TEST)) if not e.trajectory.success]
-    recoveries = load_episodes(one.place.store, evaluation_id(one.place, 0, REVISION))
+    await prepare(one.ctx)
+    scores = await evaluate(one.ctx, 0)
+    failed = [e for e in load_episodes(one.ctx.store, evaluation_id(one.ctx, 0, TEST)) if not e.trajectory.success]
+    recoveries = load_episodes(one.ctx.store, evaluation_id(one.ctx, 0, REVISION))
     assert scores[REVISION]["n"] == len(recoveries) == 2 * len(failed) > 0
     for episode in failed:
         cuts = {e.cut for e in recoveries if e.instance == episode.instance}
         assert len(cuts) == 2
         assert cuts <= set(range(1, len(episode.trajectory.steps)))
-    assert {e.cut for e in load_episodes(one.place.store, evaluation_id(one.place, 0, TEST))} == {0}
+    assert {e.cut for e in load_episodes(one.ctx.store, evaluation_id(one.ctx, 0, TEST))} == {0}
 
 
 @pytest.mark.slow
 async def test_a_checkpoint_is_not_tested_before_the_first_model(site: Callable[..., Site]) -> None:
     one = site()
-    await prepare(one.place)
-    one.place.store.write(
+    await prepare(one.ctx)
+    one.ctx.store.write(
         iteration_rows(
-            one.place.iteration_id(1),
-            run_id=one.place.run_id,
+            one.ctx.iteration_id(1),
+            run_id=one.ctx.run_id,
             iteration=1,
-            checkpoint_out=one.place.trained(0).id,
+            checkpoint_out=one.ctx.trained_checkpoint(0).id,
         )
     )
     with pytest.raises(DataFault, match="evaluate iteration 0 first"):
-        await evaluate(one.place, 1)
+        await evaluate(one.ctx, 1)
 
 
 @pytest.mark.slow
 async def test_a_cancelled_stage_finishes_the_instance_it_is_at_and_no_more(site: Callable[..., Site]) -> None:
     one = site("data.use=expert")
-    await prepare(one.place)
+    await prepare(one.ctx)
     at_work = threading.Event()
     asked: list[Instance] = []
 
@@ -705,76 +708,79 @@ async def test_a_cancelled_stage_finishes_the_instance_it_is_at_and_no_more(site
             time.sleep(0.2)
             return super().expert(instance)
 
-    running = asyncio.create_task(expert_samples(replace(one.place, make_environment=lambda _: Slow()), 1))
+    running = asyncio.create_task(expert_samples(replace(one.ctx, make_environment=lambda _: Slow()), 1))
     await asyncio.to_thread(at_work.wait)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
     await asyncio.sleep(1)
     assert len(asked) < 3
-    assert count(one.place, "select count(*) from sample") == 0
+    assert count(one.ctx, "select count(*) from sample") == 0
 
 
 @pytest.mark.slow
 async def test_revisions_good_paths_and_the_experts_episodes_make_one_dataset(site: Callable[..., Site]) -> None:
     one = site("data.use=both+expert")
-    recipe = one.place.recipe
-    planned = [stage.name for stage in one.place.plan(1).stages]
+    recipe = one.ctx.recipe
+    planned = [stage.name for stage in one.ctx.plan(1).stages]
     assert planned == ["collect", "critique", "splice", "demonstrate", "dataset", "train", "evaluate"]
     (line, *_) = method_of(recipe).describe(recipe, 6, 4)
     assert line == "each iteration: 6 trees and the expert's episodes, then 4 held-out episodes"
-    await prepare(one.place)
-    await collect(one.place, 1)
-    await critique(one.place, 1)
-    await splice_pairs(one.place, 1)
-    await expert_samples(one.place, 1)
-    made = (await dataset(one.place, 1))["samples"]
+    await prepare(one.ctx)
+    await collect(one.ctx, 1)
+    await critique(one.ctx, 1)
+    await splice_pairs(one.ctx, 1)
+    await expert_samples(one.ctx, 1)
+    made = (await dataset(one.ctx, 1))["samples"]
     assert set(made) == {"revision", "good", "expert"}
     assert made["expert"] == 6
     rows = sum(made.values())
-    funnel = [(stage.name, stage.count) for stage in build_report(one.place, 1).funnel]
+    funnel = [(stage.name, stage.count) for stage in build_report(one.ctx, 1).funnel]
     assert (funnel[-3], funnel[-1]) == (("expert episodes", 6), ("trained rows", rows))
 
 
 @pytest.mark.slow
 async def test_the_expert_is_cloned_in_every_iteration_and_nothing_is_searched(site: Callable[..., Site]) -> None:
     one = site("data.use=expert")
-    await prepare(one.place)
-    await expert_samples(one.place, 1)
-    made = await dataset(one.place, 1)
+    await prepare(one.ctx)
+    await expert_samples(one.ctx, 1)
+    made = await dataset(one.ctx, 1)
     assert made["samples"] == {"expert": 6}
     lengths = "select sum(num_tokens)::bigint, sum(num_trained_tokens)::bigint from v_samples where used"
-    assert one.place.store.rows(lengths) == [(made["tokens"], sum(made["trained_tokens"].values()))]
+    assert one.ctx.store.rows(lengths) == [(made["tokens"], sum(made["trained_tokens"].values()))]
     assert one.asked == Asked()
-    assert count(one.place, "select count(*) from tree") == 0
-    funnel = build_report(one.place, 1).funnel
+    assert count(one.ctx, "select count(*) from tree") == 0
+    funnel = build_report(one.ctx, 1).funnel
     assert [(stage.name, stage.count) for stage in funnel] == [
         ("expert episodes", 6),
         ("samples", 6),
         ("trained rows", 6),
     ]
-    assert one.place.store.rows("select seconds > 0 from timing where (stage, part) = ('expert', 'environment')") == [
+    assert one.ctx.store.rows("select seconds > 0 from timing where (stage, part) = ('expert', 'environment')") == [
         (True,)
     ]
-    one.place.store.write(
+    one.ctx.store.write(
         iteration_rows(
-            one.place.iteration_id(1), run_id=one.place.run_id, iteration=1, checkpoint_out=one.place.trained(0).id
+            one.ctx.iteration_id(1),
+            run_id=one.ctx.run_id,
+            iteration=1,
+            checkpoint_out=one.ctx.trained_checkpoint(0).id,
         )
     )
-    await begin(one.place, 2)
-    await expert_samples(one.place, 2)
+    await begin_iteration(one.ctx, 2)
+    await expert_samples(one.ctx, 2)
     for iteration in (1, 2):
-        samples = load_samples(one.place.store, iteration_id=one.place.iteration_id(iteration)).values()
+        samples = load_samples(one.ctx.store, iteration_id=one.ctx.iteration_id(iteration)).values()
         assert [sample.kind for sample in samples] == [SampleKind.EXPERT] * 6
 
 
 @pytest.mark.slow
 async def test_with_good_paths_only_nobody_is_judged(site: Callable[..., Site]) -> None:
     one = site("data.use=good")
-    await prepare(one.place)
-    await collect(one.place, 1)
-    await keep_good_paths(one.place, 1)
-    made = await dataset(one.place, 1)
+    await prepare(one.ctx)
+    await collect(one.ctx, 1)
+    await keep_good_paths(one.ctx, 1)
+    made = await dataset(one.ctx, 1)
     assert set(made["samples"]) == {"good"}
     assert one.asked.judge == 0
 
@@ -785,94 +791,96 @@ async def test_the_same_weights_in_another_place_are_found_there(
 ) -> None:
     moved = tmp_path / "moved"
     first = site()
-    await prepare(first.place)
+    await prepare(first.ctx)
     moved.symlink_to(tiny_model_dir)
     second = site(model=str(moved))
-    await prepare(second.place)
-    assert second.place.trained(0).id == first.place.trained(0).id
-    assert second.place.trained(0).path == moved
-    assert first.place.trained(0).path == tiny_model_dir, "the run under way keeps the directory of its own recipe"
-    assert first.place.policy(1).path == tiny_model_dir
+    await prepare(second.ctx)
+    assert second.ctx.trained_checkpoint(0).id == first.ctx.trained_checkpoint(0).id
+    assert second.ctx.trained_checkpoint(0).path == moved
+    assert first.ctx.trained_checkpoint(0).path == tiny_model_dir, (
+        "the run under way keeps the directory of its own recipe"
+    )
+    assert first.ctx.policy(1).path == tiny_model_dir
 
 
 @pytest.mark.slow
 async def test_a_report_counts_the_tokens_of_search_and_judge(site: Callable[..., Site]) -> None:
     one = site()
-    await make_data(one.place)
-    await evaluate(one.place, 0)
-    tokens = build_report(one.place, 1).tokens
+    await make_data(one.ctx)
+    await evaluate(one.ctx, 0)
+    tokens = build_report(one.ctx, 1).tokens
     assert tokens is not None
     kinds = "select sum(completion_tokens) from generation where kind in ('node', 'judgement')"
-    assert tokens.completion == count(one.place, kinds)
-    assert count(one.place, "select count(*) from generation where kind = 'judgement'") > 0
-    base = build_report(one.place, 0).tokens
+    assert tokens.completion == count(one.ctx, kinds)
+    assert count(one.ctx, "select count(*) from generation where kind = 'judgement'") > 0
+    base = build_report(one.ctx, 0).tokens
     assert base is not None
-    assert base.completion == count(one.place, "select sum(completion_tokens) from generation where kind = 'step'")
+    assert base.completion == count(one.ctx, "select sum(completion_tokens) from generation where kind = 'step'")
 
 
 @pytest.mark.slow
 async def test_a_report_has_the_share_of_replies_that_their_limit_cut(site: Callable[..., Site]) -> None:
     one = site("search.max_new_tokens=1", "instances.train_limit=2", "evaluation.revision_test.enabled=false")
-    await prepare(one.place)
-    await collect(one.place, 1)
-    await evaluate(one.place, 0)
-    tokens = build_report(one.place, 1).tokens
-    drawn = count(one.place, "select count(*) from generation where kind = 'node'")
+    await prepare(one.ctx)
+    await collect(one.ctx, 1)
+    await evaluate(one.ctx, 0)
+    tokens = build_report(one.ctx, 1).tokens
+    drawn = count(one.ctx, "select count(*) from generation where kind = 'node'")
     assert tokens is not None
-    assert tokens.cut == {"collected": (drawn, drawn)}, "each word of two is cut to one"
-    base = build_report(one.place, 0).tokens
+    assert tokens.cut_by_purpose == {"collected": (drawn, drawn)}, "each word of two is cut to one"
+    base = build_report(one.ctx, 0).tokens
     assert base is not None
-    assert {purpose: cut for purpose, (_, cut) in base.cut.items()} == {"evaluated": 0}
-    cut = [n.step for tree in finished_trees(one.place, 1).values() for n in tree.nodes if n.step]
+    assert {purpose: cut for purpose, (_, cut) in base.cut_by_purpose.items()} == {"evaluated": 0}
+    cut = [n.step for tree in finished_trees(one.ctx, 1).values() for n in tree.nodes if n.step]
     assert {step.finish_reason for step in cut} == {"length"}
 
 
 @pytest.mark.slow
 async def test_a_report_counts_refused_actions_by_the_words_of_the_world(site: Callable[..., Site]) -> None:
     one = site()
-    await prepare(one.place)
-    await collect(one.place, 1)
-    assert errors(one.place) == {}, "a door takes every word"
-    with one.place.store.transaction() as con:
+    await prepare(one.ctx)
+    await collect(one.ctx, 1)
+    assert errors(one.ctx) == {}, "a door takes every word"
+    with one.ctx.store.transaction() as con:
         con.execute("update node set step = struct_update(step, valid := false) where step.observation = 'Wrong 1.'")
-    wrong = count(one.place, "select count(*) from v_nodes where observation = 'Wrong 1.'")
+    wrong = count(one.ctx, "select count(*) from v_nodes where observation = 'Wrong 1.'")
     assert wrong > 0
-    assert errors(one.place) == {"Wrong 1.": wrong}
+    assert errors(one.ctx) == {"Wrong 1.": wrong}
 
 
-def errors(place: Workplace) -> Counts:
-    found = build_report(place, 1).errors
+def errors(ctx: RunContext) -> Counts:
+    found = build_report(ctx, 1).errors
     assert found is not None
-    return found.refused
+    return found.refusals_by_message
 
 
 @pytest.mark.slow
 async def test_what_a_killed_stage_left_is_grown_to_the_same_trees(site: Callable[..., Site]) -> None:
     calm = site()
-    await prepare(calm.place)
-    await collect(calm.place, 1)
-    whole = finished_trees(calm.place, 1)
+    await prepare(calm.ctx)
+    await collect(calm.ctx, 1)
+    whole = finished_trees(calm.ctx, 1)
 
     # What a process that was killed right away has stored at most.
-    with calm.place.store.transaction() as con:
+    with calm.ctx.store.transaction() as con:
         con.execute("delete from node where node_index > 0")
         con.execute("update node set visits = 0, value_sum = 0, terminal = false, stop = null")
         con.execute("update tree set finished = false, dives_done = 0")
     again = site()
-    assert (await collect(again.place, 1))["new"] == len(whole)
-    assert finished_trees(again.place, 1) == whole
+    assert (await collect(again.ctx, 1))["new"] == len(whole)
+    assert finished_trees(again.ctx, 1) == whole
 
 
 @pytest.mark.slow
 async def test_a_run_is_known_again_by_its_stored_recipe(site: Callable[..., Site]) -> None:
     one = site("pairs.beta=0.1", "training.learning_rate=3e-4")
-    await prepare(one.place)
-    (config,) = one.place.store.rows("select config from run")[0]
+    await prepare(one.ctx)
+    (config,) = one.ctx.store.rows("select config from run")[0]
     stored = parse(json.loads(config))
-    assert stored == one.place.recipe
-    assert run_id_of(stored) == one.place.run_id
-    assert run_id_of(parse(json.loads(config), ["iterations=9", "workspace=elsewhere"])) == one.place.run_id
-    assert run_id_of(parse(json.loads(config), ["seed=1"])) != one.place.run_id
+    assert stored == one.ctx.recipe
+    assert run_id_of(stored) == one.ctx.run_id
+    assert run_id_of(parse(json.loads(config), ["iterations=9", "workspace=elsewhere"])) == one.ctx.run_id
+    assert run_id_of(parse(json.loads(config), ["seed=1"])) != one.ctx.run_id
 
 
 class Terrace(House):
@@ -897,39 +905,39 @@ async def test_further_sets_are_played_scored_and_paired_with_the_base(site: Cal
         "evaluation.sets.row={split: row, limit: 12, spread: false}",
         "evaluation.sets.tried={split: test, episodes: 4, temperature: 1, models: base}",
     )
-    place = replace(one.place, make_environment=lambda _: Terrace())
-    await prepare(place)
-    base = await evaluate(place, 0)
+    ctx = replace(one.ctx, make_environment=lambda _: Terrace())
+    await prepare(ctx)
+    base = await evaluate(ctx, 0)
     assert {name: score["n"] for name, score in base.items()} == {
         "test": 6, "row": 12, "tried": 24, "revision_test": base["revision_test"]["n"]
     }  # fmt: skip
-    made = iteration_rows(place.iteration_id(1), run_id=place.run_id, iteration=1, checkpoint_out=place.trained(0).id)
-    place.store.write(made)
-    assert list(await evaluate(place, 1)) == ["test", "row", "revision_test"]
+    made = iteration_rows(
+        ctx.iteration_id(1), run_id=ctx.run_id, iteration=1, checkpoint_out=ctx.trained_checkpoint(0).id
+    )
+    ctx.store.write(made)
+    assert list(await evaluate(ctx, 1)) == ["test", "row", "revision_test"]
     asked = one.asked.act
-    await evaluate(place, 1)
+    await evaluate(ctx, 1)
     assert one.asked.act == asked
 
-    first, second = Scoreboard(place).up_to(1)
+    first, second = Scoreboard(ctx).up_to(1)
     assert [part.name for part in first.sets] == ["test", "row", "tried"]
     assert [part.name for part in second.sets] == ["test", "row"]
-    row = second.of_set("row")
+    row = second.score_of_set("row")
     assert row is not None
     assert row.versus_base is not None
     assert first.sets[0].versus_base is None
     assert row.versus_base.value == pytest.approx(row.success.value - first.sets[1].success.value)
     assert (row.instances, row.versus_base.n) == (12, 12)
     assert {part.depth for part in row.by_depth} == {1, 2}
-    origins = place.store.rows(
-        "select distinct origin_id from instance where split = 'row' and instance_index in (0, 6)"
-    )
+    origins = ctx.store.rows("select distinct origin_id from instance where split = 'row' and instance_index in (0, 6)")
     assert origins == [("door/test/0",)]
 
-    tried = first.of_set("tried")
+    tried = first.score_of_set("tried")
     assert tried is not None
     assert [at.k for at in tried.pass_at] == [1, 2, 4]
     assert tried.pass_at[0].success.value == pytest.approx(tried.success.value)
-    stored = dict(place.store.rows("select name, value from metric where name like 'pass@%'"))
+    stored = dict(ctx.store.rows("select name, value from metric where name like 'pass@%'"))
     assert stored == {f"pass@{at.k}": pytest.approx(at.success.value) for at in tried.pass_at}
     assert sorted(stored.values()) == [stored[f"pass@{k}"] for k in (1, 2, 4)]
 
@@ -939,13 +947,15 @@ async def test_the_states_of_the_revision_test_are_chosen_once_and_can_be_given_
     site: Callable[..., Site], tmp_path: Path, tiny_model_dir: Path
 ) -> None:
     lossy = site(broken=["door/test/1", "door/test/4"])
-    await prepare(lossy.place)
-    await evaluate(lossy.place, 0)
-    chosen = lossy.place.store.rows("select trajectory_id, repeat, cut from revision_state order by position")
+    await prepare(lossy.ctx)
+    await evaluate(lossy.ctx, 0)
+    chosen = lossy.ctx.store.rows("select trajectory_id, repeat, cut from revision_state order by position")
     assert chosen
     # What was lost is played now, but the states stay those of every model before.
-    whole = site().place
-    made = iteration_rows(whole.iteration_id(1), run_id=whole.run_id, iteration=1, checkpoint_out=whole.trained(0).id)
+    whole = site().ctx
+    made = iteration_rows(
+        whole.iteration_id(1), run_id=whole.run_id, iteration=1, checkpoint_out=whole.trained_checkpoint(0).id
+    )
     whole.store.write(made)
     before = len(load_episodes(whole.store, evaluation_id(whole, 0, TEST)))
     await evaluate(whole, 0)
@@ -962,27 +972,27 @@ async def test_the_states_of_the_revision_test_are_chosen_once_and_can_be_given_
     other_model = tmp_path / "other"
     shutil.copytree(tiny_model_dir, other_model)
     (other_model / "generation_config.json").write_text("{}")
-    other = site(f"evaluation.revision_test.states='{whole.run_id}'", "seed=9", model=str(other_model)).place
+    other = site(f"evaluation.revision_test.states='{whole.run_id}'", "seed=9", model=str(other_model)).ctx
     assert other.run_id != whole.run_id
-    await start(other)
+    await start_run(other)
     await evaluate(other, 0)
     taken = load_episodes(other.store, evaluation_id(other, 0, REVISION))
     assert [(e.instance.key, e.repeat, e.cut) for e in taken] == states[0]
     assert Scoreboard(other).up_to(0)[0].revision_reward is not None
     # A recipe may know a world by another name than its instances do.
-    known = site(f"evaluation.revision_test.states='{whole.run_id}'", "seed=11", "environment.name=house").place
-    await start(known)
+    known = site(f"evaluation.revision_test.states='{whole.run_id}'", "seed=11", "environment.name=house").ctx
+    await start_run(known)
     await evaluate(known, 0)
     assert len(load_episodes(known.store, evaluation_id(known, 0, REVISION))) == len(states[0])
-    nobody = site("evaluation.revision_test.states=nobody", "seed=10").place
-    await start(nobody)
+    nobody = site("evaluation.revision_test.states=nobody", "seed=10").ctx
+    await start_run(nobody)
     with pytest.raises(DataFault, match="run nobody has no states of a revision test"):
         await evaluate(nobody, 0)
 
 
 async def test_an_instance_is_not_trained_on_and_held_out_under_another_name(site: Callable[..., Site]) -> None:
     one = site("instances.train=row", "instances.test=test")
-    place = replace(one.place, make_environment=lambda _: Terrace())
-    await prepare(place)
+    ctx = replace(one.ctx, make_environment=lambda _: Terrace())
+    await prepare(ctx)
     with pytest.raises(DataFault, match="training instance door/row/0 is held-out instance door/test/0, or a variant"):
-        await collect(place, 1)
+        await collect(ctx, 1)

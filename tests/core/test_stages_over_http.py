@@ -16,15 +16,15 @@ from worlds import World, served_world
 
 from agentr_core.environment import Environment
 from agentr_core.environments.agentgym import worlds
-from agentr_core.environments.agentgym.server import numbered
-from agentr_core.environments.agentgym.wire import WIRES
+from agentr_core.environments.agentgym.server import number_instances
+from agentr_core.environments.agentgym.wire import WIRE_FORMATS
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.collect import collect, finished_trees
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, start
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.start import begin_iteration, start_run
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.store.database import Store
 from agentr_core.types import Instance, Tree
@@ -44,7 +44,7 @@ class RemoteDoor(worlds.TextCraft):
         return Door().depth(instance)
 
 
-def workplace(root: Path, model_dir: Path, make: Callable[[], Environment]) -> Workplace:
+def workplace(root: Path, model_dir: Path, make: Callable[[], Environment]) -> RunContext:
     recipe = parse(
         {
             "name": "door",
@@ -57,7 +57,7 @@ def workplace(root: Path, model_dir: Path, make: Callable[[], Environment]) -> W
             "scale": {"concurrency": 3},
         }
     )
-    return Workplace(
+    return RunContext(
         recipe=recipe,
         method=method_of(recipe),
         run_id=run_id_of(recipe),
@@ -75,11 +75,11 @@ def untold(tree: Tree) -> Tree:
     return replace(tree, nodes=tuple(nodes))
 
 
-async def collected(place: Workplace) -> dict[str, Tree]:
-    await start(place)
-    await begin(place, 1)
-    await collect(place, 1)
-    return finished_trees(place, 1)
+async def collected(ctx: RunContext) -> dict[str, Tree]:
+    await start_run(ctx)
+    await begin_iteration(ctx, 1)
+    await collect(ctx, 1)
+    return finished_trees(ctx, 1)
 
 
 @pytest.mark.slow
@@ -88,17 +88,17 @@ async def test_collection_from_a_broken_server_gives_the_trees_of_the_world(
 ) -> None:
     here = await collected(workplace(tmp_path / "here", tiny_model_dir, Door))
 
-    with served_world(Door, WIRES["textcraft"], numbered(Door(), ("train", "test"))) as world:
+    with served_world(Door, WIRE_FORMATS["textcraft"], number_instances(Door(), ("train", "test"))) as world:
         world.faults |= {("/step", number): answer(500, b"") for number in range(9, 5000, 40)}
-        place = workplace(tmp_path / "there", tiny_model_dir, remote(world))
-        there = await collected(place)
-        await evaluate(place, 0)
+        ctx = workplace(tmp_path / "there", tiny_model_dir, remote(world))
+        there = await collected(ctx)
+        await evaluate(ctx, 0)
 
         assert there == {tree: untold(grown) for tree, grown in here.items()}
         assert len(there) == 6
         assert len(world.bodies("/step")) > 40, "no fault was met in the middle of a tree"
-        assert place.store.query("select count(*) n from event")["n"][0] == 0
-        assert place.store.query("select count(*) n from episode")["n"][0] == 6
+        assert ctx.store.query("select count(*) n from event")["n"][0] == 0
+        assert ctx.store.query("select count(*) n from episode")["n"][0] == 6
         assert world.open_ids() == []
 
 

@@ -20,9 +20,9 @@ import gallery
 import pytest
 
 from agentr_core.errors import StoreError
-from agentr_core.models.checkpoint_dir import SHARED_MEMORY, shared_name
+from agentr_core.models.checkpoint_dir import SHARED_MEMORY, shared_folder_name
 from agentr_core.store import migrations
-from agentr_core.store.care.rewriting import CONDITIONS, compact, merge_stores, prune, sizes
+from agentr_core.store.care.rewriting import CONDITIONS, compact, merge_stores, prune, table_sizes
 from agentr_core.store.codec.ledger import checkpoint_rows, iteration_rows, run_rows
 from agentr_core.store.codec.samples import sample_rows
 from agentr_core.store.database import Store, snapshot
@@ -79,7 +79,7 @@ def store(filled: Store, tmp_path: Path) -> Store:
 
 def test_sizes_count_the_rows_of_each_table(store: Store) -> None:
     store.checkpoint()
-    found = sizes(store)
+    found = table_sizes(store)
     assert {one.table: one.rows for one in found.tables} == {table: len(rows(store, table)) for table in TABLES}
     assert all(one.size > 0 for one in found.tables if one.rows)
     assert sum(one.rows for one in found.tables) > 40
@@ -95,13 +95,13 @@ def test_compacting_frees_what_lies_idle_and_changes_no_row(store: Store) -> Non
     )
     with store.transaction() as con:
         con.execute("delete from rl_validation where starts_with(trajectory_id, 't') and length(trajectory_id) < 6")
-    before, size = everything(store), sizes(store)
-    assert size.idle >= 0
+    before, size = everything(store), table_sizes(store)
+    assert size.num_unused_bytes >= 0
 
     found = compact(store)
 
-    assert found.after < found.before
-    assert found.gone == {}
+    assert found.bytes_after < found.bytes_before
+    assert found.num_removed_by_table == {}
     assert everything(store) == before
     store.write({"rl_validation": [{"trajectory_id": "new", "step": 1, "iteration_id": "x"}]})
     assert not list(store.path.parent.glob("*.rewritten*"))
@@ -116,9 +116,9 @@ def test_pruning_keeps_what_other_runs_are_made_of(store: Store) -> None:
     found = prune(store, [gallery.RUN])
 
     # The later run is made of the first iteration; the evaluation of the base is of no use to it.
-    assert found.needed == ((gallery.RUN, 1),)
-    assert found.unnamed == ()
-    assert found.rewritten.gone == {"iteration": 1, "evaluation": 1, "trajectory": 1, "episode": 1}
+    assert found.needed_iterations == ((gallery.RUN, 1),)
+    assert found.unnamed_paths == ()
+    assert found.rewrite_result.num_removed_by_table == {"iteration": 1, "evaluation": 1, "trajectory": 1, "episode": 1}
     for table in ("run", "tree", "node", "sample", "message", "dataset_row", "checkpoint", "verdict"):
         assert rows(store, table) == before[table]
     assert dangling_references(store) == []
@@ -132,20 +132,20 @@ def test_pruning_a_run_that_nobody_needs_leaves_nothing_of_it(store: Store) -> N
     found = prune(store, [ALONE])
 
     assert everything(store) == before
-    assert found.rewritten.gone == dict.fromkeys(("run", "iteration", "checkpoint", "sample"), 1)
-    assert found.needed == ()
+    assert found.rewrite_result.num_removed_by_table == dict.fromkeys(("run", "iteration", "checkpoint", "sample"), 1)
+    assert found.needed_iterations == ()
 
 
 def test_pruning_both_leaves_an_empty_store_and_names_the_weights_that_are_left(store: Store) -> None:
     found = prune(store, [gallery.RUN, LATER])
-    assert found.unnamed == ("one",)
+    assert found.unnamed_paths == ("one",)
     assert {table for table in TABLES if rows(store, table)} == set()
 
 
 def test_pruning_a_copied_workspace_names_the_weights_in_the_copy(store: Store) -> None:
     here = store.path.parent / "checkpoints" / gallery.TRAINED
     here.mkdir(parents=True)
-    assert prune(store, [gallery.RUN, LATER], keep=False).unnamed == (str(here),)
+    assert prune(store, [gallery.RUN, LATER], replace_file=False).unnamed_paths == (str(here),)
 
 
 def test_pruning_names_every_folder_that_trainings_left(store: Store) -> None:
@@ -161,7 +161,7 @@ def test_pruning_names_every_folder_that_trainings_left(store: Store) -> None:
     others = ["checkpoints/.ffff000000000001.ffff", "checkpoints/.1111000000000001.ffff", "datasets/other.parquet"]
     for name in (*left, *others):
         (root / name).mkdir(parents=True)
-    shared = shared_name(root / "checkpoints" / trained)
+    shared = shared_folder_name(root / "checkpoints" / trained)
     (SHARED_MEMORY / shared).mkdir()
     gone = json.dumps({"iteration": gallery.ITERATION})
     (root / "checkpoints" / alone / "manifest.json").write_text(gone)
@@ -172,13 +172,13 @@ def test_pruning_names_every_folder_that_trainings_left(store: Store) -> None:
         found = prune(store, [gallery.RUN, LATER])
     finally:
         (SHARED_MEMORY / shared).rmdir()
-    assert found.unnamed == tuple(sorted([*(str(root / name) for name in left), str(SHARED_MEMORY / shared)]))
+    assert found.unnamed_paths == tuple(sorted([*(str(root / name) for name in left), str(SHARED_MEMORY / shared)]))
 
 
 def test_a_dry_run_changes_nothing(store: Store) -> None:
     before = store.path.read_bytes()
-    found = prune(store, [LATER], keep=False)
-    assert found.rewritten.gone["run"] == 1
+    found = prune(store, [LATER], replace_file=False)
+    assert found.rewrite_result.num_removed_by_table["run"] == 1
     store.checkpoint()
     assert store.path.read_bytes() == before
     assert not list(store.path.parent.glob("*.rewritten*"))
@@ -189,8 +189,8 @@ def test_a_run_whose_states_or_pool_others_take_stays_whole(store: Store) -> Non
     with store.transaction() as con:
         con.execute("update run set config = ? where run_id = ?", [json.dumps(config), LATER])
     found = prune(store, [gallery.RUN])
-    assert found.rewritten.gone == {}
-    assert found.needed == ((gallery.RUN, 0), (gallery.RUN, 1))
+    assert found.rewrite_result.num_removed_by_table == {}
+    assert found.needed_iterations == ((gallery.RUN, 0), (gallery.RUN, 1))
 
 
 def test_merging_takes_each_row_once(store: Store, tmp_path: Path) -> None:
@@ -202,14 +202,14 @@ def test_merging_takes_each_row_once(store: Store, tmp_path: Path) -> None:
 
     found = merge_stores(store, [other, Store(copy)])
 
-    assert -found.gone["run"] == 1
-    assert "checkpoint" not in found.gone
+    assert -found.num_removed_by_table["run"] == 1
+    assert "checkpoint" not in found.num_removed_by_table
     assert sorted(rows(store, "sample")) == sorted([*before["sample"], *theirs["sample"]])
     # The folder of the model is that of this machine, and its parent is known here alone.
     assert rows(store, "checkpoint") == before["checkpoint"]
     assert everything(other) == theirs
     again = everything(store)
-    assert merge_stores(store, [other]).gone == {}
+    assert merge_stores(store, [other]).num_removed_by_table == {}
     assert everything(store) == again
     assert dangling_references(store) == []
 
@@ -307,5 +307,5 @@ def test_a_kill_leaves_the_store_as_it_is(store: Store, sign: signal.Signals) ->
     assert subprocess.run(words, capture_output=True, check=False).returncode != 0
     assert everything(store) == before
     # What a killed process left behind is in nobody's way.
-    assert compact(store).gone == {}
+    assert compact(store).num_removed_by_table == {}
     assert not list(store.path.parent.glob("*.rewritten*"))

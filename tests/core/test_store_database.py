@@ -22,8 +22,8 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.store import connection, migrations
 from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.codec.trajectories import load_critiques, load_trajectories, load_trees, oracle_rows
-from agentr_core.store.database import Store, put, settled_state, snapshot
-from agentr_core.store.records import table_of
+from agentr_core.store.database import Store, insert_rows, read_consistently, snapshot
+from agentr_core.store.records import to_arrow_table
 from agentr_core.store.tables import TABLES
 from agentr_core.types import Verdict
 
@@ -110,17 +110,17 @@ def test_tables_agree_with_the_schema(store: Store) -> None:
     stored = {name: tuple(key) for name, key in keys.values.tolist() if name != "schema_version"}
     assert stored == {name: table.key for name, table in TABLES.items()}
     columns = store.query("select table_name || '.' || column_name as c from duckdb_columns()")["c"].tolist()
-    assert {f"{name}.{column}" for name, table in TABLES.items() for column in table.mutable} <= set(columns)
+    assert {f"{name}.{column}" for name, table in TABLES.items() for column in table.mutable_columns} <= set(columns)
     assert {f"{name}.created_at" for name in TABLES} <= set(columns)
 
 
 def test_tables_of_records_are_what_their_types_say(store: Store) -> None:
     """A field that is new needs a migration, and one that may be None a column that may be null."""
     store.write({})
-    of_records = {name: table.columns for name, table in TABLES.items() if table.record is not None}
+    of_records = {name: table.column_types for name, table in TABLES.items() if table.record is not None}
     for name, hints in of_records.items():
         expected = {
-            column: (str(duckdb.from_arrow(table_of([], [column], hints)).types[0]), NoneType in get_args(hint))
+            column: (str(duckdb.from_arrow(to_arrow_table([], [column], hints)).types[0]), NoneType in get_args(hint))
             for column, hint in hints.items()
         }
         stored = {
@@ -211,7 +211,7 @@ def test_bursts_share_an_instance_of_duckdb_and_nothing_else(store: Store, monke
     settings = "select current_setting('threads'), count(*) from rl_validation"
     assert store.rows(settings) == [(1, 2)]
     with monkeypatch.context() as patch:
-        patch.setattr(connection, "_LARGE_BYTES", 0)
+        patch.setattr(connection, "_LARGE_FILE_BYTES", 0)
         assert store.rows(settings) == [(1, 2)]
         threads = store.query("select current_setting('threads') as threads")["threads"]
         assert threads.tolist() == [4], "a user's query of a large file has several threads"
@@ -293,7 +293,7 @@ def test_an_older_schema_is_brought_up_by_the_first_who_opens_it(store: Store, m
         first = migrations.available()[:1]
         patch.setattr(migrations, "available", lambda: first)
         with Store(store.path).transaction() as con:
-            put(con, gallery.answered("a"))
+            insert_rows(con, gallery.answered("a"))
             con.execute("create view v_of_before as select 1; create view v_orphans as from v_of_before")
             con.execute("create view mine as from answered_call")
     assert store.query("select count(*) as n from v_orphans")["n"].tolist() == [0]
@@ -303,7 +303,7 @@ def test_an_older_schema_is_brought_up_by_the_first_who_opens_it(store: Store, m
     numbers = [migration.number for migration in migrations.available()]
     assert store.query("select version from schema_version order by 1")["version"].tolist() == numbers
     assert numbers == sorted(set(numbers))
-    assert numbers[-1] == migrations.VIEWS, "views are made after the tables that they show"
+    assert numbers[-1] == migrations.VIEWS_NUMBER, "views are made after the tables that they show"
     assert store.missing("answered_call", ["a"]) == []
     with duckdb.connect(str(store.path), read_only=True) as other:
         assert other.execute("select call_id from answered_call").fetchall() == [("a",)]
@@ -340,7 +340,9 @@ def test_a_filled_store_of_before_has_its_rows_when_it_is_brought_up(
 
 def test_views_that_changed_have_a_higher_number() -> None:
     scripts = fingerprint(*(migration.sql for migration in migrations.available()))
-    assert (migrations.VIEWS, scripts) == (120, "dd86aa5cdf6c48d6"), "stores keep their views until VIEWS is raised"
+    assert (migrations.VIEWS_NUMBER, scripts) == (120, "dd86aa5cdf6c48d6"), (
+        "stores keep their views until VIEWS is raised"
+    )
 
 
 def test_a_store_of_before_the_records_is_refused_in_one_sentence(tmp_path: Path) -> None:
@@ -387,7 +389,7 @@ def test_a_store_that_the_first_version_of_these_tables_made_is_read(tmp_path: P
         for table, column in con.execute("select table_name, column_name from duckdb_columns()").fetchall():
             columns.setdefault(table, []).append(column)
     fresh = gallery.fill(tmp_path / "fresh.duckdb")
-    assert kept.version() >= migrations.FIRST
+    assert kept.version() >= migrations.FIRST_NUMBER
     with snapshot(kept) as old, snapshot(fresh) as new:
         for table in TABLES.keys() & columns.keys():
             names = ", ".join(name for name in columns[table] if name not in ("created_at", "event_id"))
@@ -587,7 +589,7 @@ def test_what_a_reading_writes_is_read_by_it(tmp_path: Path) -> None:
             state.write(oracle_rows("t", {1: Verdict.BAD}))
         return seen[-1]
 
-    assert settled_state(store, read) == 1
+    assert read_consistently(store, read) == 1
     assert seen == [0, 1]
-    assert settled_state(store, read) == 1
+    assert read_consistently(store, read) == 1
     assert seen == [0, 1, 1], "once is enough where nothing is written"

@@ -13,15 +13,15 @@ from agentr_core.store.codec.ledger import (
     GroupOutcome,
     group_rows,
     iteration_rows,
+    load_group_outcomes,
     load_groups,
-    load_outcomes,
-    load_scores,
+    load_scorer_logprobs,
     rl_step_rows,
-    score_rows,
+    scorer_logprob_rows,
     validation_rows,
 )
 from agentr_core.store.codec.samples import derivation_rows
-from agentr_core.store.codec.trajectories import finished_rows, instance_row, trajectory_rows, tree_rows
+from agentr_core.store.codec.trajectories import finished_tree_rows, instance_row, trajectory_rows, tree_rows
 from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import instance_traits
 from agentr_core.store.queries.trees import Validation, step_hashes, validation_of, validations
@@ -67,8 +67,8 @@ def test_groups_keep_their_episodes_and_the_order_of_these(tmp_path: Path) -> No
     store.write(
         merge(
             [
-                group_rows(mixed, [1.0, -1.0, 1.0, -1.0], iteration_id="i", step=1, contrast=True),
-                group_rows(alike, [0.0, 0.0], iteration_id="i", step=1, contrast=False),
+                group_rows(mixed, [1.0, -1.0, 1.0, -1.0], iteration_id="i", step=1, has_contrast=True),
+                group_rows(alike, [0.0, 0.0], iteration_id="i", step=1, has_contrast=False),
             ]
         )
     )
@@ -80,14 +80,14 @@ def test_groups_keep_their_episodes_and_the_order_of_these(tmp_path: Path) -> No
     made = Derivation(child=branch, parent=parent, operator="branch", position=1, seed=0)
     store.write(derivation_rows([made], iteration_id="i"))
     assert load_groups(store, "i", 1) == [replace(mixed, given={branch: 1}), alike]
-    assert [len(steps) for steps in load_groups(store, "i", 1)[0].sampled] == [0, 1, 1, 1]
+    assert [len(steps) for steps in load_groups(store, "i", 1)[0].sampled_steps] == [0, 1, 1, 1]
     assert [list(one.episodes) for one in back] == [list(mixed.episodes), list(alike.episodes)]
-    assert (mixed.rewards, mixed.wins) == ((1.0, 0.0, 1.0, 0.0), 2)
-    assert load_outcomes(store, "i", until=1) == [
+    assert (mixed.rewards, mixed.num_wins) == ((1.0, 0.0, 1.0, 0.0), 2)
+    assert load_group_outcomes(store, "i", last_step=1) == [
         GroupOutcome(origin=DOORS[0].key, episodes=4, reward=0.5),
         GroupOutcome(origin=DOORS[1].key, episodes=2, reward=0.0),
     ]
-    assert load_outcomes(store, "i", until=0) == []
+    assert load_group_outcomes(store, "i", last_step=0) == []
     assert load_groups(store, "i", 2) == []
 
 
@@ -96,8 +96,8 @@ def test_variants_of_an_instance_are_known_as_that_instance(tmp_path: Path) -> N
     of_other_name = instance_row(DOORS[1], origin=DOORS[0])
     store.write({"instance": [instance_row(DOORS[0]), of_other_name]})
     for number in (0, 1):
-        store.write(group_rows(group(number, [1.0, 0.0]), [1.0, -1.0], iteration_id="i", step=1, contrast=True))
-    assert [one.origin for one in load_outcomes(store, "i", until=1)] == [DOORS[0].key] * 2
+        store.write(group_rows(group(number, [1.0, 0.0]), [1.0, -1.0], iteration_id="i", step=1, has_contrast=True))
+    assert [one.origin for one in load_group_outcomes(store, "i", last_step=1)] == [DOORS[0].key] * 2
     assert {traits.origin for traits in instance_traits(store, [door.key for door in DOORS[:2]]).values()} == {
         DOORS[0].key
     }
@@ -109,7 +109,7 @@ def test_what_earlier_iterations_of_the_run_saw_is_known_before_the_first_step(t
     runs = {"i": ("r", 3), "grouped": ("r", 2), "searched": ("r", 1), "later": ("r", 4), "other": ("s", 1)}
     for iteration_id, (run_id, number) in runs.items():
         store.write(iteration_rows(iteration_id, run_id=run_id, iteration=number))
-        store.write(group_rows(group(0, [1.0, 0.0]), [1.0, -1.0], iteration_id=iteration_id, step=1, contrast=True))
+        store.write(group_rows(group(0, [1.0, 0.0]), [1.0, -1.0], iteration_id=iteration_id, step=1, has_contrast=True))
     for number, (iteration_id, finished) in enumerate([("searched", True), ("searched", False), ("other", True)]):
         head = TreeHead(
             tree_id=f"tree {number}",
@@ -123,13 +123,13 @@ def test_what_earlier_iterations_of_the_run_saw_is_known_before_the_first_step(t
         grown = searched([1.0, 0.0, 0.0, 0.0])
         store.write(tree_rows(head, grown))
         if finished:
-            store.write(finished_rows(head, grown))
+            store.write(finished_tree_rows(head, grown))
 
-    found = [(o.origin, o.episodes, o.reward) for o in load_outcomes(store, "i", until=0)]
+    found = [(o.origin, o.episodes, o.reward) for o in load_group_outcomes(store, "i", last_step=0)]
 
     tree, of_group = (DOORS[1].key, 4, 0.25), (DOORS[0].key, 2, 0.5)
     assert found == [tree, of_group, of_group], "the search, then the groups of iterations 1 and 2"
-    assert len(load_outcomes(store, "i", until=1)) == 4
+    assert len(load_group_outcomes(store, "i", last_step=1)) == 4
 
 
 def test_what_was_won_after_the_experts_first_steps_was_not_won(tmp_path: Path) -> None:
@@ -149,8 +149,8 @@ def test_what_was_won_after_the_experts_first_steps_was_not_won(tmp_path: Path) 
     shown = replace(lost.nodes[1], index=3, terminal=False, stop=None, duplicates=0)
     won = replace(lost.nodes[1], index=4, parent=3, depth=2, step=episode(DOORS[1], 1.0).steps[0])
     led = replace(lost, nodes=(*lost.nodes, shown, won))
-    store.write(merge([tree_rows(head, led), finished_rows(head, led)]))
-    assert load_outcomes(store, "i", until=0) == [GroupOutcome(origin=DOORS[1].key, episodes=2, reward=0.0)]
+    store.write(merge([tree_rows(head, led), finished_tree_rows(head, led)]))
+    assert load_group_outcomes(store, "i", last_step=0) == [GroupOutcome(origin=DOORS[1].key, episodes=2, reward=0.0)]
 
 
 def searched(rewards: list[float]) -> Tree:
@@ -171,18 +171,18 @@ def searched(rewards: list[float]) -> Tree:
 
 
 def test_what_an_episode_is_worth_is_kept_beside_its_reward(tmp_path: Path) -> None:
-    store, one = Store(tmp_path / "store.duckdb"), replace(group(0, [1.0, 0.0]), shaped=(1 / 3, -1.0))
+    store, one = Store(tmp_path / "store.duckdb"), replace(group(0, [1.0, 0.0]), shaped_rewards=(1 / 3, -1.0))
     store.write(merge(trajectory_rows(k, t, source="rollout", iteration_id="i") for k, t in one.episodes.items()))
-    store.write(group_rows(one, [0.5, -0.5], iteration_id="i", step=1, contrast=True))
+    store.write(group_rows(one, [0.5, -0.5], iteration_id="i", step=1, has_contrast=True))
     assert load_groups(store, "i", 1) == [one]
-    assert (one.rewards, one.compared) == ((1.0, 0.0), (1 / 3, -1.0))
+    assert (one.rewards, one.compared_rewards) == ((1.0, 0.0), (1 / 3, -1.0))
     assert store.query("select reward from rl_group")["reward"].tolist() == [0.5], "the environment's"
 
 
 def test_steps_keep_advantages_of_their_own(tmp_path: Path) -> None:
-    store, one = Store(tmp_path / "store.duckdb"), replace(group(0, [1.0, 0.0]), credit=((0.5,), (-0.25,)))
+    store, one = Store(tmp_path / "store.duckdb"), replace(group(0, [1.0, 0.0]), step_advantages=((0.5,), (-0.25,)))
     store.write(merge(trajectory_rows(k, t, source="rollout", iteration_id="i") for k, t in one.episodes.items()))
-    store.write(group_rows(one, [1.0, -1.0], iteration_id="i", step=1, contrast=True))
+    store.write(group_rows(one, [1.0, -1.0], iteration_id="i", step=1, has_contrast=True))
     assert load_groups(store, "i", 1) == [one]
     assert store.rows("select * exclude created_at from rl_credit order by advantage") == [
         ("t0-8", 0, -0.25),
@@ -206,16 +206,16 @@ def test_scores_come_back_and_are_of_what_the_weights_were_made(tmp_path: Path) 
     store = Store(tmp_path / "store.duckdb")
     one = group(0, [1.0, 0.0])
     store.write(merge(trajectory_rows(k, t, source="rollout", iteration_id="i") for k, t in one.episodes.items()))
-    store.write(group_rows(one, [1.0, -1.0], iteration_id="i", step=1, contrast=True))
+    store.write(group_rows(one, [1.0, -1.0], iteration_id="i", step=1, has_contrast=True))
     whole = dict.fromkeys(("reward", "pass_at_1", "pass_at_n", "mixed_share", "episode_tokens", "episode_steps"), 0.0)
     counts = dict.fromkeys(("drawn_again", "sampled_tokens", "trained_tokens"), 0)
     store.write(rl_step_rows("i", 1, {**whole, **counts, "cut_share": 0.0}))
     before = step_hashes(store, "i")
     first, second = one.episodes
     scores = {first: {0: (-0.5, -0.25)}, second: {0: (-1.0, -2.0)}}
-    store.write(score_rows(scores))
-    assert load_scores(store, [first, second, "another"]) == scores
-    assert load_scores(store, []) == {}
+    store.write(scorer_logprob_rows(scores))
+    assert load_scorer_logprobs(store, [first, second, "another"]) == scores
+    assert load_scorer_logprobs(store, []) == {}
     after = step_hashes(store, "i")
     assert after.keys() == before.keys() == {1}
     assert after != before, "weights are not gone on from where scores are missing"

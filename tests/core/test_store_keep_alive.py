@@ -71,12 +71,12 @@ def wait_until_closed(store: Store) -> None:
 
 
 def test_bursts_share_one_opening(store: Store, openings: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keep_alive, "_KEPT_S", 60.0)
-    with store.kept_open():
+    monkeypatch.setattr(keep_alive, "_KEEP_OPEN_S", 60.0)
+    with store.keep_open():
         for number in range(5):
             store.write(gallery.begun(f"more{number}", "A door."))
             assert store.count(COUNT) == number + 2
-        with store.kept_open():
+        with store.keep_open():
             assert store.count(COUNT) == 6
         assert is_open(store)
     assert len(openings) == 1
@@ -88,8 +88,8 @@ def test_bursts_share_one_opening(store: Store, openings: list[str], monkeypatch
 def test_a_reader_s_file_is_opened_anew_for_a_writer(
     store: Store, openings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keep_alive, "_KEPT_S", 60.0)
-    with store.kept_open():
+    monkeypatch.setattr(keep_alive, "_KEEP_OPEN_S", 60.0)
+    with store.keep_open():
         assert [store.count(COUNT) for _ in range(3)] == [1, 1, 1]
         store.write(gallery.begun("second", "A door."))
         assert store.count(COUNT) == 2
@@ -97,7 +97,7 @@ def test_a_reader_s_file_is_opened_anew_for_a_writer(
 
 
 def test_a_user_s_query_never_gets_a_file_that_can_be_written(store: Store, openings: list[str]) -> None:
-    with store.kept_open():
+    with store.keep_open():
         store.write(gallery.begun("second", "A door."))
         assert store.answer(COUNT)[0][0].as_py() == 2
         assert "read_only" in openings[-1]
@@ -107,7 +107,7 @@ def test_a_user_s_query_never_gets_a_file_that_can_be_written(store: Store, open
 
 
 def test_it_closes_after_a_while_and_when_a_burst_fails(store: Store) -> None:
-    with store.kept_open():
+    with store.keep_open():
         store.count(COUNT)
         wait_until_closed(store)
         with pytest.raises(duckdb.CatalogException), store.transaction() as con:
@@ -118,13 +118,13 @@ def test_it_closes_after_a_while_and_when_a_burst_fails(store: Store) -> None:
 
 @pytest.mark.slow
 def test_another_process_gets_in_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keep_alive, "_KEPT_S", 3600.0)
+    monkeypatch.setattr(keep_alive, "_KEEP_OPEN_S", 3600.0)
     command = [sys.executable, "-c", READER, str(store.path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdin is not None
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
-        with store.kept_open():
+        with store.keep_open():
             store.write(gallery.begun("second", "A door."))
             assert is_open(store)
             child.stdin.write("\n")
@@ -141,7 +141,7 @@ def test_threads_of_one_store_take_turns(store: Store) -> None:
             store.write(gallery.begun(f"{name}{number}", "A door."))
             store.count(COUNT)
 
-    with store.kept_open():
+    with store.keep_open():
         threads = [threading.Thread(target=write, args=[name]) for name in "abc"]
         for thread in threads:
             thread.start()
@@ -159,12 +159,12 @@ def _wait_for(event: Any) -> None:
 def test_a_forked_child_does_not_keep_the_lock(store: Store) -> None:
     context = multiprocessing.get_context("fork")
     over = context.Event()
-    with store.kept_open():
+    with store.keep_open():
         store.write(gallery.begun("second", "A door."))
         child = context.Process(target=_wait_for, args=(over,))
         child.start()
     try:
-        with lock.held(store.path, exclusive=True, deadline=time.monotonic() + 10):
+        with lock.hold(store.path, exclusive=True, deadline=time.monotonic() + 10):
             pass
     finally:
         over.set()
@@ -187,16 +187,16 @@ def test_a_child_forked_while_somebody_looks_does_not_keep_the_queue(
 
     with monkeypatch.context() as patch:
         patch.setattr(fcntl, "flock", forking)
-        assert not lock.wanted(store.path)
+        assert not lock.has_waiters(store.path)
     try:
-        assert not lock.wanted(store.path)
+        assert not lock.has_waiters(store.path)
     finally:
         over.set()
         children[0].join()
 
 
 def test_a_folder_that_goes_away_meanwhile_ends_nothing(store: Store) -> None:
-    with store.kept_open():
+    with store.keep_open():
         store.count(COUNT)
         for suffix in (".queue", ".lock"):
             store.path.with_name(store.path.name + suffix).unlink()

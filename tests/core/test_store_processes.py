@@ -188,9 +188,9 @@ def test_threads_of_one_process_share_the_store(path: Path) -> None:
 def test_a_run_waits_for_a_reader_without_end_and_says_who_reads(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(lock, "_FIRST_WORD_S", 0.3)
-    monkeypatch.setattr(lock, "_NEXT_WORD_S", 0.5)
-    monkeypatch.setattr(lock, "_LOOK_S", 0.1)
+    monkeypatch.setattr(lock, "_FIRST_WARNING_S", 0.3)
+    monkeypatch.setattr(lock, "_WARNING_INTERVAL_S", 0.5)
+    monkeypatch.setattr(lock, "_LOOKUP_INTERVAL_S", 0.1)
     Store(path).write({})
     reader = start(HEAD + "with store.reading(): print('reading', flush=True); sys.stdin.readline()", path, "a")
     try:
@@ -217,7 +217,7 @@ def test_a_run_waits_for_a_reader_without_end_and_says_who_reads(
 
 
 def test_a_thread_that_would_wait_for_itself_ends(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "_OWN_S", 0.1)
+    monkeypatch.setattr(lock, "_LONGEST_NESTED_WAIT_S", 0.1)
     store = Store(path, wait_s=math.inf)
     store.write({})
     with store.reading(), pytest.raises(StoreBusy, match="another part of this process"):

@@ -19,8 +19,8 @@ from agentr_core.store.codec.ledger import event_rows
 from agentr_core.store.codec.samples import FLYWHEEL, derivation_rows
 from agentr_core.store.codec.trajectories import trajectory_rows
 from agentr_core.store.database import Store
-from agentr_core.store.queries.datasets import EpisodeCounts, ErrorCount, PreferenceCounts, error_counts, refusals
-from agentr_core.store.queries.listings import LISTINGS, ORIGINS, ListPage, ancestry, choices, read_list
+from agentr_core.store.queries.datasets import EpisodeCounts, ErrorCount, PreferenceCounts, error_counts, refusal_counts
+from agentr_core.store.queries.listings import LISTINGS, ORIGINS, ListPage, ancestry, filter_choices, read_list
 from agentr_core.store.queries.runs import IterationProducts, RequestUse, TokenUse
 from agentr_core.store.queries.trees import GroupCounts, OperatorCount, operator_counts
 from agentr_core.types import Derivation, Instance, Step, StopReason, Trajectory
@@ -78,12 +78,20 @@ def test_ancestors_of_each_kind_are_asked_for_in_the_newest_schema(kind: str, em
 def test_each_list_is_asked_for_with_each_filter_in_the_newest_schema(name: str, empty: Store) -> None:
     wanted = dict.fromkeys(LISTINGS[name].filters, "1")
     assert read_list(empty, LISTINGS[name], wanted, offset=0, limit=5) == ListPage([], 0)
-    assert choices(empty, LISTINGS[name]).keys() <= LISTINGS[name].choices.keys()
+    assert filter_choices(empty, LISTINGS[name]).keys() <= LISTINGS[name].choices.keys()
 
 
 OF_THE_SCHEMA = ("relations", "references")
 """Queries that every store has an answer to."""
-OF_THE_VIEWER = ("failures_beside", "read_list", "win_beside", "listing_sql", "sortable", "with_facts", "write_note")
+OF_THE_VIEWER = (
+    "neighbour_failures",
+    "read_list",
+    "closest_win",
+    "listing_sql",
+    "sortable_columns",
+    "listing_with_facts",
+    "write_note",
+)
 """Asked of a stored row, or of a list and one of its columns: tests of the viewer ask them."""
 
 
@@ -114,7 +122,7 @@ def test_nothing_is_found_where_there_is_nothing(query: Query, empty: Store, tmp
 def test_an_episode_that_failed_in_each_of_two_attempts_at_a_stage_is_lost_once(tmp_path: Path) -> None:
     store = Store(tmp_path / "store.duckdb")
     for subject in ("a", "a", "b"):
-        fault = UnitError(key=subject, kind="ValueError", phase="step", message="no", traceback="", final=True)
+        fault = UnitError(key=subject, kind="ValueError", phase="step", message="no", traceback="", is_final=True)
         store.write(event_rows(fault, run_id="r", iteration_id="i", stage="collect"))
     assert error_counts(store, "i") == [ErrorCount(error="ValueError", phase="step", count=3, lost=2)]
 
@@ -127,7 +135,7 @@ def test_a_refusal_is_known_by_three_words_without_its_tag(tmp_path: Path) -> No
     world = Instance(environment="w", split="train", index=0)
     played = Trajectory.ended(world, "task", steps, StopReason.FAILURE)
     store.write(trajectory_rows("t", played, source="rollout", iteration_id="i"))
-    assert refusals(store, "i", limit=8) == {"No such call": 1, "No such call,": 1, "There is no": 1, "": 1}
+    assert refusal_counts(store, "i", limit=8) == {"No such call": 1, "No such call,": 1, "There is no": 1, "": 1}
 
 
 @pytest.mark.slow

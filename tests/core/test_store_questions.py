@@ -19,7 +19,7 @@ import pytest
 
 from agentr_core.errors import ConfigError
 from agentr_core.store.database import Store
-from agentr_core.store.questions import FORMATS, limited, to_csv, to_json, to_table, write_parquet
+from agentr_core.store.questions import FORMATTERS, time_limit, to_csv, to_json, to_table, write_parquet
 
 SEED = 9_007_199_254_740_993
 """The first whole number that a float of 64 bits does not hold."""
@@ -102,8 +102,8 @@ def test_column_names_are_distinct(store: Store) -> None:
     answer = store.answer("select 1 as a, 2 as a, 3 as a_1, 4 as A")
     assert answer.column_names == ["a", "a_2", "a_1", "A"]
     assert [column.to_pylist() for column in answer.columns] == [[1], [2], [3], [4]]
-    for form in FORMATS:
-        assert FORMATS[form](answer)
+    for form in FORMATTERS:
+        assert FORMATTERS[form](answer)
 
 
 def test_frames_are_backed_by_arrow_and_exact(store: Store) -> None:
@@ -121,7 +121,7 @@ def test_a_table_shows_control_characters_as_marks(store: Store) -> None:
 
 def test_an_answer_without_rows_has_its_names(store: Store) -> None:
     answer = store.answer("select 1 as a, 2 as b where false")
-    assert {form: make(answer) for form, make in FORMATS.items()} == {
+    assert {form: make(answer) for form, make in FORMATTERS.items()} == {
         "table": "a  b\n",
         "json": "[]\n",
         "csv": "a,b\n",
@@ -305,5 +305,5 @@ def test_a_question_ends_at_its_time_limit_and_the_next_is_answered(store: Store
 
 
 def test_an_interrupt_of_somebody_else_is_not_taken_for_the_limit(store: Store) -> None:
-    with store.reading() as con, pytest.raises(duckdb.InterruptException), limited(con, 3600):
+    with store.reading() as con, pytest.raises(duckdb.InterruptException), time_limit(con, 3600):
         raise duckdb.InterruptException("INTERRUPT Error: Interrupted!")

@@ -18,12 +18,12 @@ import agentr_core
 from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.search.grow import grow
 from agentr_core.store.codec.trajectories import (
-    finished_rows,
-    growth_rows,
+    expansion_rows,
+    finished_tree_rows,
     load_draws,
     load_trees,
     tree_rows,
-    unfinished_trees,
+    unfinished_tree_ids,
 )
 from agentr_core.store.database import Store, Writer
 from agentr_core.store.tables import TreeHead
@@ -66,12 +66,12 @@ async def search(store: Store, *, pause: bool = False) -> Tree:
             print("begun", flush=True)  # noqa: T201
 
         def keep(expansion) -> None:  # type: ignore[no-untyped-def]
-            writer.add(growth_rows(head, expansion))
+            writer.add(expansion_rows(head, expansion))
             if pause:
                 time.sleep(0.005)
 
         tree = await grow(one, world, Policy(), CONFIG, seed=SEED, tree=half, on_expansion=keep)
-        writer.add(finished_rows(head, tree))
+        writer.add(finished_tree_rows(head, tree))
     return tree
 
 
@@ -102,10 +102,10 @@ async def test_a_killed_search_grows_on_to_the_same_tree(tmp_path: Path, delay: 
     store = Store(path)
     half = load_trees(store, ["t"]).get("t")
     assert half in steps
-    assert unfinished_trees(store, ["t"]) == ([] if half == whole and _done(store) else ["t"])
+    assert unfinished_tree_ids(store, ["t"]) == ([] if half == whole and _done(store) else ["t"])
     assert await search(store) == whole
     assert load_trees(store, ["t"])["t"] == whole
-    assert unfinished_trees(store, ["t"]) == []
+    assert unfinished_tree_ids(store, ["t"]) == []
     drawn = [draw for draws in load_draws(store, "node", ["t"])["t"].values() for draw in draws]
     assert len(drawn) == sum(len(expansion.draws) for expansion in log.expansions)
 

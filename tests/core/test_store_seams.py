@@ -132,7 +132,7 @@ def test_what_a_beginning_brings_along_was_asked_for_once(store: Store) -> None:
     store.write(trajectory_rows("t", whole, source="rollout", iteration_id="i", draws=draws))
     first = token_use(store, "i")
     assert (first.completion, first.prompt) == (2 * 3 + 2 * 7, 2 * 10 + 2 * 20)
-    branch = trajectory_rows("u", whole, source="rollout", iteration_id="i", draws={1: draws[1]}, given=1)
+    branch = trajectory_rows("u", whole, source="rollout", iteration_id="i", draws={1: draws[1]}, num_given_steps=1)
     store.write(branch)
     both = token_use(store, "i")
     assert (both.completion - first.completion, both.prompt - first.prompt) == (3 + 7, 10 + 20)

@@ -26,19 +26,19 @@ from agentr_core.store.codec.samples import dataset_rows, load_dataset, sample_r
 from agentr_core.store.codec.trajectories import (
     critique_rows,
     episode_rows,
-    finished_rows,
+    finished_tree_rows,
     instance_row,
     load_episodes,
     pair_rows,
     trajectory_rows,
     tree_rows,
-    unfinished_trees,
+    unfinished_tree_ids,
 )
 from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import tree_counts
-from agentr_core.store.queries.runs import checkpoints_beginning
+from agentr_core.store.queries.runs import find_checkpoints
 from agentr_core.store.tables import Rows, TreeHead, merge
-from agentr_core.texts import goal
+from agentr_core.texts import goal_in
 from agentr_core.types import (
     Critique,
     Instance,
@@ -183,7 +183,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
         iteration_rows("i1", run_id="r", iteration=1, checkpoint_in=BASE),
         checkpoint_rows(BASE, path="base", weights_sha256="aa", config={}),
         tree_rows(head, TREE),
-        finished_rows(head, TREE),
+        finished_tree_rows(head, TREE),
         pair_rows("p0", PAIR, iteration_id="i1"),
         critique_rows("p0", CRITIQUE, iteration_id="i1", nodes=BAD.nodes),
         sample_rows("s0", REVISION, iteration_id="i1", pair_id="p0"),
@@ -203,7 +203,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     store.write(merge(units))
     built = dataset_rows("d1", ["s1", "s0", "s1"], iteration_id="i1", content_hash="feed", counts={"good": 2})
     store_dataset(store, built, {"s0": (9, 2), "s1": (5, 3)})
-    odd = UnitError(key=INSTANCE.key, kind="ValueError", phase="step", message="odd", traceback="a: b", final=True)
+    odd = UnitError(key=INSTANCE.key, kind="ValueError", phase="step", message="odd", traceback="a: b", is_final=True)
     store.write(event_rows(odd, run_id="r", iteration_id="i1", stage="collect"))
     return store
 
@@ -449,7 +449,7 @@ def test_no_view_has_a_success_without_a_mean(store: Store) -> None:
 def test_a_goal_is_that_of_the_pages(tmp_path: Path, opening: str) -> None:
     other = Store(tmp_path / "agentr.duckdb")
     other.write(trajectory_rows("t", replace(episode(0, success=True), first_observation=opening), source="rollout"))
-    assert other.rows("select goal from v_trajectories") == [(goal(opening),)]
+    assert other.rows("select goal from v_trajectories") == [(goal_in(opening),)]
 
 
 def test_a_training_has_its_rate_and_its_losses(tmp_path: Path) -> None:
@@ -492,7 +492,7 @@ def test_records_come_back(store: Store) -> None:
     assert [e.trajectory for e in episodes] == [episode(i, success=i < 3) for i in range(4)]
     invalid = store.rows("select invalid_actions from episode where evaluation_id = 'test-i1' order by all")
     assert invalid == [(0,), (1,), (2,), (3,)]
-    assert unfinished_trees(store, ["t1", "t0"]) == ["t1"]
+    assert unfinished_tree_ids(store, ["t1", "t0"]) == ["t1"]
     status = store.query("select status, finished_at is not null as ended, started_at from run").values.tolist()
     assert status == [["finished", True, datetime(2026, 1, 2)]]
     (event,) = store.query("from event").to_dict("records")
@@ -506,8 +506,8 @@ def test_a_sound_store_has_no_contradictions(store: Store) -> None:
 
 
 def test_checkpoints_are_found_by_a_beginning_that_models_and_other_things_share(store: Store) -> None:
-    assert [made.checkpoint_id for made in checkpoints_beginning(store, "c")] == [TRAINED]
-    (made,) = checkpoints_beginning(store, "")
+    assert [made.checkpoint_id for made in find_checkpoints(store, "c")] == [TRAINED]
+    (made,) = find_checkpoints(store, "")
     assert (made.path, made.weights_sha256, made.run_id, made.iteration) == ("one", "bb", "r", 1)
     assert json.loads(made.config) == CONFIG
-    assert checkpoints_beginning(store, BASE) == []
+    assert find_checkpoints(store, BASE) == []

@@ -12,26 +12,26 @@ from toy import Line, Policy, instance
 from toy_paths import renderer, sampled_ids
 
 from agentr_core.environment import Environment
-from agentr_core.episodes.grading import scored_again
-from agentr_core.episodes.rollout import Reply, episode
+from agentr_core.episodes.grading import regrade_episode
+from agentr_core.episodes.rollout import Reply, roll_out_episode
 from agentr_core.episodes.transcript import (
     Continuation,
     NativeTurns,
-    Summaries,
+    SummaryLimits,
     Tool,
     call_reply,
     conversations,
-    turns_of,
+    summarisable_transcript,
 )
 from agentr_core.errors import ConfigError, PromptTooLong
 from agentr_core.evaluation.episodes import count_invalid
-from agentr_core.methods.catalogue import sampled_groups
-from agentr_core.methods.eto.preferences import StoredTrajectory, among_own
+from agentr_core.methods.catalogue import group_demands
+from agentr_core.methods.eto.preferences import StoredTrajectory, pair_of_own
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.eto import PreferencesConfig
 from agentr_core.samples.dataset import check_flags, token_row
 from agentr_core.stages.dataset import whole_samples
-from agentr_core.training.group.advantages import advantages
+from agentr_core.training.group.advantages import group_advantages
 from agentr_core.training.group.policy import policy_row
 from agentr_core.types import (
     NO_LIMITS,
@@ -97,9 +97,11 @@ class Walk(Policy):
         ]
 
 
-def summaries(room: int = FULL + 2) -> Summaries:
-    return Summaries(
-        fits=lambda messages: len(messages) <= FULL, room=lambda messages: len(messages) <= room, max_new_tokens=7
+def summaries(room: int = FULL + 2) -> SummaryLimits:
+    return SummaryLimits(
+        fits_summary_and_reply=lambda messages: len(messages) <= FULL,
+        fits_summary=lambda messages: len(messages) <= room,
+        max_new_tokens=7,
     )
 
 
@@ -114,7 +116,7 @@ async def played(
     repeats: int = 0,
     on_reply: Callable[[Reply], None] | None = None,
 ) -> Trajectory:
-    return await episode(
+    return await roll_out_episode(
         instance(0),
         env or Far(),
         policy,
@@ -123,10 +125,10 @@ async def played(
         seed=1,
         prefix=prefix,
         summaries=summaries(room),
-        repeats=repeats,
+        max_repeats=repeats,
         on_reply=on_reply,
         limits=limits,
-        tokens_of=lambda messages: sum(len(message.text) for message in messages),
+        count_tokens=lambda messages: sum(len(message.text) for message in messages),
     )
 
 
@@ -205,7 +207,7 @@ async def test_an_episode_goes_on_from_its_summaries_and_is_trained_as_it_was_re
 async def test_the_reward_reaches_each_token_of_a_summary() -> None:
     won, lost = await played(Walk()), await played(Walk(), max_steps=20)
     assert (won.success, lost.success) == (True, False)
-    for made, advantage in zip((won, lost), advantages([1.0, 0.0], scale="none"), strict=True):
+    for made, advantage in zip((won, lost), group_advantages([1.0, 0.0], scale="none"), strict=True):
         worth = [advantage] * len(made.steps)
         ids: list[int] = []
         drawn: list[float] = []
@@ -227,7 +229,7 @@ async def test_an_episode_that_goes_on_from_recorded_steps_is_the_same(room: int
         env = Far()
         assert await played(Walk(), room=room, prefix=made.steps[:cut], env=env) == made
         assert env.steps == GOAL, "the world is told of no summary"
-    again = await scored_again(Far(), made, ask=None, seed=0)  # type: ignore[arg-type]
+    again = await regrade_episode(Far(), made, helper=None, seed=0)  # type: ignore[arg-type]
     assert (again.grade.reward, again.grade.success) == (1.0, True)
 
 
@@ -309,7 +311,7 @@ async def test_tool_results_are_summed_up_after_a_request_in_a_turn_of_its_own()
 async def test_pairs_of_summed_up_episodes_are_turned_away() -> None:
     won, lost = await played(Walk()), await played(Walk(), max_steps=20)
     sides = [StoredTrajectory(id=name, trajectory=one) for name, one in (("won", won), ("lost", lost))]
-    _, found = among_own(sides, Far(), PreferencesConfig())
+    _, found = pair_of_own(sides, Far(), PreferencesConfig())
     assert [one.reason for one in found] == ["summed-up"]
 
 
@@ -332,7 +334,7 @@ def test_a_recipe_in_which_a_summary_makes_no_sense_is_refused(overrides: list[s
 def test_a_plan_counts_summaries() -> None:
     plain = {"name": "far", "method": "grpo", "environment": {"name": "textcraft"}, "model": {"path": "m"}}
     bounds = [
-        sampled_groups(parse(plain, ["grpo.max_new_tokens=100", f"context={context}"]), 0)["groups"]
+        group_demands(parse(plain, ["grpo.max_new_tokens=100", f"context={context}"]), 0)["groups"]
         for context in ("stop", "summary")
     ]
     assert [bound.tokens // bound.replies for bound in bounds] == [100, 256]
@@ -346,6 +348,6 @@ def test_a_world_without_a_history_in_turns_is_refused() -> None:
         step_limit = 1
 
     with pytest.raises(ConfigError, match="replies and answers to them in turns, which line does not have"):
-        turns_of(Grows())
+        summarisable_transcript(Grows())
     with pytest.raises(ConfigError, match="an episode of line has a single step"):
-        turns_of(Once())
+        summarisable_transcript(Once())

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from agentr_core.environments.crafting.game import CraftingProblem, Plan, command, plan
+from agentr_core.environments.crafting.game import CraftingProblem, Plan, craft_command, shortest_plan
 from agentr_core.environments.crafting.recipes import RecipeBook
 from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.errors import ConfigError, EnvironmentFault
@@ -32,7 +32,7 @@ def expert(env: TextCraft, instance: Instance) -> Sequence[str]:
 
 def shortest(problem: CraftingProblem, held: dict[str, int] | None = None) -> Plan:
     """Return the plan of a problem that can be solved."""
-    found = plan(problem, held or {})
+    found = shortest_plan(problem, held or {})
     assert found is not None
     return found
 
@@ -173,14 +173,14 @@ def test_instances_have_as_many_distractors_as_the_pool_gives(
         for instance in env.instances(split):
             problem = env.problem(instance)
             needed = set(below(env.book, problem.goal))
-            counts[len({command(recipe) for recipe in problem.commands} - needed)] += 1
+            counts[len({craft_command(recipe) for recipe in problem.commands} - needed)] += 1
     assert {count: counts[count] for count in range(6, 11)} == problems
     assert counts.total() == 544
 
 
 def below(book: RecipeBook, name: str) -> Iterator[str]:
-    for recipe in book.by_item.get(name) or book.by_tag.get(name, ()):
-        yield command(recipe)
+    for recipe in book.recipes_by_item.get(name) or book.recipes_by_tag.get(name, ()):
+        yield craft_command(recipe)
         for ingredient in recipe.inputs:
             yield from below(book, ingredient.name)
 
@@ -236,14 +236,14 @@ def test_optimal_expert_is_never_longer_than_the_lazy_one_and_as_long_as_its_pla
     for instance in [*optimal.instances("test"), *optimal.instances("procedural")[:200]]:
         steps = len(expert(optimal, instance))
         assert steps <= len(expert(lazy, instance))
-        assert steps == shortest(optimal.problem(instance)).steps
+        assert steps == shortest(optimal.problem(instance)).num_steps
 
 
 def test_plan_takes_what_is_at_hand_into_account(env: TextCraft) -> None:
     problem = env.problem(at(env, goal_index(env, "stick")))
-    assert shortest(problem).steps == min(shortest(problem).steps, 3)
-    assert shortest(problem, {"minecraft:birch_planks": 2}).steps == 1
-    assert shortest(problem, {"minecraft:birch_planks": 2}).items["minecraft:planks"] == "minecraft:birch_planks"
+    assert shortest(problem).num_steps == min(shortest(problem).num_steps, 3)
+    assert shortest(problem, {"minecraft:birch_planks": 2}).num_steps == 1
+    assert shortest(problem, {"minecraft:birch_planks": 2}).item_by_tag["minecraft:planks"] == "minecraft:birch_planks"
 
 
 def test_plan_of_a_goal_that_needs_itself_is_none(env: TextCraft) -> None:
@@ -261,7 +261,7 @@ def test_plan_of_a_goal_that_needs_itself_is_none(env: TextCraft) -> None:
         ),
         item_to_tag={},
     )
-    assert plan(circle, {}) is None
+    assert shortest_plan(circle, {}) is None
 
 
 def test_procedural_worlds_share_no_item_with_the_official_ones_and_have_their_depth(env: TextCraft) -> None:
@@ -298,7 +298,7 @@ def test_held_out_instances_come_under_other_names_too(split: str, of: str) -> N
         origin = official[number % len(official)]
         assert env.origin(renamed[number]) == origin == env.origin(origin)
         assert env.depth(renamed[number]) == env.depth(origin)
-        assert shortest(env.problem(renamed[number])).steps == shortest(env.problem(origin)).steps
+        assert shortest(env.problem(renamed[number])).num_steps == shortest(env.problem(origin)).num_steps
         assert env.reset(renamed[number]) != env.reset(origin)
     # Numbers of several splits are not drawn alike.
     assert env.reset(env.instances("renamed")[0]) != env.reset(renamed[0])
@@ -327,6 +327,6 @@ def test_misuse_is_told_in_one_sentence(env: TextCraft) -> None:
 
 def test_every_string_of_the_expert_is_a_listed_command(env: TextCraft) -> None:
     instance = at(env, 144)
-    listed = {command(recipe) for recipe in env.problem(instance).commands}
+    listed = {craft_command(recipe) for recipe in env.problem(instance).commands}
     crafts = [env.parse(r) for r in expert(env, instance) if "Action: craft" in r]
     assert all(c in listed or "planks" in c for c in crafts)

@@ -12,7 +12,7 @@ from agentr_core.reports import markdown, wording
 from agentr_core.store.codec.ledger import iteration_rows, run_rows
 from agentr_core.store.codec.samples import sample_rows
 from agentr_core.store.database import Store
-from agentr_core.texts import lone_surrogate, outside_thoughts, visible
+from agentr_core.texts import blank_thoughts, escape_invisible, lone_surrogate
 from agentr_core.types import Message, Sample, SampleKind
 from flows.commands.samples import preview_sample
 from tasks.workspaces import STORE_FILE
@@ -37,13 +37,13 @@ DRAWN = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000
     ],
 )
 def test_marks(text: str, shown: str) -> None:
-    assert visible(text) == shown == wording.visible(text)
+    assert escape_invisible(text) == shown == wording.escape_invisible(text)
     assert shown in markdown.fence(text)
 
 
 def test_what_is_drawn_stays() -> None:
     text = "Tab\tline\nÄ ß 木 نص עברית 🙂 e\u0301 \xa0" + DRAWN
-    assert visible(text) == text
+    assert escape_invisible(text) == text
 
 
 def test_every_control_and_format_character_has_a_mark() -> None:
@@ -53,7 +53,7 @@ def test_every_control_and_format_character_has_a_mark() -> None:
         if unicodedata.category(chr(code)) in ("Cc", "Cf", "Cs", "Zl", "Zp")
         and chr(code) not in "\t\n" + DRAWN
         and not 0x13430 <= code <= 0x1345F
-        and visible(chr(code)) == chr(code)
+        and escape_invisible(chr(code)) == chr(code)
     ]
     assert missed == []
 
@@ -92,7 +92,7 @@ def test_a_preview_commands_no_terminal(tmp_path: Path) -> None:
     ],
 )
 def test_thoughts_are_blank(reply: str, rest: str) -> None:
-    blank = outside_thoughts(reply)
+    blank = blank_thoughts(reply)
     assert blank.replace(" ", "") == rest.replace(" ", "")
     assert len(blank) == len(reply)
     assert all(now in (before, " ") for before, now in zip(reply, blank, strict=True))

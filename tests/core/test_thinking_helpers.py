@@ -10,10 +10,10 @@ import pytest
 from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.methods.agent_r.critique import critique_of, judge_paths, parse_verdict, scans_of
 from agentr_core.methods.et_agent.evaluate import read_vote
-from agentr_core.methods.et_agent.operators import redundant_step, step_number, thoughts
+from agentr_core.methods.et_agent.operators import parse_redundant_step, parse_step_number, parse_thoughts
 from agentr_core.recipes.agent_r import CritiqueConfig
-from agentr_core.replies import after_thoughts, is_unreadable, readable
-from agentr_core.stages.demonstrate import labelled, thought_in, with_thought
+from agentr_core.replies import after_thoughts, answer_text, is_cut_within_thought
+from agentr_core.stages.demonstrate import thought_in, with_label, with_thought
 from agentr_core.tools.search import tool
 from agentr_core.types import (
     Answer,
@@ -71,12 +71,12 @@ def answered(text: str, finish: Literal["stop", "length"] = "stop") -> Answer:
     ],
 )
 def test_what_follows_the_thoughts_counts(reply: Generation, counts: str | None) -> None:
-    assert readable(reply) == counts
+    assert answer_text(reply) == counts
 
 
 def test_a_reply_that_ended_by_itself_was_not_cut() -> None:
-    assert is_unreadable(drawn(QUOTES, "length"))
-    assert not is_unreadable(drawn(QUOTES))
+    assert is_cut_within_thought(drawn(QUOTES, "length"))
+    assert not is_cut_within_thought(drawn(QUOTES))
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,11 @@ def test_a_reply_that_ended_by_itself_was_not_cut() -> None:
 )
 def test_thoughts_that_belong_to_a_reply_stay(thought: str) -> None:
     reply = "\nStep: 2\nCorrected Step: <think>x</think><search>y</search>"
-    assert after_thoughts(thought + reply, tags=True) == reply
-    assert redundant_step(thought + reply) == (2, "<think>x</think><search>y</search>")
-    assert step_number(thought + reply) == 2
-    assert thoughts(f"{thought}\nThought 1: <think>a</think>", 1) == ("a",)
-    assert after_thoughts(reply, tags=True) == reply
+    assert after_thoughts(thought + reply, keep_later_thoughts=True) == reply
+    assert parse_redundant_step(thought + reply) == (2, "<think>x</think><search>y</search>")
+    assert parse_step_number(thought + reply) == 2
+    assert parse_thoughts(f"{thought}\nThought 1: <think>a</think>", 1) == ("a",)
+    assert after_thoughts(reply, keep_later_thoughts=True) == reply
 
 
 def test_options_that_a_thought_quotes_are_no_reply() -> None:
@@ -104,16 +104,16 @@ def test_options_that_a_thought_quotes_are_no_reply() -> None:
     assert parse_verdict(f"{QUOTES}</think>\nJudgement: Good") is Verdict.GOOD
     assert read_vote("<think>\nI say <answer>yes</answer> or <answer>no</answer>. The second") is None
     assert read_vote("<think><answer>yes</answer></think><answer>no</answer>") is False
-    assert step_number("<think>\nStep: 1 looks fine") is None
-    assert redundant_step("<think>\nStep: no, or Corrected step:") is None
-    assert tool.read("<think>\nI write the line Findings: and then") == tool.NO_HELP
-    assert tool.read("<think>Findings: a</think>\nb") == "b"
+    assert parse_step_number("<think>\nStep: 1 looks fine") is None
+    assert parse_redundant_step("<think>\nStep: no, or Corrected step:") is None
+    assert tool.read_summary("<think>\nI write the line Findings: and then") == tool.NO_HELP
+    assert tool.read_summary("<think>Findings: a</think>\nb") == "b"
 
 
 def test_the_thought_of_an_editor_is_not_trained() -> None:
     world = TextCraft()
     said = answered("<think>\nI am asked for a thought.\n</think>\n\nI lack wood.")
-    assert with_thought(labelled(world, "get 2 oak logs"), thought_in(said)).startswith("Thought: I lack wood.\n")
+    assert with_thought(with_label(world, "get 2 oak logs"), thought_in(said)).startswith("Thought: I lack wood.\n")
     assert thought_in(answered("<think>\nI am asked for a thought.")) == ""
     assert thought_in(answered("I lack wood. Th", "length")) == ""
 
@@ -149,5 +149,5 @@ def path(leaf: int, stop: StopReason) -> Path:
 
 
 def test_a_thought_may_begin_after_a_sentence() -> None:
-    assert is_unreadable(drawn("Okay. <think>I weigh Judgement: Bad", "length"))
-    assert not is_unreadable(drawn("<think>a</think>Judgement: Bad, since", "length"))
+    assert is_cut_within_thought(drawn("Okay. <think>I weigh Judgement: Bad", "length"))
+    assert not is_cut_within_thought(drawn("<think>a</think>Judgement: Bad, since", "length"))

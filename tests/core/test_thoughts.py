@@ -20,14 +20,14 @@ from agentr_core.environments.webshop.world import WebShop
 from agentr_core.errors import ConfigError, ModelUnavailable
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
-from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.context import RunContext
 from agentr_core.stages.dataset import dataset
-from agentr_core.stages.demonstrate import best_expert_episodes, check_expert, is_bare, labelled, with_thought
+from agentr_core.stages.demonstrate import best_expert_episodes, check_expert, is_bare, with_label, with_thought
 from agentr_core.stages.report import build_report
 from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.queries import runs
 
-TextOf = Callable[[Workplace], list[str]]
+TextOf = Callable[[RunContext], list[str]]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_thought_goes_before_the_label_and_nothing_else_changes(reply: str, ex
 @given(st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1), st.text("abc .,", min_size=1))
 def test_no_thought_changes_what_the_world_reads(action: str, thought: str) -> None:
     world = Porch()
-    reply = labelled(world, action)
+    reply = with_label(world, action)
     assert world.parse(with_thought(reply, thought)) == world.parse(reply)
 
 
@@ -58,7 +58,7 @@ def test_the_actions_of_experts_are_read_as_before_when_their_thoughts_are_new(w
     for instance in world.instances("train")[:20]:
         for reply in world.expert(instance) or ():
             action = world.parse(reply)
-            spoken = labelled(world, action)
+            spoken = with_label(world, action)
             assert not is_bare(reply)
             assert is_bare(spoken)
             assert world.parse(with_thought(spoken, "I do what is left.")) == action
@@ -66,11 +66,11 @@ def test_the_actions_of_experts_are_read_as_before_when_their_thoughts_are_new(w
 
 @pytest.mark.slow
 async def test_every_bare_action_gets_a_thought_and_stays_to_the_byte(tmp_path: Path, tiny_model_dir: Path) -> None:
-    place = workplace(tmp_path, tiny_model_dir, bare(tmp_path))
-    assert [stage.name for stage in place.plan(1).stages] == ["demonstrate", "think", "dataset", "train", "evaluate"]
-    assert await thought_of(place) == {"expert": 6, "rejected": 0, "asked": 6}
+    ctx = workplace(tmp_path, tiny_model_dir, bare(tmp_path))
+    assert [stage.name for stage in ctx.plan(1).stages] == ["demonstrate", "think", "dataset", "train", "evaluate"]
+    assert await thought_of(ctx) == {"expert": 6, "rejected": 0, "asked": 6}
 
-    experts = best_expert_episodes(place, 1)
+    experts = best_expert_episodes(ctx, 1)
     assert len(experts) == 6
     for key, found in experts.values():
         assert [step.action for step in found.steps] == [WRONG, RIGHT]
@@ -79,24 +79,24 @@ async def test_every_bare_action_gets_a_thought_and_stays_to_the_byte(tmp_path: 
             f"Thought: I have seen 1 answers and try another.\nAction: {RIGHT}",
         ]
         assert found.success
-        derived = place.store.rows(
+        derived = ctx.store.rows(
             "select operator, position, length(prompt_hash) from derivation where child_id = ?", key
         )
         assert derived == [("thoughts", 0, 16)]
-    edits = place.store.rows("select role, prompt_hash, subject, prompt from edit order by subject")
+    edits = ctx.store.rows("select role, prompt_hash, subject, prompt from edit order by subject")
     assert len(edits) == len(set(edits)) == 12
     assert edits[0][0] == "editor"
     assert edits[0][2] == "door/train/0#0 step 0"
-    samples = load_samples(place.store, iteration_id=place.iteration_id(1)).values()
+    samples = load_samples(ctx.store, iteration_id=ctx.iteration_id(1)).values()
     said = [message.text for sample in samples for message in sample.messages if message.train]
     assert len(said) == 12
     assert all(text.startswith("Thought: I have seen") for text in said)
-    assert (await dataset(place, 1))["samples"] == {"expert": 6}
-    assert [(stage.name, stage.count) for stage in build_report(place, 1).funnel][:2] == [
+    assert (await dataset(ctx, 1))["samples"] == {"expert": 6}
+    assert [(stage.name, stage.count) for stage in build_report(ctx, 1).funnel][:2] == [
         ("expert episodes", 6),
         ("samples", 6),
     ]
-    assert place.store.rows("select * from v_orphans") == []
+    assert ctx.store.rows("select * from v_orphans") == []
 
 
 @pytest.mark.slow
@@ -104,9 +104,9 @@ async def test_the_editor_sees_no_later_step_and_no_thought_is_asked_for_where_t
     tmp_path: Path, tiny_model_dir: Path
 ) -> None:
     file = bare(tmp_path, f"Thought: I am polite.\nAction: {WRONG}", RIGHT)
-    place = workplace(tmp_path, tiny_model_dir, file)
-    await thought_of(place)
-    (first, *_) = (found for _, found in best_expert_episodes(place, 1).values())
+    ctx = workplace(tmp_path, tiny_model_dir, file)
+    await thought_of(ctx)
+    (first, *_) = (found for _, found in best_expert_episodes(ctx, 1).values())
     assert first.steps[0].reply == f"Thought: I am polite.\nAction: {WRONG}"
     log = answered(tmp_path / "answered")
     assert len(log) == 6
@@ -116,20 +116,20 @@ async def test_the_editor_sees_no_later_step_and_no_thought_is_asked_for_where_t
 @pytest.mark.slow
 async def test_a_later_iteration_and_a_second_go_ask_nothing(tmp_path: Path, tiny_model_dir: Path) -> None:
     file = bare(tmp_path)
-    place = workplace(tmp_path, tiny_model_dir, file)
-    await thought_of(place)
+    ctx = workplace(tmp_path, tiny_model_dir, file)
+    await thought_of(ctx)
     assert (await thought_of(workplace(tmp_path, tiny_model_dir, file)))["asked"] == 0
-    await begin_second(place)
-    assert (await thought_of(place, 2))["asked"] == 0
-    first, second = ([one.steps for _, one in best_expert_episodes(place, at).values()] for at in (1, 2))
+    await begin_second(ctx)
+    assert (await thought_of(ctx, 2))["asked"] == 0
+    first, second = ([one.steps for _, one in best_expert_episodes(ctx, at).values()] for at in (1, 2))
     assert first == second
     assert len(answered(tmp_path / "answered")) == 12
 
 
-async def begin_second(place: Workplace) -> None:
+async def begin_second(ctx: RunContext) -> None:
     """Let the run have a policy for its second iteration: that of the first, untrained."""
-    first, second = place.iteration_id(0), place.iteration_id(1)
-    with place.store.transaction() as con:
+    first, second = ctx.iteration_id(0), ctx.iteration_id(1)
+    with ctx.store.transaction() as con:
         con.execute(
             "update iteration set checkpoint_out = (select checkpoint_out from iteration where iteration_id = ?) "
             "where iteration_id = ?",
@@ -145,21 +145,21 @@ async def test_what_cannot_be_read_is_asked_again_and_then_turned_away(tmp_path:
         asked = len(answered(tmp_path / "answered"))
         return "" if asked % 2 else musing(prompt, seed)
 
-    place = workplace(tmp_path, tiny_model_dir, bare(tmp_path), "scale.concurrency=1", reply=moody)
-    told = await thought_of(place)
+    ctx = workplace(tmp_path, tiny_model_dir, bare(tmp_path), "scale.concurrency=1", reply=moody)
+    told = await thought_of(ctx)
     assert (told["expert"], told["rejected"]) == (5, 1)
-    assert place.store.rows("select subject, reason from rejection where stage = 'expert'") == [
+    assert ctx.store.rows("select subject, reason from rejection where stage = 'expert'") == [
         ("door/train/3#0", "no-thought")
     ]
-    assert place.store.rows("select count(*) from edit where subject like 'door/train/3#0 step 0%'") == [(3,)]
-    assert place.store.rows("select count(*) > 0 from edit where subject like '% try 2'") == [(True,)]
+    assert ctx.store.rows("select count(*) from edit where subject like 'door/train/3#0 step 0%'") == [(3,)]
+    assert ctx.store.rows("select count(*) > 0 from edit where subject like '% try 2'") == [(True,)]
 
 
 @pytest.mark.slow
 async def test_an_editor_that_says_nothing_is_told_in_one_sentence(tmp_path: Path, tiny_model_dir: Path) -> None:
-    place = workplace(tmp_path, tiny_model_dir, bare(tmp_path), reply=lambda prompt, seed: " ")
+    ctx = workplace(tmp_path, tiny_model_dir, bare(tmp_path), reply=lambda prompt, seed: " ")
     with pytest.raises(ConfigError, match=r"^no thought could be read from what the editor wrote for any of 6 demonst"):
-        await thought_of(place)
+        await thought_of(ctx)
 
 
 @pytest.mark.slow
@@ -167,20 +167,20 @@ async def test_an_editor_that_is_cut_within_its_thoughts_stops_the_stage(tmp_pat
     def endless(prompt: str, seed: int) -> str:
         return f"<think> I am asked for{' a thought' * 2000}"
 
-    place = workplace(tmp_path, tiny_model_dir, bare(tmp_path), "eto.expert.thoughts.tries=9", reply=endless)
+    ctx = workplace(tmp_path, tiny_model_dir, bare(tmp_path), "eto.expert.thoughts.tries=9", reply=endless)
     with pytest.raises(ConfigError, match=r"^20 of 20 replies of the editor \(editor\) were cut.*a reasoning parser"):
-        await thought_of(place)
-    replies, unreadable = runs.unreadable_replies(place.store, place.iteration_id(1))["editor"]
+        await thought_of(ctx)
+    replies, unreadable = runs.unreadable_reply_counts(ctx.store, ctx.iteration_id(1))["editor"]
     assert replies == unreadable >= 20
 
 
 @pytest.mark.slow
 async def test_an_editor_that_thinks_gives_what_follows(tmp_path: Path, tiny_model_dir: Path) -> None:
-    place = workplace(
+    ctx = workplace(
         tmp_path, tiny_model_dir, bare(tmp_path), reply=lambda *asked: "<think>\nI am asked.\n</think>\n\nI try it."
     )
-    assert (await thought_of(place))["expert"] == 6
-    spoken = {step.reply for _, found in best_expert_episodes(place, 1).values() for step in found.steps}
+    assert (await thought_of(ctx))["expert"] == 6
+    spoken = {step.reply for _, found in best_expert_episodes(ctx, 1).values() for step in found.steps}
     assert spoken == {f"Thought: I try it.\nAction: {word}" for word in (WRONG, RIGHT)}
 
 
@@ -193,9 +193,9 @@ async def test_a_fault_of_the_editor_is_tried_again_like_any_call(tmp_path: Path
             raise faults.pop()
         return musing(prompt, seed)
 
-    place = workplace(tmp_path, tiny_model_dir, bare(tmp_path), "scale.concurrency=1", reply=faulty)
-    assert (await thought_of(place))["expert"] == 6
-    assert place.store.rows('select "class", level, stage from event') == [("ModelUnavailable", "warning", "think")]
+    ctx = workplace(tmp_path, tiny_model_dir, bare(tmp_path), "scale.concurrency=1", reply=faulty)
+    assert (await thought_of(ctx))["expert"] == 6
+    assert ctx.store.rows('select "class", level, stage from event') == [("ModelUnavailable", "warning", "think")]
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ import time
 import pytest
 from toy import Line, instance
 
-from agentr_core.runtime.instances import check_separate
-from agentr_core.system import check_wanted, in_thread
+from agentr_core.runtime.instances import check_no_overlap
+from agentr_core.system import raise_if_cancelled, run_in_thread
 from agentr_core.types import Instance
 
 
@@ -33,7 +33,7 @@ async def test_a_cancelled_stage_ends_at_its_next_instance_and_not_before() -> N
 
     async def stage() -> None:
         try:
-            await in_thread(check_separate, env, (), (instance(0),) * 1000)
+            await run_in_thread(check_no_overlap, env, (), (instance(0),) * 1000)
         finally:
             env.close()
 
@@ -50,10 +50,10 @@ async def test_a_cancelled_stage_ends_at_its_next_instance_and_not_before() -> N
 
 async def test_results_and_faults_come_back() -> None:
     def divide(one: int, *, by: int) -> float:
-        check_wanted()
+        raise_if_cancelled()
         return one / by
 
-    assert await in_thread(divide, 6, by=3) == 2
+    assert await run_in_thread(divide, 6, by=3) == 2
     with pytest.raises(ZeroDivisionError):
-        await in_thread(divide, 6, by=0)
-    check_wanted()
+        await run_in_thread(divide, 6, by=0)
+    raise_if_cancelled()

@@ -9,7 +9,7 @@ import pytest
 from toy import Line, Script, instance
 
 from agentr_core.environments.contract import check
-from agentr_core.episodes.rollout import SharedEnvironments, episode
+from agentr_core.episodes.rollout import EnvironmentPool, roll_out_episode
 from agentr_core.episodes.units import UnitError, run_all
 from agentr_core.recipes.recipe import ErrorsConfig
 from agentr_core.types import Instance, Sampling, Trajectory, Transition
@@ -43,12 +43,12 @@ def over() -> Iterator[threading.Event]:
 async def test_a_call_beyond_its_limit_is_given_up_and_the_episode_tried_with_another_object(
     over: threading.Event,
 ) -> None:
-    shared = SharedEnvironments(lambda name: Stuck(over))
+    shared = EnvironmentPool(lambda name: Stuck(over))
     errors: list[UnitError] = []
 
     async def play(unit: Instance) -> Trajectory:
         async with shared.lend(unit) as env:
-            return await episode(unit, env, Script(["right"]), max_steps=9, sampling=Sampling(), seed=1)
+            return await roll_out_episode(unit, env, Script(["right"]), max_steps=9, sampling=Sampling(), seed=1)
 
     played = await run_all(
         [instance(0)],
@@ -60,7 +60,7 @@ async def test_a_call_beyond_its_limit_is_given_up_and_the_episode_tried_with_an
         backoff_seconds=0,
     )
     assert [trajectory.success for trajectory in played.values()] == [True]
-    assert [(error.kind, error.phase, error.final) for error in errors] == [("EnvironmentTimeout", "step", False)]
+    assert [(error.kind, error.phase, error.is_final) for error in errors] == [("EnvironmentTimeout", "step", False)]
     assert errors[0].message == "line gave no answer within 0.5 seconds, its time_limit"
     assert all(thread.daemon for thread in threading.enumerate() if thread.name == "line"), "the process may end"
 
@@ -73,7 +73,9 @@ async def test_an_error_of_the_world_stays_what_it_is() -> None:
             raise TimeoutError("the page did not load")
 
     with pytest.raises(TimeoutError, match="the page did not load"):
-        await episode(instance(), Late(blocking=True), Script(["right"]), max_steps=1, sampling=Sampling(), seed=1)
+        await roll_out_episode(
+            instance(), Late(blocking=True), Script(["right"]), max_steps=1, sampling=Sampling(), seed=1
+        )
 
 
 def test_the_doctor_reads_the_limit() -> None:

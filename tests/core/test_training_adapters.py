@@ -29,7 +29,7 @@ from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.training.checkpoints import is_complete, read_manifest
 from agentr_core.training.group.policy import Policy
 from agentr_core.training.job import TrainingJob
-from agentr_core.training.parent import adapter_faults, load_parent, merge, merged
+from agentr_core.training.parent import adapter_faults, load_merged, load_parent, merge
 from agentr_core.training.run import run
 
 # peft reads an attribute that transformers renamed.
@@ -42,7 +42,7 @@ ADAPTED: dict[str, Any] = {"lora_r": 4, "lora_alpha": 8.0, "learning_rate": 1e-2
 
 def trained(model_dir: Path, folder: Path, **settings: Any) -> TrainingJob:
     job = make_job(model_dir, folder, epochs=1.0, **settings)
-    job.work.root.mkdir(parents=True)
+    job.work_folder.root.mkdir(parents=True)
     run(job, lambda step: None)
     return job
 
@@ -77,7 +77,7 @@ def test_an_adapter_is_a_peft_directory_that_names_its_model(adapted: Path, tiny
 def test_the_adapter_gives_the_logits_of_the_merged_model(adapted: Path, tiny_model_dir: Path) -> None:
     assert check_model_directory(adapted) == (adapted / "adapter_model.safetensors",)
     apart = load_model(adapted, dtype="float32", device="cpu", context_length=0).model
-    together = merged(tiny_model_dir, adapted, torch.float32)
+    together = load_merged(tiny_model_dir, adapted, torch.float32)
 
     assert any("lora_A" in name for name, _ in apart.named_parameters())
     assert not any("lora_A" in name for name, _ in together.named_parameters())
@@ -128,7 +128,7 @@ def test_training_goes_on_with_the_same_adapter(adapted: Path, tiny_model_dir: P
     assert any(not torch.equal(before[name], after[name]) for name in before)
     # The first step of the second training starts where the first training ended.
     start = load_parent(adapted, job.config, zero3=False).model
-    together = merged(tiny_model_dir, adapted, torch.float32)
+    together = load_merged(tiny_model_dir, adapted, torch.float32)
     torch.testing.assert_close(logits(start.eval()), logits(together), atol=1e-4, rtol=1e-4)
 
 
@@ -153,7 +153,7 @@ def test_modules_are_trained_whole_beside_adapters_on_named_ones(tiny_model_dir:
     assert {name.rsplit(".", 3)[-3] for name in names if "lora_" in name} == {"q_proj"}
     assert any("lora_" not in name and "norm" in name for name in names)
     apart = load_model(job.output_dir, dtype="float32", device="cpu", context_length=0).model
-    together = merged(tiny_model_dir, job.output_dir, torch.float32)
+    together = load_merged(tiny_model_dir, job.output_dir, torch.float32)
     torch.testing.assert_close(logits(apart), logits(together), atol=1e-4, rtol=1e-4)
 
 

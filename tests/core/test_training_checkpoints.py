@@ -11,7 +11,7 @@ import torch
 
 from agentr_core.errors import DataFault, ModelDirectoryError, NonFiniteLoss, TrainingFault
 from agentr_core.training.checkpoints import MANIFEST, Manifest, is_complete, publish, read_manifest
-from agentr_core.training.run import describe
+from agentr_core.training.run import make_fault
 
 
 @pytest.fixture
@@ -91,11 +91,11 @@ def test_what_is_at_the_destination_is_left_alone(
 
 
 def test_faults_keep_their_kind_across_the_process(tmp_path: Path) -> None:
-    assert describe(NonFiniteLoss("step 3"), tmp_path).kind == "NonFiniteLoss"
-    assert describe(DataFault("row 1"), tmp_path).message == "row 1"
-    assert describe(torch.OutOfMemoryError("CUDA out of memory. Tried"), tmp_path).kind == "OutOfMemory"
-    assert describe(MemoryError(), tmp_path).kind == "OutOfMemory"
-    unknown = describe(ZeroDivisionError("division by zero"), tmp_path)
+    assert make_fault(NonFiniteLoss("step 3"), tmp_path).kind == "NonFiniteLoss"
+    assert make_fault(DataFault("row 1"), tmp_path).message == "row 1"
+    assert make_fault(torch.OutOfMemoryError("CUDA out of memory. Tried"), tmp_path).kind == "OutOfMemory"
+    assert make_fault(MemoryError(), tmp_path).kind == "OutOfMemory"
+    unknown = make_fault(ZeroDivisionError("division by zero"), tmp_path)
     assert (unknown.kind, unknown.message) == (
         "TrainingFault",
         "the trainer failed with ZeroDivisionError: division by zero",
@@ -106,7 +106,7 @@ def test_a_lack_of_memory_on_the_cpu_is_told_from_torch_itself(tmp_path: Path) -
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
 
-    fault = describe(caught.value, tmp_path)
+    fault = make_fault(caught.value, tmp_path)
     assert fault.kind == "OutOfMemory"
     assert "per_device_train_batch_size" in fault.message
 
@@ -118,7 +118,7 @@ def test_a_full_disk_is_told_also_when_it_is_the_cause_of_another_error(tmp_path
         except OSError as full:
             raise RuntimeError("unexpected pos 64 vs 0") from full
     except RuntimeError as error:
-        fault = describe(error, tmp_path)
+        fault = make_fault(error, tmp_path)
 
     assert fault.kind == "TrainingFault"
     assert f"could not be written to {tmp_path}" in fault.message

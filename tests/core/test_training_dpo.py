@@ -20,11 +20,11 @@ from transformers import AutoModelForCausalLM
 
 from agentr_core.errors import AlarmRaised, DataFault, NonFiniteLoss
 from agentr_core.recipes.alarms import AlarmsConfig, Crossing
-from agentr_core.recipes.training import UNREAD
-from agentr_core.samples.identity import IGNORED
+from agentr_core.recipes.training import UNREAD_FIELDS
+from agentr_core.samples.identity import IGNORE_INDEX
 from agentr_core.training.checkpoints import read_history, read_manifest
 from agentr_core.training.job import PreferenceLoss, TrainingJob
-from agentr_core.training.packing import TokenPair, TokenRow, plan, trained_tokens
+from agentr_core.training.packing import TokenPair, TokenRow, make_plan, num_trained_tokens
 from agentr_core.training.parent import load_parent
 from agentr_core.training.run import run
 from agentr_core.training.trainers import collate, preference_arguments, preference_trainer, samples_per_step
@@ -48,24 +48,24 @@ def _keep_threads() -> Iterator[None]:
 
 
 def finish(job: TrainingJob, tell: Any = lambda step: None) -> Any:
-    job.work.root.mkdir(parents=True, exist_ok=True)
+    job.work_folder.root.mkdir(parents=True, exist_ok=True)
     return run(job, tell)
 
 
 def trainer_of(job: TrainingJob, rows: list[TokenPair]) -> Any:
-    job.work.root.mkdir(parents=True, exist_ok=True)
-    made = plan(
-        [trained_tokens(row) for row in rows], per_step=samples_per_step(job.config), epochs=1, max_tokens=0, seed=0
+    job.work_folder.root.mkdir(parents=True, exist_ok=True)
+    made = make_plan(
+        [num_trained_tokens(row) for row in rows], per_step=samples_per_step(job.config), epochs=1, max_tokens=0, seed=0
     )
     parent = load_parent(job.model_dir, job.config, zero3=False)
     settings = preference_arguments(job, steps=len(made.steps))
-    return preference_trainer(job, made, rows, parent=parent, settings=settings, tell=lambda step: None)
+    return preference_trainer(job, made, rows, parent=parent, settings=settings, on_report=lambda step: None)
 
 
 def log_probability(model: Any, row: TokenRow) -> torch.Tensor:
     """Return the summed log-probability of the trained tokens of a row, by textbook means."""
     scores = model(torch.tensor([row.input_ids])).logits[0].log_softmax(-1)
-    return sum((scores[at - 1, label] for at, label in enumerate(row.labels) if label != IGNORED), torch.zeros(()))
+    return sum((scores[at - 1, label] for at, label in enumerate(row.labels) if label != IGNORE_INDEX), torch.zeros(()))
 
 
 def test_the_mask_covers_the_labels_and_nothing_else() -> None:
@@ -81,7 +81,7 @@ def test_the_mask_covers_the_labels_and_nothing_else() -> None:
         length = len(row.input_ids)
         assert ids[:length].tolist() == list(row.input_ids)
         assert seen.tolist() == [1] * length + [0] * (64 - length)
-        assert mask.tolist() == [int(label != IGNORED) for label in row.labels] + [0] * (64 - length)
+        assert mask.tolist() == [int(label != IGNORE_INDEX) for label in row.labels] + [0] * (64 - length)
 
 
 def test_loss_and_gradient_are_those_of_the_formula(tmp_path: Path, tiny_model_dir: Path) -> None:
@@ -134,7 +134,7 @@ def test_training_prefers_the_chosen_side(tmp_path: Path, tiny_model_dir: Path) 
     assert {step.learning_rate for step in told} == {job.config.learning_rate}
     assert all(step.grad_norm is not None and step.grad_norm > 0 for step in told)
     assert [step.scores for step in read_history(job.output_dir)] == [step.scores for step in told]
-    assert manifest.trained_tokens == 6 * sum(trained_tokens(row) for row in pairs())
+    assert manifest.trained_tokens == 6 * sum(num_trained_tokens(row) for row in pairs())
 
 
 def test_reference_log_probabilities_are_computed_once(tmp_path: Path, tiny_model_dir: Path, monkeypatch: Any) -> None:
@@ -276,13 +276,13 @@ def test_a_training_ends_when_the_chosen_side_collapses(tmp_path: Path, tiny_mod
 
 
 def _ending(context: tuple[int, ...], times: int) -> TokenRow:
-    return TokenRow((*context, *[7] * times), (*[IGNORED] * len(context), *[7] * times))
+    return TokenRow((*context, *[7] * times), (*[IGNORE_INDEX] * len(context), *[7] * times))
 
 
 def test_a_broken_side_is_named(tmp_path: Path, tiny_model_dir: Path) -> None:
     job = dpo_job(tiny_model_dir, tmp_path)
     broken = columns(pairs())
-    broken["rejected_labels"][2] = [IGNORED] * len(broken["rejected_labels"][2])
+    broken["rejected_labels"][2] = [IGNORE_INDEX] * len(broken["rejected_labels"][2])
     parquet.write_table(pa.table(broken), job.dataset_file)
 
     with pytest.raises(DataFault, match=r"row 2 \(rejected side\): no token is trained"):
@@ -305,7 +305,7 @@ def test_a_reference_without_numbers_is_told_and_not_kept(save_tiny_model: Any, 
     job = dpo_job(path, tmp_path)
     with pytest.raises(NonFiniteLoss, match="log-probabilities of the reference"):
         finish(job)
-    assert not job.work.reference_dataset.exists()
+    assert not job.work_folder.reference_dataset.exists()
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -313,6 +313,6 @@ def test_what_preferences_do_not_read_is_refused(tmp_path: Path, tiny_model_dir:
     job = dpo_job(tiny_model_dir, tmp_path, epochs=1.0, lora_r=4)
     config, read = watched(job.config)
     job = replace(job, config=config)
-    job.work.root.mkdir(parents=True)
+    job.work_folder.root.mkdir(parents=True)
     run(job, lambda step: None)
-    assert unread(read) <= set(UNREAD["dpo"])
+    assert unread(read) <= set(UNREAD_FIELDS["dpo"])

@@ -38,9 +38,9 @@ def two_machines(model: Path, workspace: Path) -> TrainingJob:
 
 def announce(job: TrainingJob) -> Path:
     """Do what a run does before it starts a training."""
-    job.work.root.mkdir(parents=True, exist_ok=True)
-    job.work.job_file.write_bytes(JOB.dump_json(job))
-    return job.work.job_file
+    job.work_folder.root.mkdir(parents=True, exist_ok=True)
+    job.work_folder.job_file.write_bytes(JOB.dump_json(job))
+    return job.work_folder.job_file
 
 
 @contextmanager
@@ -107,14 +107,14 @@ def test_processes_are_ended_when_nobody_wants_them(then: str, tmp_path: Path, m
     seconds = 1.0 if then == "still" else PATIENCE
     process = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({seconds})"], stdin=subprocess.PIPE)
     monkeypatch.setattr(join, "start_launcher", lambda *_, **__: process)
-    monkeypatch.setattr(join, "POLL", 0.05)
-    monkeypatch.setattr(join, "LINGER", 0.1)
+    monkeypatch.setattr(join, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(join, "LINGER_SECONDS", 0.1)
     if then == "done":
         monkeypatch.setattr(join, "is_complete", lambda path: True)
     elif then == "another":
         os.utime(announce(replace(job, seed=4)), (time.time() + 9,) * 2)
 
-    join.take_part(file, job, 1)
+    join.run_processes(file, job, 1)
     assert process.returncode == (0 if then == "still" else -15)
 
 

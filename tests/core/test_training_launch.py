@@ -28,7 +28,7 @@ from agentr_core.recipes.training import LaunchConfig
 from agentr_core.training import process
 from agentr_core.training.checkpoints import is_complete
 from agentr_core.training.job import JOB, TrainingJob
-from agentr_core.training.packing import plan
+from agentr_core.training.packing import make_plan
 from agentr_core.training.process import train
 
 pytestmark = pytest.mark.slow
@@ -149,12 +149,12 @@ async def test_what_is_published_waits_for_no_process(
     """Each process that trains has a thread that its end waits for, and that never ends."""
     (tmp_path / "sitecustomize.py").write_text(ENDLESS, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(process, "LINGER", 1.0)
+    monkeypatch.setattr(process, "LINGER_SECONDS", 1.0)
     family: list[psutil.Process] = []
     job = make_job(tiny_model_dir, tmp_path, epochs=EPOCHS, launch=launch)
 
     def remember(step: Any) -> None:
-        worker = psutil.Process(int(job.work.lock_file.read_text(encoding="utf-8")))
+        worker = psutil.Process(int(job.work_folder.lock_file.read_text(encoding="utf-8")))
         family[:] = [worker, *worker.children(recursive=True)]
 
     await train(job, on_progress=remember)
@@ -174,10 +174,10 @@ async def test_a_killed_lora_training_under_accelerate_goes_on_to_the_same_weigh
     job = make_job(tiny_model_dir, tmp_path, name="cut", **settings)
     training = asyncio.ensure_future(train(job))
     deadline = time.monotonic() + PATIENCE
-    while not (job.work.checkpoints / "checkpoint-10" / "complete").exists():
+    while not (job.work_folder.checkpoints / "checkpoint-10" / "complete").exists():
         assert time.monotonic() < deadline, "waited in vain"
         await asyncio.sleep(0.02)
-    worker = psutil.Process(int(job.work.lock_file.read_text(encoding="utf-8")))
+    worker = psutil.Process(int(job.work_folder.lock_file.read_text(encoding="utf-8")))
     rank = worker.children(recursive=True)[-1]
     assert "agentr_core.training.rank" in rank.cmdline()
     os.kill(rank.pid, signal.SIGKILL)
@@ -196,7 +196,7 @@ async def test_the_processes_end_with_the_training_that_was_cancelled(tiny_model
     begun = asyncio.Event()
     training = asyncio.ensure_future(train(job, on_progress=lambda step: begun.set()))
     await asyncio.wait_for(begun.wait(), PATIENCE)
-    worker = psutil.Process(int(job.work.lock_file.read_text(encoding="utf-8")))
+    worker = psutil.Process(int(job.work_folder.lock_file.read_text(encoding="utf-8")))
     family = worker.children(recursive=True)
     # The launcher names the module, too.
     assert sum("agentr_core.training.rank" in process.cmdline() for process in family) == 3
@@ -215,7 +215,7 @@ def test_a_lack_of_memory_is_one_clear_error_and_the_good_checkpoint_stays(
     """The scores of one long sample alone are more than the processes may have (RLIMIT_DATA)."""
     model = save_tiny_model(tmp_path / "model", context=16384, vocab_size=100_000, num_hidden_layers=1)
     lengths = [30, 30, 30]
-    last = plan([1, 1, 1], per_step=1, epochs=1, max_tokens=0, seed=3).steps[-1][0]
+    last = make_plan([1, 1, 1], per_step=1, epochs=1, max_tokens=0, seed=3).steps[-1][0]
     lengths[last] = 16_000
     write_dataset(tmp_path / "rows.parquet", lengths)
     job = make_job(model, tmp_path, epochs=1.0, per_device_train_batch_size=1, checkpoint_every=1)
@@ -233,7 +233,7 @@ def test_a_lack_of_memory_is_one_clear_error_and_the_good_checkpoint_stays(
     error = ended.stderr[ended.stderr.rindex("OutOfMemory:") :]
     assert "set training.gradient_checkpointing=true, or lower training.per_device_train_batch_size" in error
     assert "its last intermediate checkpoint is kept" in error
-    assert (job.work.checkpoints / "checkpoint-2" / "complete").exists()
+    assert (job.work_folder.checkpoints / "checkpoint-2" / "complete").exists()
     assert not job.output_dir.exists()
 
 
@@ -241,7 +241,7 @@ async def test_a_setting_that_cannot_be_met_is_told_before_training(tiny_model_d
     job = make_job(tiny_model_dir, tmp_path, report_to=("tensorbord",))
     with pytest.raises(ConfigError, match=r"training\.report_to: 'tensorbord' is unknown"):
         await train(job)
-    assert not any(job.work.checkpoints.glob("*"))
+    assert not any(job.work_folder.checkpoints.glob("*"))
 
 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")

@@ -23,7 +23,7 @@ from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.training import TrainingConfig
 from agentr_core.training import requirements
 from agentr_core.training.checkpoints import is_complete, read_history
-from agentr_core.training.group.learner import reporting
+from agentr_core.training.group.learner import open_step_reporter
 from agentr_core.training.job import GroupRelative, OnlineJob
 from agentr_core.training.process import train
 from agentr_core.training.run import run
@@ -119,7 +119,7 @@ def test_trainings_on_a_dataset_log_under_one_naming(
     make: Any, recorded: list[tuple[int, dict[str, Any]]], tiny_model_dir: Path, tmp_path: Path
 ) -> None:
     job = make(tiny_model_dir, tmp_path, report_to=("recorder",))
-    job.work.root.mkdir(parents=True)
+    job.work_folder.root.mkdir(parents=True)
     run(job, lambda step: None)
     history = read_history(job.output_dir)
     steps = [(step, numbers) for step, numbers in recorded if "train/loss" in numbers]
@@ -144,7 +144,7 @@ def group_job(folder: Path, *report_to: str) -> OnlineJob:
 
 
 def test_kubeflow_is_told_the_steps_of_group_rl(controller: Told, tmp_path: Path) -> None:
-    with reporting(group_job(tmp_path, "kubeflow"), None) as tell:
+    with open_step_reporter(group_job(tmp_path, "kubeflow"), None) as tell:
         tell(1, {"reward": 0.25, "loss": None})
         tell(2, {"reward": 0.5, "loss": 0.125, "eval_success": 0.75})
     first, last = controller[0][1], controller[-1][1]
@@ -158,7 +158,7 @@ def test_kubeflow_is_told_the_steps_of_group_rl(controller: Told, tmp_path: Path
 
 
 def test_a_group_training_that_fails_is_not_told_to_be_done(controller: Told, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), reporting(group_job(tmp_path, "kubeflow"), None):
+    with pytest.raises(RuntimeError), open_step_reporter(group_job(tmp_path, "kubeflow"), None):
         raise RuntimeError
     assert [status["progressPercentage"] for _, status in controller] == [0]
 
@@ -166,7 +166,7 @@ def test_a_group_training_that_fails_is_not_told_to_be_done(controller: Told, tm
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
 def test_tensorboard_gets_the_steps_of_group_rl_beside_the_checkpoint(tmp_path: Path) -> None:
     before = dict(os.environ)
-    with reporting(group_job(tmp_path, "tensorboard"), None) as tell:
+    with open_step_reporter(group_job(tmp_path, "tensorboard"), None) as tell:
         tell(1, {"reward": 0.5, "eval_success": 0.75})
     (file,) = (tmp_path / "out.logs").glob("events.out.tfevents.*")
     assert all(name in file.read_bytes() for name in (b"train/reward", b"eval/success"))
@@ -174,7 +174,7 @@ def test_tensorboard_gets_the_steps_of_group_rl_beside_the_checkpoint(tmp_path: 
 
 
 def test_of_group_rl_nothing_is_told_where_nobody_is_named(controller: Told, tmp_path: Path) -> None:
-    with reporting(group_job(tmp_path), None) as tell:
+    with open_step_reporter(group_job(tmp_path), None) as tell:
         tell(1, {"reward": 0.25})
     assert not controller
     assert [path.name for path in tmp_path.iterdir()] == ["token"]

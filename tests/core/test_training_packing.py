@@ -12,8 +12,16 @@ from training_jobs import random_row
 from transformers import AutoModelForCausalLM
 
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.samples.identity import IGNORED
-from agentr_core.training.packing import ROW, TokenRow, bins, forward_passes, padded_length, together, trained_tokens
+from agentr_core.samples.identity import IGNORE_INDEX
+from agentr_core.training.packing import (
+    ROW_LENGTH,
+    TokenRow,
+    bins,
+    forward_passes,
+    max_rows_per_pass,
+    num_trained_tokens,
+    padded_length,
+)
 from agentr_core.training.parent import packing_faults
 
 LENGTHS = [40, 130, 75, 300, 64, 65, 22]
@@ -43,7 +51,7 @@ def target_losses(model: Any, passes: list[dict[str, torch.Tensor]]) -> dict[tup
         for ids, labels, positions, scores in zip(
             one["input_ids"].tolist(), one["labels"].tolist(), one["position_ids"].tolist(), logits, strict=True
         ):
-            for place in [place for place, label in enumerate(labels) if label != IGNORED]:
+            for place in [place for place, label in enumerate(labels) if label != IGNORE_INDEX]:
                 start = place - positions[place]
                 loss = torch.nn.functional.cross_entropy(scores[place - 1], torch.tensor(labels[place]))
                 losses[tuple(ids[start : place + 1])] = float(loss)
@@ -67,7 +75,7 @@ def test_packed_and_unpacked_rows_have_the_same_loss_on_every_trained_token(
     assert sum(len(one["labels"]) for one in packed) < len(rows)
     expected, found = target_losses(model, alone), target_losses(model, packed)
     assert found.keys() == expected.keys()
-    assert len(expected) == sum(map(trained_tokens, rows))
+    assert len(expected) == sum(map(num_trained_tokens, rows))
     assert max(abs(found[key] - expected[key]) for key in expected) < 2e-5
 
 
@@ -78,7 +86,9 @@ def test_a_sample_does_not_feel_its_neighbours_in_a_row(model: Any, rows: list[T
     def middle_losses(before: TokenRow, after: TokenRow) -> list[float]:
         (one,) = forward_passes([before, middle, after], packing=True, rows_per_pass=1)
         losses = target_losses(model, [one])
-        return [losses[middle.input_ids[: place + 1]] for place, label in enumerate(middle.labels) if label != IGNORED]
+        return [
+            losses[middle.input_ids[: place + 1]] for place, label in enumerate(middle.labels) if label != IGNORE_INDEX
+        ]
 
     assert middle_losses(first, last) == middle_losses(others[0], others[1])
 
@@ -95,15 +105,15 @@ def test_every_sample_is_in_exactly_one_row_and_rows_are_not_overfilled() -> Non
     groups = bins(lengths, packing=True)
 
     assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
-    assert max(sum(lengths[index] for index in group) for group in groups) <= max(ROW, padded_length(700))
+    assert max(sum(lengths[index] for index in group) for group in groups) <= max(ROW_LENGTH, padded_length(700))
 
 
 def test_a_first_token_is_never_a_target() -> None:
-    row = TokenRow((5, 6, 7), (5, 6, IGNORED))
+    row = TokenRow((5, 6, 7), (5, 6, IGNORE_INDEX))
 
     (one,) = forward_passes([row, row], packing=True, rows_per_pass=1)
-    assert trained_tokens(row) == 1
-    assert one["labels"][0, :6].tolist() == [IGNORED, 6, IGNORED, IGNORED, 6, IGNORED]
+    assert num_trained_tokens(row) == 1
+    assert one["labels"][0, :6].tolist() == [IGNORE_INDEX, 6, IGNORE_INDEX, IGNORE_INDEX, 6, IGNORE_INDEX]
 
 
 def test_lengths_are_few_and_waste_little() -> None:
@@ -116,7 +126,7 @@ def test_lengths_are_few_and_waste_little() -> None:
 
 def test_flash_attention_gets_passes_of_one_packed_row() -> None:
     plain, flash = TrainingConfig(), TrainingConfig(attn_implementation="flash_attention_2", bf16=True)
-    assert [together(one, 8) for one in (plain, flash, replace(flash, packing=False))] == [8, 1, 8]
+    assert [max_rows_per_pass(one, 8) for one in (plain, flash, replace(flash, packing=False))] == [8, 1, 8]
 
 
 def test_layers_that_are_no_attention_take_one_sample_a_row() -> None:

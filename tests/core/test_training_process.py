@@ -45,11 +45,11 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def saved(job: TrainingJob, step: int) -> bool:
-    return (job.work.checkpoints / f"checkpoint-{step}" / "complete").exists()
+    return (job.work_folder.checkpoints / f"checkpoint-{step}" / "complete").exists()
 
 
 def worker_of(job: TrainingJob) -> int:
-    return int(job.work.lock_file.read_text(encoding="utf-8"))
+    return int(job.work_folder.lock_file.read_text(encoding="utf-8"))
 
 
 def alive(process_id: int) -> bool:
@@ -76,7 +76,7 @@ async def test_a_training_tells_each_step_and_is_found_finished_the_next_time(un
     assert (told[-1].loss, told[-1].trained_tokens) == (result.final_loss, result.trained_tokens)
     assert told[-1].loss < told[0].loss / 2
     assert is_complete(job.output_dir)
-    assert not job.work.root.exists()
+    assert not job.work_folder.root.exists()
 
     again = await train(job, on_progress=lambda step: pytest.fail("trained a second time"))
     assert again == result
@@ -102,17 +102,17 @@ async def test_a_killed_trainer_is_told_and_the_next_call_goes_on(
 async def test_the_log_of_an_earlier_attempt_does_not_explain_the_present_one(
     tiny_model_dir: Path, tmp_path: Path
 ) -> None:
-    work = make_job(tiny_model_dir, tmp_path).work
+    work = make_job(tiny_model_dir, tmp_path).work_folder
     work.root.mkdir(parents=True)
     work.log_file.write_text("a rank was ended by SIGKILL\n", encoding="utf-8")
     process: TrainerProcess[None] = TrainerProcess(
         module="agentr_core.training.nowhere",
-        work=work,
-        job=b"{}",
+        work_folder=work,
+        job_json=b"{}",
         environment=dict(os.environ),
-        read=lambda line: None,
-        published=lambda: False,
-        less_memory="",
+        parse_event=lambda line: None,
+        is_published=lambda: False,
+        memory_hint="",
     )
 
     with pytest.raises(TrainingFault, match=r"exit status 1 and gave no reason(?s:.*)No module named") as caught:
@@ -151,7 +151,7 @@ async def test_cancelling_ends_the_trainer_and_keeps_its_checkpoints(tiny_model_
     with pytest.raises(asyncio.CancelledError):
         await training
     assert not alive(worker)
-    assert any(job.work.checkpoints.glob("checkpoint-*/complete"))
+    assert any(job.work_folder.checkpoints.glob("checkpoint-*/complete"))
     assert not job.output_dir.exists()
 
 

@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 
 from agentr_core.errors import NonFiniteLoss
 from agentr_core.models.checkpoint_dir import weights_sha256
-from agentr_core.recipes.training import UNREAD
-from agentr_core.samples.identity import IGNORED
+from agentr_core.recipes.training import UNREAD_FIELDS
+from agentr_core.samples.identity import IGNORE_INDEX
 from agentr_core.training.checkpoints import (
     HISTORY,
     Manifest,
@@ -29,7 +29,7 @@ from agentr_core.training.checkpoints import (
     read_manifest,
 )
 from agentr_core.training.job import TrainingJob, TrainingStep
-from agentr_core.training.packing import TokenRow, plan, trained_tokens
+from agentr_core.training.packing import TokenRow, make_plan, num_trained_tokens
 from agentr_core.training.parent import load_parent
 from agentr_core.training.run import run
 from agentr_core.training.trainers import samples_per_step, supervised_arguments, supervised_trainer
@@ -51,7 +51,7 @@ def _keep_threads() -> Iterator[None]:
 
 
 def finish(job: TrainingJob, tell: Callable[[Any], None] = lambda step: None) -> Manifest:
-    job.work.root.mkdir(parents=True, exist_ok=True)
+    job.work_folder.root.mkdir(parents=True, exist_ok=True)
     made = run(job, tell)
     assert made is not None
     return made
@@ -66,8 +66,8 @@ def mean_loss(model_dir: Path, rows: Sequence[tuple[Sequence[int], Sequence[int]
     for ids, labels in rows:
         with torch.no_grad():
             scores = model(torch.tensor([ids])).logits[0].log_softmax(-1)
-        total -= sum(float(scores[at - 1, label]) for at, label in enumerate(labels) if label != IGNORED)
-    return total / sum(label != IGNORED for _, labels in rows for label in labels)
+        total -= sum(float(scores[at - 1, label]) for at, label in enumerate(labels) if label != IGNORE_INDEX)
+    return total / sum(label != IGNORE_INDEX for _, labels in rows for label in labels)
 
 
 @pytest.mark.parametrize("packing", [True, False])
@@ -80,15 +80,15 @@ def test_the_loss_of_a_step_is_the_mean_over_its_trained_tokens(
     rows = [random_row(length, seed) for seed, length in enumerate(lengths)]
     settings: dict[str, Any] = {"packing": packing, "gradient_accumulation_steps": accumulation}
     job = make_job(tiny_model_dir, tmp_path, epochs=1.0, **settings)
-    tokens = [trained_tokens(TokenRow(*row)) for row in rows]
-    made = plan(tokens, per_step=4 * accumulation, epochs=1.0, max_tokens=0, seed=job.seed)
+    tokens = [num_trained_tokens(TokenRow(*row)) for row in rows]
+    made = make_plan(tokens, per_step=4 * accumulation, epochs=1.0, max_tokens=0, seed=job.seed)
     told: list[Any] = []
 
     finish(job, told.append)
 
     expected = mean_loss(tiny_model_dir, [rows[number] for number in made.steps[0]])
     assert told[0].loss == pytest.approx(expected, abs=2e-5)
-    assert [step.trained_tokens for step in told] == list(made.trained_tokens)
+    assert [step.trained_tokens for step in told] == list(made.cumulative_tokens)
     assert told[-1].trained_tokens == sum(tokens)
 
 
@@ -103,10 +103,10 @@ def test_each_step_tells_its_learning_rate_and_the_norm_of_its_gradient(tmp_path
 
     assert [step.learning_rate for step in told] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
-    trained = sum(label != IGNORED for _, labels in rows for label in labels)
+    trained = sum(label != IGNORE_INDEX for _, labels in rows for label in labels)
     for ids, labels in rows:
         scores = model(torch.tensor([ids])).logits[0].log_softmax(-1)
-        (-sum(scores[at - 1, label] for at, label in enumerate(labels) if label != IGNORED) / trained).backward()
+        (-sum(scores[at - 1, label] for at, label in enumerate(labels) if label != IGNORE_INDEX) / trained).backward()
     expected = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     assert told[0].grad_norm == pytest.approx(float(expected), rel=1e-3)
     assert expected > 0.01
@@ -125,13 +125,13 @@ def test_scoring_only_trained_positions_changes_nothing(tmp_path: Path, tiny_mod
     lengths = [12, 90, 33, 250]
     rows = [TokenRow(*random_row(length, seed)) for seed, length in enumerate(lengths)]
     job = make_job(tiny_model_dir, tmp_path)
-    tokens = [trained_tokens(row) for row in rows]
-    made = plan(tokens, per_step=samples_per_step(job.config), epochs=1, max_tokens=0, seed=0)
+    tokens = [num_trained_tokens(row) for row in rows]
+    made = make_plan(tokens, per_step=samples_per_step(job.config), epochs=1, max_tokens=0, seed=0)
 
     def first_step(keeps_logits: bool) -> tuple[float, list[torch.Tensor | None]]:
         parent = load_parent(tiny_model_dir, job.config, zero3=False)
         settings = supervised_arguments(job, steps=len(made.steps))
-        trainer = supervised_trainer(job, made, rows, parent=parent, settings=settings, tell=lambda step: None)
+        trainer = supervised_trainer(job, made, rows, parent=parent, settings=settings, on_report=lambda step: None)
         trainer._keeps_logits = keeps_logits
         (batch,) = trainer.get_train_dataloader()
         loss = trainer.training_step(trainer.model, batch)
@@ -181,7 +181,7 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(tmp_path: Path, tiny_mod
     with pytest.raises(Interrupted):
         finish(cut, crash)
     # A crash while a checkpoint is written leaves one without its mark.
-    torn = cut.work.checkpoints / "checkpoint-6"
+    torn = cut.work_folder.checkpoints / "checkpoint-6"
     torn.mkdir(exist_ok=True)
     (torn / "model.safetensors").write_bytes(b"half")
     told: list[Any] = []
@@ -209,7 +209,7 @@ def test_a_token_budget_decides_steps_and_schedule(tmp_path: Path, tiny_model_di
 
 def rates(job: TrainingJob) -> list[float]:
     """Return the learning rate of each step, from the newest intermediate checkpoint."""
-    newest = max(job.work.checkpoints.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    newest = max(job.work_folder.checkpoints.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     log = json.loads((newest / "trainer_state.json").read_text("utf-8"))["log_history"]
     return [entry["learning_rate"] for entry in log if "loss" in entry]
 
@@ -270,7 +270,7 @@ def test_a_loss_that_is_not_finite_ends_training_before_the_weights_change(
     with pytest.raises(NonFiniteLoss, match=r"step 2 has loss .* lower training.learning_rate"):
         finish(job)
     assert not job.output_dir.exists()
-    kept = AutoModelForCausalLM.from_pretrained(job.work.checkpoints / "checkpoint-1").state_dict()
+    kept = AutoModelForCausalLM.from_pretrained(job.work_folder.checkpoints / "checkpoint-1").state_dict()
     assert all(weights.isfinite().all() for weights in kept.values())
 
 
@@ -368,4 +368,4 @@ def test_fine_tuning_reads_every_setting(tmp_path: Path, tiny_model_dir: Path) -
     config, read = watched(job.config)
     finish(dataclasses.replace(job, config=config))
     assert unread(read) == set()
-    assert "sft" not in UNREAD
+    assert "sft" not in UNREAD_FIELDS

@@ -21,11 +21,11 @@ from agentr_core.errors import ConfigError
 from agentr_core.methods.faults import load, parse
 from agentr_core.methods.table import plans_of
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.recipes.training import UNREAD, LaunchConfig, TrainingConfig
-from agentr_core.training.parent import read_weights
-from agentr_core.training.process import command, environment, names, read_zero
+from agentr_core.recipes.training import UNREAD_FIELDS, LaunchConfig, TrainingConfig
+from agentr_core.training.parent import load_whole_model
+from agentr_core.training.process import deepspeed_names, launch_command, launch_environment, read_deepspeed
 from agentr_core.training.requirements import check_requirements
-from agentr_core.training.trainers import plain_arguments
+from agentr_core.training.trainers import common_arguments
 
 ROOT = Path(__file__).parents[2]
 BIG = ROOT / "deployments" / "recipes" / "textcraft-lora-zero3.yaml"
@@ -62,9 +62,12 @@ def test_an_address_is_no_part_of_what_a_training_is() -> None:
     there = recipe(launch={**launch, "main_process_ip": "10.0.0.2", "main_process_port": 29401}).training
 
     assert here != there
-    assert here.anywhere() == there.anywhere()
-    assert here.anywhere() != recipe(launch={**launch, "num_processes": 4, "main_process_ip": "a"}).training.anywhere()
-    assert TrainingConfig().anywhere() == TrainingConfig()
+    assert here.without_addresses() == there.without_addresses()
+    assert (
+        here.without_addresses()
+        != recipe(launch={**launch, "num_processes": 4, "main_process_ip": "a"}).training.without_addresses()
+    )
+    assert TrainingConfig().without_addresses() == TrainingConfig()
 
 
 def test_the_recipe_for_several_gpus_has_lora_and_zero3() -> None:
@@ -74,13 +77,13 @@ def test_the_recipe_for_several_gpus_has_lora_and_zero3() -> None:
     assert (training.launch.deepspeed, training.publish) == ("zero3", "adapter")
     assert training.num_processes == 8
     assert training.lora_r > 0
-    assert read_zero(training.launch.deepspeed)["zero_optimization"]["stage"] == 3
+    assert read_deepspeed(training.launch.deepspeed)["zero_optimization"]["stage"] == 3
 
 
 def test_the_command_is_one_of_accelerate(tmp_path: Path) -> None:
     launch = LaunchConfig(num_processes=8, num_machines=2, main_process_ip="10.0.0.1", main_process_port=29400)
     job = make_job(tmp_path, tmp_path, launch=launch, bf16=True)
-    words = command(job, job_file=tmp_path / "job", events_file=tmp_path / "events", machine_rank=1)
+    words = launch_command(job, job_file=tmp_path / "job", events_file=tmp_path / "events", machine_rank=1)
     options = dict(pairwise(words))
 
     assert words[:3] == [sys.executable, "-m", "accelerate.commands.launch"]
@@ -96,15 +99,15 @@ def test_an_outer_launcher_does_not_reach_the_processes(tmp_path: Path) -> None:
     plain = make_job(tmp_path, tmp_path, launch=LaunchConfig(num_processes=2))
     alone = make_job(tmp_path, tmp_path, launch=LaunchConfig(deepspeed="zero2"))
 
-    assert environment(plain, outer, gpus=True) == {"PATH": "p"}
-    assert environment(plain, outer, gpus=False) == {"PATH": "p", "ACCELERATE_USE_CPU": "true"}
-    one = environment(alone, outer, gpus=True)
+    assert launch_environment(plain, outer, has_gpus=True) == {"PATH": "p"}
+    assert launch_environment(plain, outer, has_gpus=False) == {"PATH": "p", "ACCELERATE_USE_CPU": "true"}
+    one = launch_environment(alone, outer, has_gpus=True)
     assert (one["RANK"], one["WORLD_SIZE"], one["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
 
 
 def test_the_settings_of_fsdp_reach_the_trainer_and_what_it_gives_accelerate(tmp_path: Path) -> None:
     launch = LaunchConfig(num_processes=2, fsdp=True, fsdp_config={"cpu_offload": True, "reshard_after_forward": False})
-    options = plain_arguments(make_job(tmp_path, tmp_path, launch=launch), steps=1)
+    options = common_arguments(make_job(tmp_path, tmp_path, launch=launch), steps=1)
     assert (options["fsdp"], options["deepspeed"]) == (True, None)
     told = TrainingArguments(
         **{name: options[name] for name in ("fsdp", "fsdp_config", "output_dir", "bf16", "use_cpu")}
@@ -112,18 +115,18 @@ def test_the_settings_of_fsdp_reach_the_trainer_and_what_it_gives_accelerate(tmp
     plugin = FullyShardedDataParallelPlugin(**told.fsdp_plugin_args)
     assert (plugin.fsdp_version, plugin.reshard_after_forward) == (2, False)
     assert plugin.cpu_offload
-    assert plain_arguments(make_job(tmp_path, tmp_path), steps=1)["fsdp"] is None
+    assert common_arguments(make_job(tmp_path, tmp_path), steps=1)["fsdp"] is None
 
 
 def test_an_unknown_deepspeed_configuration_is_told_with_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no file zero9; name one, or choose zero2, zero3, zero3-offload"):
-        read_zero("zero9")
+        read_deepspeed("zero9")
     broken = tmp_path / "own.json"
     broken.write_text("[]", encoding="utf-8")
     with pytest.raises(ConfigError, match="must hold a JSON object"):
-        read_zero(str(broken))
+        read_deepspeed(str(broken))
     broken.write_text(json.dumps({"zero_optimization": {"stage": 1}}), encoding="utf-8")
-    assert read_zero(str(broken)) == {"zero_optimization": {"stage": 1}}
+    assert read_deepspeed(str(broken)) == {"zero_optimization": {"stage": 1}}
 
 
 def autos(content: Any, path: str = "") -> set[str]:
@@ -157,7 +160,7 @@ ADAM = {f"optimizer.params.{name}" for name in ("lr", "betas", "eps", "weight_de
 def test_each_configuration_that_comes_along_says_what_its_name_does(
     name: str, stage: int, offloaded: set[str], buckets: set[str], filled_in: set[str]
 ) -> None:
-    content = read_zero(name)
+    content = read_deepspeed(name)
     zero = content["zero_optimization"]
 
     assert zero["stage"] == stage
@@ -170,11 +173,11 @@ def test_each_configuration_that_comes_along_says_what_its_name_does(
 
 
 def test_there_are_three_configurations() -> None:
-    assert names() == ["zero2", "zero3", "zero3-offload"]
+    assert deepspeed_names() == ["zero2", "zero3", "zero3-offload"]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", deepspeed_names())
 def test_deepspeed_itself_reads_each_configuration_once_filled_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("deepspeed", reason="deepspeed is not installed")
     from deepspeed.runtime.config import DeepSpeedConfig
@@ -182,7 +185,7 @@ def test_deepspeed_itself_reads_each_configuration_once_filled_in(name: str, mon
     from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
     arguments = TrainingArguments(per_device_train_batch_size=1, learning_rate=1e-4, bf16=True, use_cpu=True)
-    filled = HfTrainerDeepSpeedConfig(read_zero(name))
+    filled = HfTrainerDeepSpeedConfig(read_deepspeed(name))
     filled.trainer_config_process(arguments)
 
     class Model:
@@ -265,24 +268,24 @@ def test_settings_under_the_trainers_names_reach_it(tmp_path: Path) -> None:
     }
     config = recipe(**settings, save_steps=7).training
     check_requirements(config)
-    made = plain_arguments(make_job(tmp_path, tmp_path, **settings, checkpoint_every=config.save_steps), steps=10)
+    made = common_arguments(make_job(tmp_path, tmp_path, **settings, checkpoint_every=config.save_steps), steps=10)
     arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
     assert (made["optim"], made["lr_scheduler_kwargs"], made["save_steps"]) == ("adafactor", {"num_cycles": 2}, 7)
-    assert TrainingConfig().anywhere() == TrainingConfig(optim=str(arguments.optim.value))
+    assert TrainingConfig().without_addresses() == TrainingConfig(optim=str(arguments.optim.value))
 
 
 def test_number_format_and_kernels_reach_the_trainer(tmp_path: Path) -> None:
     """They need a GPU, on which nobody has run them here."""
     job = make_job(tmp_path, tmp_path, fp16=True, use_liger_kernel=True, launch=LaunchConfig())
-    made = plain_arguments(job, steps=1)
+    made = common_arguments(job, steps=1)
     assert (made["fp16"], made["bf16"], made["use_liger_kernel"]) == (True, False, True)
-    words = dict(pairwise(command(job, job_file=tmp_path / "job", events_file=tmp_path / "events")))
+    words = dict(pairwise(launch_command(job, job_file=tmp_path / "job", events_file=tmp_path / "events")))
     assert words["--mixed_precision"] == "fp16"
 
 
 @pytest.mark.parametrize("name", ["eager", "sdpa"])
 def test_the_way_of_attention_reaches_the_model(name: str, tiny_model_dir: Path) -> None:
-    model, _ = read_weights(tiny_model_dir, TrainingConfig(attn_implementation=name), zero3=False)
+    model, _ = load_whole_model(tiny_model_dir, TrainingConfig(attn_implementation=name), zero3=False)
     assert model.config._attn_implementation == name
 
 
@@ -361,10 +364,10 @@ def outcome(phase: str, name: str) -> str:
         return "refused" if f"training.{name}: " in str(error) else str(error)
     (training,) = [plan.training for plan in plans_of(made) if plan.training is not None]
     if name == "start_from":
-        return "read" if training.anew else "ignored"
+        return "read" if training.from_base else "ignored"
     if name == "num_train_epochs":
         return "read" if training.num_train_epochs == value[0] else "ignored"
-    reaches = getattr(training.config, name) == value and name not in UNREAD.get(training.objective.kind, {})
+    reaches = getattr(training.config, name) == value and name not in UNREAD_FIELDS.get(training.objective.kind, {})
     return "read" if reaches else "ignored"
 
 

@@ -17,11 +17,11 @@ from toy_paths import ToyTree, critique, sampled_ids
 from toy_paths import renderer as shipped
 
 from agentr_core.environments.contract import check
-from agentr_core.episodes.rollout import episode
+from agentr_core.episodes.rollout import roll_out_episode
 from agentr_core.episodes.transcript import (
     Continuation,
-    droppable,
-    fewest_dropped,
+    max_droppable,
+    min_dropped_to_fit,
     transcript,
     transcript_of,
     whole_episode,
@@ -29,12 +29,12 @@ from agentr_core.episodes.transcript import (
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.exchange.training_set import export_lines, pair_lines
 from agentr_core.methods.agent_r.splice import good_sample, splice
-from agentr_core.methods.eto.preferences import StoredTrajectory, among_own
+from agentr_core.methods.eto.preferences import StoredTrajectory, pair_of_own
 from agentr_core.methods.faults import load
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.recipes.eto import PreferencesConfig
-from agentr_core.samples.dataset import check_flags, count_cut, drops, prompt_of, token_row, turn_classes
-from agentr_core.samples.identity import IGNORED, conversation_key, sample_id, trained_spans
+from agentr_core.samples.dataset import check_flags, count_cut, count_dropped, prompt_of, token_row, turn_classes
+from agentr_core.samples.identity import IGNORE_INDEX, conversation_key, sample_id, trained_spans
 from agentr_core.samples.rendering import Renderer
 from agentr_core.store.codec.samples import load_samples, sample_rows
 from agentr_core.store.database import Store
@@ -105,17 +105,17 @@ def test_labels_cover_the_sampled_tokens_and_nothing_else(renderer: Renderer) ->
     env, steps = GrowingLine(), steps_of(renderer)
     ids, labels = renderer.render_sample(transcript(env, "Go.", steps, train=[True] * 4))
     call, cut, (*over, _), last = (step.token_ids for step in steps)
-    assert [label for label in labels if label != IGNORED] == [*call, *cut, *over, *last]
+    assert [label for label in labels if label != IGNORE_INDEX] == [*call, *cut, *over, *last]
     head = len(renderer.render_prompt(Continuation(stop=("x",)).prompt(env, "Go.", [])))
-    result = renderer._encoder.outside(steps[0].observation)
-    expected = [IGNORED] * head + [*call] + [IGNORED] * len(result) + [*cut, *over]
+    result = renderer._encoder.plain_ids(steps[0].observation)
+    expected = [IGNORE_INDEX] * head + [*call] + [IGNORE_INDEX] * len(result) + [*cut, *over]
     assert labels[: len(expected)] == expected
     assert ids[head + len(call) : head + len(call) + len(result)] == list(result)
     # The stop string ended the last reply: the end of turn is the template's, and carries no loss.
     closing = ids[len(labels) - labels[::-1].index(last[-1]) :]
     assert closing[0] == renderer.end_of_turn
-    assert renderer._encoder.control, "control tokens of a result are characters"
-    assert not {*result} & {*renderer._encoder.special}
+    assert renderer._encoder.control_texts, "control tokens of a result are characters"
+    assert not {*result} & {*renderer._encoder.special_text_by_id}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_flags_say_which_replies_carry_loss(renderer: Renderer) -> None:
     steps = steps_of(renderer)
     messages = transcript(GrowingLine(), "Go.", steps, train=[False, True, False, True])
     _, labels = renderer.render_sample(messages)
-    assert [label for label in labels if label != IGNORED] == [*steps[1].token_ids, *steps[3].token_ids]
+    assert [label for label in labels if label != IGNORE_INDEX] == [*steps[1].token_ids, *steps[3].token_ids]
     same = renderer.render_sample(transcript(GrowingLine(), "Go.", steps, train=[True] * 4)).input_ids
     assert renderer.render_sample(messages).input_ids == same
 
@@ -163,14 +163,14 @@ def test_a_reply_that_said_nothing_but_its_end_is_trained_only_at_the_end(render
         messages = transcript(GrowingLine(), "Go.", steps, train=[True, True])
         sample = Sample(kind=SampleKind.GOOD, messages=messages, instance=None)
         row = token_row(sample, renderer)
-        assert [label for label in row.labels if label != IGNORED] == list(wanted)
+        assert [label for label in row.labels if label != IGNORE_INDEX] == list(wanted)
 
 
 def test_a_prompt_may_end_in_an_assistant_turn_with_spans_only(renderer: Renderer) -> None:
     user = Message(role="user", text="?")
     begun = grown_turn([Span(text="I think")])
     head = renderer.render_prompt([user])
-    assert renderer.render_prompt([user, begun]) == [*head, *renderer._encoder.outside("I think")]
+    assert renderer.render_prompt([user, begun]) == [*head, *renderer._encoder.plain_ids("I think")]
     with pytest.raises(DataFault, match="must end with a system or user turn"):
         renderer.render_prompt([user, Message(role="assistant", text="I think")])
     with pytest.raises(DataFault, match="must end with a system or user turn"):
@@ -204,8 +204,8 @@ def test_a_world_has_the_transcript_it_names() -> None:
 def test_a_growing_turn_is_never_windowed() -> None:
     steps = [step("look\n", "seen")] * 9
     prompt = Continuation(stop=("\n",)).prompt(GrowingLine(), "Go.", steps)
-    assert (droppable(prompt), fewest_dropped(prompt, lambda _: False)) == (0, 0)
-    assert drops(prompt, lambda _: False) == ()
+    assert (max_droppable(prompt), min_dropped_to_fit(prompt, lambda _: False)) == (0, 0)
+    assert count_dropped(prompt, lambda _: False) == ()
 
 
 def growing_tree() -> ToyTree:
@@ -235,7 +235,7 @@ def test_a_splice_is_one_turn_whose_bad_spans_carry_no_loss() -> None:
 def test_sides_of_a_pair_share_the_beginning_of_their_turn() -> None:
     tree = growing_tree()
     good, bad = (tree.path("right", *rest).trajectory for rest in (("right", "right"), ("stop",)))
-    ((made,), _) = among_own(
+    ((made,), _) = pair_of_own(
         [StoredTrajectory("a", good), StoredTrajectory("b", bad)], GrowingLine(), PreferencesConfig()
     )
     assert prompt_of(made.chosen) == prompt_of(made.rejected) == made.chosen.messages[:2]
@@ -304,7 +304,7 @@ async def test_an_episode_asks_for_continuations_that_keep_their_stop() -> None:
             return [replace(one, token_ids=sampled_ids(one.text)[:-1]) for one in await super().__call__(request)]
 
     policy = Walk()
-    played = await episode(instance(1), GrowingLine(), policy, max_steps=5, sampling=Sampling(), seed=0)
+    played = await roll_out_episode(instance(1), GrowingLine(), policy, max_steps=5, sampling=Sampling(), seed=0)
     assert played.success
     assert [len(request.messages[-1].spans) for request in policy.requests] == [0, 2, 4]
     assert {request.sampling for request in policy.requests} == {Sampling(stop=("\n",), include_stop=True)}

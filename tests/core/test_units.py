@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from toy import Line, instance
 
-from agentr_core.episodes.rollout import SharedEnvironments
+from agentr_core.episodes.rollout import EnvironmentPool
 from agentr_core.episodes.units import UnitError, phase, run_all
 from agentr_core.errors import ConfigError, EnvironmentFault, EnvironmentUnavailable, ErrorBudgetSpent
 from agentr_core.recipes.recipe import ErrorsConfig
@@ -78,7 +78,7 @@ async def test_only_transient_errors_are_tried_again() -> None:
     )
     assert results == {"fine": "fine", "heals": "heals"}
     assert tries == {"fine": 1, "heals": 3, "dead": 3, "broken": 1}
-    assert Counter((e.key, e.kind, e.final) for e in seen) == {
+    assert Counter((e.key, e.kind, e.is_final) for e in seen) == {
         ("heals", "EnvironmentUnavailable", False): 2,
         ("dead", "EnvironmentUnavailable", False): 2,
         ("dead", "EnvironmentUnavailable", True): 1,
@@ -106,7 +106,7 @@ async def test_the_budget_is_a_share_of_the_stage(failing: int, total: int | Non
         errors=ErrorsConfig(budget=budget),
         on_error=lambda e: None,
         concurrency=2,
-        total=total,
+        num_units=total,
     )
     if spent:
         with pytest.raises(ErrorBudgetSpent, match=r"EnvironmentFault: unit \d broke; .*errors.budget"):
@@ -148,7 +148,7 @@ async def test_environments_are_lent_again_unless_something_broke() -> None:
         made.append(Line())
         return made[-1]
 
-    environments = SharedEnvironments(make)
+    environments = EnvironmentPool(make)
     wanted = instance(0)
     async with environments.lend(wanted) as one, environments.lend(wanted) as two:
         assert one is not two

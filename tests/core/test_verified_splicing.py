@@ -178,8 +178,8 @@ def test_every_splice_that_was_played_counts_in_the_survival() -> None:
         "not-judged": 4,
     }
     record = survival_of(4, lost)
-    assert (record.tried, record.survived) == (8, 4)
-    assert record.died == {
+    assert (record.num_played, record.num_survived) == (8, 4)
+    assert record.num_rejected_by_reason == {
         "no-gain": 1,
         "verify-no-gain": 1,
         "verify-ended-early": 1,

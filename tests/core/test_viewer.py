@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from agentr_core.errors import ConfigError
 from agentr_core.evaluation.metrics import is_stuck
 from agentr_core.reports import wording
-from agentr_core.samples.rendering import ReadToken
+from agentr_core.samples.rendering import RenderedToken
 from agentr_core.store.database import Store
 from agentr_core.store.queries.trees import PathStep, SampledTokens, TreeNode
 from agentr_core.store.tables import merge
@@ -41,7 +41,7 @@ def client(store: Store, base_url: str = "http://localhost:4280", **options: Any
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     made = gallery.fill(tmp_path_factory.mktemp("ws") / "store.duckdb")
-    TextIndex(made, made.path.with_name("texts.sqlite")).refresh(seconds=60)
+    TextIndex(made, made.path.with_name("texts.sqlite")).refresh(budget_s=60)
     return made
 
 
@@ -133,12 +133,12 @@ async def test_long_lists_come_in_pages(tmp_path: Path) -> None:
         )
     async with client(store) as http:
         first = (await http.get("/rejections")).text
-        assert f"1{wording.TO}50 of 120" in first
+        assert f"1{wording.DASH}50 of 120" in first
         assert 'rel="prev"' not in first
         (following,) = re.findall(r'rel="next" href="([^"]*)"', first)
         last = (await http.get("/rejections?page=2")).text
         assert following == "/rejections?page=1"
-        assert f"101{wording.TO}120 of 120" in last
+        assert f"101{wording.DASH}120 of 120" in last
         assert 'rel="next"' not in last
         assert (await http.get(f"/rejections?page={10**30}")).status_code == 200
 
@@ -169,17 +169,17 @@ async def test_trained_spans_are_marked_and_no_others(pages: httpx.AsyncClient) 
     assert re.findall(r">([^<]+)<", legend) == ["trained", "reply, not trained", "only read"]
 
 
-def told(store: Store, kind: str, key: str) -> Callable[[], list[list[ReadToken]]]:
+def told(store: Store, kind: str, key: str) -> Callable[[], list[list[RenderedToken]]]:
     """Read everything as three turns, or fail as for a run whose model is gone."""
     tokens = [
-        ReadToken(1, "<s>", "BOS", False),
-        ReadToken(7, "Go", "user", False),
-        ReadToken(2, "</s>", "end of turn", False),
-        ReadToken(8, f"{HOSTILE}\n", "assistant", True),
-        ReadToken(2, "</s>", "end of turn", True),
+        RenderedToken(1, "<s>", "BOS", False),
+        RenderedToken(7, "Go", "user", False),
+        RenderedToken(2, "</s>", "end of turn", False),
+        RenderedToken(8, f"{HOSTILE}\n", "assistant", True),
+        RenderedToken(2, "</s>", "end of turn", True),
     ]
 
-    def read() -> list[list[ReadToken]]:
+    def read() -> list[list[RenderedToken]]:
         if key == gallery.GOOD:
             raise ConfigError("the model of run r, /gone, is no directory here")
         return [tokens]
@@ -190,7 +190,7 @@ def told(store: Store, kind: str, key: str) -> Callable[[], list[list[ReadToken]
 
 
 async def test_a_sample_and_a_trajectory_show_every_token_when_asked(store: Store, tmp_path: Path) -> None:
-    async with client(store, reading=told) as http:
+    async with client(store, token_reader=told) as http:
         for kind, key in (("sample", gallery.REVISION), ("trajectory", gallery.ROLLOUTS[0])):
             assert f'href="/tokens/{kind}/{key}"' in (await http.get(f"/{kind}/{key}")).text
             page = (await http.get(f"/tokens/{kind}/{key}")).text
@@ -211,8 +211,8 @@ async def test_a_sample_and_a_trajectory_show_every_token_when_asked(store: Stor
         assert "the store has no run of it" in shown(unread.text)
         assert (await http.get("/tokens/sample/none")).status_code == 404
         assert (await http.get("/tokens/pair/x")).status_code == 404
-    made = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK, reading=told)
-    await bundle(made, tmp_path / "site", start="/", most=500)
+    made = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK, token_reader=told)
+    await bundle(made, tmp_path / "site", start="/", max_pages=500)
     written = [file.read_text("utf-8") for file in (tmp_path / "site").glob("*.html")]
     assert not [page for page in written if "Every token" in page]
 
@@ -241,7 +241,7 @@ def test_the_paths_of_a_pair_stand_together_at_the_top_of_a_tree() -> None:
     nodes += [node(9, 2, 2, 1), node(10, 5, 3, 1), node(11, 6, 4, 1)]
     drawn = viewer_pages.tree_drawing(nodes, "t", {0, 1, 4}, {0, 1, 3}, [{0, 1, 4}, {0, 1, 3}])
     spots = re.findall(r'class="ground" cx="([^"]+)" cy="([^"]+)"', drawn)
-    rows = [(float(y) - float(spots[0][1])) / viewer_pages._ROW for _, y in spots]
+    rows = [(float(y) - float(spots[0][1])) / viewer_pages._ROW_HEIGHT for _, y in spots]
     assert [rows[number] for number in (0, 1, 4, 3)] == [0, 0, 0, 1]
     assert [rows[number] for number in (2, 5, 6, 7, 8)] == [2] * 5
     # Short branches stand side by side below the path that they leave.
@@ -363,15 +363,15 @@ def test_the_index_takes_in_what_is_new_and_notices_another_store(tmp_path: Path
     store = gallery.fill(tmp_path / "store.duckdb")
     index = TextIndex(store, tmp_path / "texts.sqlite")
     assert texts(index, "start") == 0
-    assert index.refresh(seconds=60)
+    assert index.refresh(budget_s=60)
     assert texts(index, "start") == 1
     store.write(gallery.begun("new", "A zeppelin over the start."))
-    assert index.refresh(seconds=60)
+    assert index.refresh(budget_s=60)
     assert (texts(index, "start"), texts(index, "zeppelin")) == (2, 1)
     other = Store(tmp_path / "other.duckdb")
     other.write(merge(gallery.begun(f"other{n}", f"boat {n}") for n in range(100)))
     changed = TextIndex(other, tmp_path / "texts.sqlite")
-    assert changed.refresh(seconds=60)
+    assert changed.refresh(budget_s=60)
     assert (texts(changed, "zeppelin"), texts(changed, "boat")) == (0, 100)
 
 
@@ -407,20 +407,20 @@ def test_a_strip_folds_what_repeats() -> None:
         path_step(at, word, valid=at != 8, observation="No." if at == 8 else "ok") for at, word in enumerate(words)
     ]
     folded = strip.folds(steps, 4)
-    assert [(one.loop, one.times, [line.action for line in one.lines]) for one in folded] == [
+    assert [(one.is_loop, one.num_times, [line.action for line in one.lines]) for one in folded] == [
         (False, 1, ["look"]), (True, 3, ["get", "make"]), (False, 2, ["go"]), (False, 1, ["buy"]),
     ]  # fmt: skip
     # They part within a loop, which stands at its first step.
-    assert [line[:2] for fold in folded for line in fold.lines if line.parting == 4] == [(2, "make")]
-    assert [line.refused for one in folded for line in one.lines] == [[], [], [], [8], []]
+    assert [line[:2] for fold in folded for line in fold.lines if line.parting_position == 4] == [(2, "make")]
+    assert [line.refused_positions for one in folded for line in one.lines] == [[], [], [], [8], []]
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=14))
 @example(list("aababab"))
 def test_a_strip_marks_a_loop_where_evaluations_count_one(words: list[str]) -> None:
     folded = strip.folds([path_step(at, word) for at, word in enumerate(words)])
-    assert any(one.loop for one in folded) == is_stuck(words)
-    assert sum(one.times * len(one.lines) for one in folded) == len(words)
+    assert any(one.is_loop for one in folded) == is_stuck(words)
+    assert sum(one.num_times * len(one.lines) for one in folded) == len(words)
 
 
 async def test_a_failed_episode_stands_beside_a_won_one_and_between_other_failures(pages: httpx.AsyncClient) -> None:
@@ -458,8 +458,8 @@ async def test_a_pair_has_three_witnesses_and_a_tree_its_texts_on_hover(tmp_path
 
 
 def test_replies_are_placed_by_their_tokens() -> None:
-    tokens = [ReadToken(one, "x", "assistant", one < 5) for one in (9, 1, 2, 9, 1, 2, 3)]
-    replies = viewer_pages.replies_in(
+    tokens = [RenderedToken(one, "x", "assistant", one < 5) for one in (9, 1, 2, 9, 1, 2, 3)]
+    replies = viewer_pages.locate_replies(
         [tokens],
         [SampledTokens(0, [1, 2], [-0.1, -3.0], 1), SampledTokens(1, [], [], None), SampledTokens(2, [1, 2, 3], [], 4)],
     )

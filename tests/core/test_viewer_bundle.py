@@ -25,7 +25,7 @@ async def written(tmp_path: Path, *, start: str = "/", most: int = 500) -> tuple
     """Return what was written of a store with hostile texts, and its pages by file name."""
     store = gallery.fill(tmp_path / "store.duckdb", HOSTILE)
     shown = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK)
-    made = await bundle(shown, tmp_path / "site", start=start, most=most)
+    made = await bundle(shown, tmp_path / "site", start=start, max_pages=most)
     return made, {file.name: file.read_text("utf-8") for file in (tmp_path / "site").glob("*.html")}
 
 
@@ -48,7 +48,7 @@ async def test_a_page_that_cannot_be_made_is_not_left_out(tmp_path: Path) -> Non
         await PlainTextResponse("no", status_code=500)(scope, receive, send)
 
     with pytest.raises(StoreError, match="the page / cannot be made"):
-        await bundle(broken, tmp_path / "site", start="/", most=5)
+        await bundle(broken, tmp_path / "site", start="/", max_pages=5)
     assert not (tmp_path / "site").exists()
 
 
@@ -69,11 +69,11 @@ async def test_a_bundle_of_a_run_has_no_page_of_another(tmp_path: Path) -> None:
     # The run goes on from a model of the other one.
     store.update("checkpoint", {"checkpoint_id": gallery.BASE, "parent_id": f"{OTHER}-c1"})
     shown = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK)
-    both = await bundle(shown, tmp_path / "both", start="/", most=500)
-    made = await bundle(shown, tmp_path / "site", start=f"/run/{gallery.RUN}", most=500)
+    both = await bundle(shown, tmp_path / "both", start="/", max_pages=500)
+    made = await bundle(shown, tmp_path / "site", start=f"/run/{gallery.RUN}", max_pages=500)
     pages = {file.name: file.read_text("utf-8") for file in (tmp_path / "site").glob("*.html")}
     assert made == BundleCounts(len(pages), 0)
-    assert made.pages < both.pages
+    assert made.num_pages < both.num_pages
     assert [name for name in pages if name.startswith("trajectory-")]
     # The model that it all began with belongs to no run.
     assert [name[:-14] for name in pages if OTHER in name] == [f"checkpoint-{OTHER}-c0"]
@@ -95,22 +95,22 @@ async def test_few_pages_are_of_all_kinds(tmp_path: Path) -> None:
         page = "".join(f'<a href="{link}">x</a>' for link in linked)
         await HTMLResponse(f"<html><head></head>{page}</html>")(scope, receive, send)
 
-    assert await bundle(site, tmp_path / "site", start="/run/r", most=10) == BundleCounts(10, 45)
+    assert await bundle(site, tmp_path / "site", start="/run/r", max_pages=10) == BundleCounts(10, 45)
     names = {file.name[:5] for file in (tmp_path / "site").glob("*.html")}
     assert names == {"index", "traje", "trees", "tree-", "pair-", "sampl"}
 
 
 async def test_no_more_pages_are_written_than_asked_for(tmp_path: Path) -> None:
     made, pages = await written(tmp_path, start=f"/run/{gallery.RUN}", most=5)
-    assert made.pages == len(pages) == 5
-    assert made.left_out > 5
+    assert made.num_pages == len(pages) == 5
+    assert made.num_left_out > 5
     assert "Iterations" in pages["index.html"]
     assert links(pages["index.html"]) <= {*pages, "page.css", "viewer.css", "keys.js"}
     shown = app(tmp_path / "store.duckdb", index=tmp_path / "texts.sqlite", hosts=LOOPBACK)
     with pytest.raises(ConfigError, match="already exists; name a new folder"):
-        await bundle(shown, tmp_path / "site", start="/", most=5)
+        await bundle(shown, tmp_path / "site", start="/", max_pages=5)
     with pytest.raises(ConfigError, match="there is nothing at /run/x"):
-        await bundle(shown, tmp_path / "other", start="/run/x", most=5)
+        await bundle(shown, tmp_path / "other", start="/run/x", max_pages=5)
 
 
 async def test_changed_and_held_out_episodes_come_first(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ async def test_changed_and_held_out_episodes_come_first(tmp_path: Path) -> None:
         await HTMLResponse(f"<html><head></head>{page}</html>")(scope, receive, send)
 
     told: list[int] = []
-    await bundle(site, tmp_path / "site", start="/run/r", most=8, tell=told.append)
+    await bundle(site, tmp_path / "site", start="/run/r", max_pages=8, on_page=told.append)
     assert told == list(range(1, 9))
     names = {file.name.split("-")[1] for file in (tmp_path / "site").glob("trajectory-*.html")}
     assert {"c0", "c1"} <= names
@@ -142,5 +142,5 @@ async def test_a_bundle_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.M
     with monkeypatch.context() as patched:
         patched.setattr(Path, "write_text", full)
         with pytest.raises(DiskError, match="free some disk space"):
-            await bundle(shown, tmp_path / "site", start="/", most=5)
+            await bundle(shown, tmp_path / "site", start="/", max_pages=5)
     assert {*tmp_path.iterdir()} == before

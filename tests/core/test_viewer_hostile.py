@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentr_core.store.database import Store
 from agentr_core.store.text_index import TextIndex
 from agentr_core.system import LOOPBACK
-from agentr_core.viewer.server import SealedApp, app
+from agentr_core.viewer.server import SecurityHeadersApp, app
 
 pytestmark = pytest.mark.slow
 ELEMENTS = re.compile(r"<(?:script|img|iframe|base|style|meta http-equiv|object|embed)\b[^>]*>|\son\w+=\"|javascript:")
@@ -41,7 +41,7 @@ class Recorded:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     made = gallery.fill(tmp_path_factory.mktemp("ws") / "store.duckdb", HOSTILE)
-    TextIndex(made, made.path.with_name("texts.sqlite")).refresh(seconds=60)
+    TextIndex(made, made.path.with_name("texts.sqlite")).refresh(budget_s=60)
     return made
 
 
@@ -102,7 +102,7 @@ def test_the_policy_holds_where_escaping_would_fail(tmp_path: Path) -> None:
         await send({"type": "http.response.body", "body": page.encode()})
 
     for sealed in (False, True):
-        made = Recorded(SealedApp(unescaped) if sealed else unescaped)
+        made = Recorded(SecurityHeadersApp(unescaped) if sealed else unescaped)
         with running(made) as where:
             browse(f"{where}/", tmp_path / f"profile{sealed}")
         # A page may load style sheets from its own address, and nothing that runs or is drawn.

@@ -17,9 +17,9 @@ from browser import HOSTILE
 
 from agentr_core.http_server import address_elsewhere
 from agentr_core.store.database import Store
-from agentr_core.store.queries.listings import LISTINGS, sortable
+from agentr_core.store.queries.listings import LISTINGS, sortable_columns
 from agentr_core.system import LOOPBACK
-from agentr_core.viewer.lists import SHOWN, list_file
+from agentr_core.viewer.lists import LIST_VIEWS, list_file
 from agentr_core.viewer.server import app
 
 pytestmark = pytest.mark.slow
@@ -58,7 +58,11 @@ async def test_every_list_sorts_by_each_of_its_columns(pages: httpx.AsyncClient,
     always = f"before={gallery.BEFORE}&after={gallery.AFTER}&" if name == "differences" else ""
     page = (await pages.get(f"/{name}?{always}")).text
     heads = [unescape(link) for link in re.findall(r'<a class="sort" href="([^"]*)"', page)]
-    assert len(heads) == sum(not c.extra and c.name in sortable(LISTINGS[name]) for c in SHOWN[name].columns) >= 4
+    assert (
+        len(heads)
+        == sum(not c.is_optional and c.name in sortable_columns(LISTINGS[name]) for c in LIST_VIEWS[name].columns)
+        >= 4
+    )
     for head in heads:
         answer = await pages.get(head)
         assert answer.status_code == 200
@@ -155,7 +159,7 @@ async def test_notes_are_kept_shown_and_filtered_and_only_own_pages_write_them(t
         assert rows == [{"trajectory_id": key, "tags": ["odd", "<b>wrong</b>"]}]
         assert (await http.get("/trajectories.json?tag=even")).json()["total"] == 0
         assert "odd, &lt;b&gt;wrong" in (await http.get("/trajectories?columns=tags")).text
-    without = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK, notes=False)
+    without = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK, takes_notes=False)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(without), base_url=own["origin"]) as http:
         assert (await http.get(f"/notes/{key}")).status_code == 404
         assert "tags and notes" not in (await http.get(f"/trajectory/{key}")).text

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 
 from agentr_core.models.vllm import door as vllm_door
-from agentr_core.models.vllm.door import State, open_control_server
+from agentr_core.models.vllm.door import FleetState, open_control_server
 
 
 class Keeper:
     """Counts what it is asked to serve."""
 
     def __init__(self) -> None:
-        self.state = State(model=Path("m"), served_name="name", addresses=("http://127.0.0.1:1",))
+        self.state = FleetState(model=Path("m"), served_name="name", addresses=("http://127.0.0.1:1",))
         self.requests: list[Any] = []
 
-    def serve(self, request: Any) -> State:
+    def serve(self, request: Any) -> FleetState:
         self.requests.append(request)
         return self.state
 
@@ -46,7 +46,7 @@ def asked(door: Any, method: str, headers: dict[str, str], body: bytes = b"") ->
         connection.putheader(name, value)
     connection.endheaders(body)
     response = connection.getresponse()
-    found = response.status, State.model_validate_json(response.read()).fault
+    found = response.status, FleetState.model_validate_json(response.read()).fault
     connection.close()
     return found
 
@@ -100,7 +100,7 @@ def test_a_page_under_another_name_reads_nothing(door: Any) -> None:
 
 
 def test_a_client_that_says_nothing_more_is_left(door: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_door, "_SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(vllm_door, "_MAX_SILENCE_SECONDS", 0.3)
     keeper: Any = Keeper()
     with open_control_server(keeper, 0) as address:
         before = threading.active_count()

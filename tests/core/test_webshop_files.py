@@ -15,8 +15,8 @@ from shop import entry, opened, write
 
 from agentr_core.environments.webshop.goals import (
     NO_ATTRIBUTE,
+    HumanInstruction,
     Product,
-    Wish,
     find_files,
     open_catalogue,
     read_products,
@@ -62,7 +62,7 @@ def test_a_product_is_read_as_the_published_shop_reads_it(tmp_path: Path) -> Non
         attributes=("big",),
         instruction="Find me big mugs",
         instruction_attributes=("big",),
-        wishes=(Wish(instruction="i want a mug", attributes=("big",), options=("red",)),),
+        wishes=(HumanInstruction(instruction="i want a mug", attributes=("big",), options=("red",)),),
     )
     assert product.price_tag == "$9.5 to $1012.0"
 

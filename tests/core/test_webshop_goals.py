@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from shop import entry, opened, write
 
-from agentr_core.environments.webshop.goals import Goal, listed_goals, make_goals, price, split_goals
+from agentr_core.environments.webshop.goals import Goal, listed_goals, make_goals, product_price, split_goals
 from agentr_core.environments.webshop.world import WebShop
 from agentr_core.errors import ConfigError, DataFileError
 
@@ -75,8 +75,8 @@ def test_bounds_of_dear_products_and_of_those_without_a_price(
 
 def test_a_price_within_a_range_follows_from_seed_and_number(tmp_path: Path) -> None:
     product = opened(tmp_path, [entry("B01", pricing="$10.00 to $20.00")]).product(0)
-    assert price(product, 1) == price(product, 1) != price(product, 2)
-    assert all(10 <= price(product, seed) <= 20 for seed in range(50))
+    assert product_price(product, 1) == product_price(product, 1) != product_price(product, 2)
+    assert all(10 <= product_price(product, seed) <= 20 for seed in range(50))
 
 
 def test_a_catalogue_without_goals_of_a_kind(tmp_path: Path) -> None:

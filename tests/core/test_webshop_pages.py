@@ -8,7 +8,7 @@ import pytest
 from shop import entry, opened
 
 from agentr_core.environments.webshop.goals import Catalogue
-from agentr_core.environments.webshop.world import Visit, buttons, follow, text
+from agentr_core.environments.webshop.world import Visit, buttons, page_text, visit_after
 
 WISH = "find me a mug"
 HEAD = f"Instruction: [SEP] {WISH} [SEP] Back to Search [SEP] "
@@ -33,14 +33,14 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
 def after(shop: Catalogue, *actions: str) -> Visit:
     visit = Visit()
     for action in actions:
-        following = follow(shop, visit, action)
+        following = visit_after(shop, visit, action)
         assert following is not None, action
         visit = following
     return visit
 
 
 def page(shop: Catalogue, *actions: str) -> str:
-    return text(shop, after(shop, *actions), WISH)
+    return page_text(shop, after(shop, *actions), WISH)
 
 
 def test_start(shop: Catalogue) -> None:
@@ -100,33 +100,33 @@ def test_blanks_are_parts_as_in_the_public_text_mode(
 def test_an_option_called_search_cannot_be_clicked(tmp_path: Path) -> None:
     shop = opened(tmp_path, [entry("B0MUG", "Blue Mug", options={"kind": ["Search", "find"]}), entry("B1", "Pot")])
     there = after(shop, "search[mug]", "click[b0mug]")
-    assert "[SEP] kind [SEP] search [SEP] find [SEP]" in text(shop, there, WISH)
-    assert follow(shop, there, "click[search]") is None
+    assert "[SEP] kind [SEP] search [SEP] find [SEP]" in page_text(shop, there, WISH)
+    assert visit_after(shop, there, "click[search]") is None
     assert "search" not in buttons(shop, there)
-    assert follow(shop, there, "click[find]").chosen == (("kind", "find"),)  # type: ignore[union-attr]
+    assert visit_after(shop, there, "click[find]").chosen_options == (("kind", "find"),)  # type: ignore[union-attr]
 
 
 def test_choices_last_until_the_product_is_left(shop: Catalogue) -> None:
     there = ["search[pot]", "click[Next >]", "click[B12]"]
     back = after(shop, *there, "click[< Prev]")
-    assert (back.page, back.number, back.chosen) == ("results", 2, ())
+    assert (back.page, back.page_number, back.chosen_options) == ("results", 2, ())
 
     chosen = after(
         shop, "search[mug]", "click[B0MUG]", "click[blue]", "click[Reviews]", "click[< Prev]", "click[12 oz]"
     )
-    assert chosen.chosen == (("color", "blue"), ("size", "12 oz"))
-    assert follow(shop, chosen, "search[mug]") == after(shop, "search[mug]")
+    assert chosen.chosen_options == (("color", "blue"), ("size", "12 oz"))
+    assert visit_after(shop, chosen, "search[mug]") == after(shop, "search[mug]")
 
 
 def test_a_value_of_two_options_is_the_last_ones_and_button_names_win(shop: Catalogue) -> None:
     there = after(shop, "search[mug]", "click[B0MUG]")
-    assert follow(shop, there, "click[red | white]").chosen == (("size", "red | white"),)  # type: ignore[union-attr]
-    assert follow(shop, there, "click[features]").page == "features"  # type: ignore[union-attr]
+    assert visit_after(shop, there, "click[red | white]").chosen_options == (("size", "red | white"),)  # type: ignore[union-attr]
+    assert visit_after(shop, there, "click[features]").page == "features"  # type: ignore[union-attr]
 
 
 def test_the_last_page_has_every_label_and_no_way_on(shop: Catalogue) -> None:
     end = after(shop, "search[mug]", "click[B0MUG]", "click[12 oz]", "click[blue]", "click[Buy Now]")
-    assert text(shop, end, WISH, 2 / 3).split(" [SEP] ") == [
+    assert page_text(shop, end, WISH, 2 / 3).split(" [SEP] ") == [
         *("Thank you for shopping with us!", "Your code:", "None", "(Paste it in your MTurk interface.)", "Purchased"),
         *("asin", "B0MUG", "options", '{"color": "blue", "size": "12 oz"}', "attrs", "None", "category", "None"),
         *("query", "None", "product category", "None", "Target", "asin", "options", "attrs", "price upper"),
@@ -134,7 +134,7 @@ def test_the_last_page_has_every_label_and_no_way_on(shop: Catalogue) -> None:
         *("Your score (min 0.0, max 1.0)", "0.6666666666666666", "Reward Details", "None"),
     ]
     assert buttons(shop, end) == ()
-    assert follow(shop, end, "search[mug]") is None
+    assert visit_after(shop, end, "search[mug]") is None
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_the_last_page_has_every_label_and_no_way_on(shop: Catalogue) -> None:
     ],
 )
 def test_what_cannot_be_done_at_the_start(shop: Catalogue, action: str) -> None:
-    assert follow(shop, Visit(), action) is None
+    assert visit_after(shop, Visit(), action) is None
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_what_cannot_be_done_at_the_start(shop: Catalogue, action: str) -> None:
     ],
 )
 def test_what_is_not_on_the_page_cannot_be_clicked(shop: Catalogue, actions: list[str], action: str) -> None:
-    assert follow(shop, after(shop, *actions), action) is None
+    assert visit_after(shop, after(shop, *actions), action) is None
 
 
 def test_every_page_can_search(shop: Catalogue) -> None:

@@ -12,10 +12,10 @@ from agentr_core.environments.webshop.goals import (
     COLOURS,
     Goal,
     Product,
-    attributes_met,
-    normal_colour,
-    options_met,
-    reward,
+    colour_of,
+    num_attributes_met,
+    num_options_met,
+    purchase_reward,
     spacy_nouns,
     type_reward,
     word_nouns,
@@ -50,7 +50,7 @@ def goal(attributes: tuple[str, ...], options: tuple[tuple[str, str], ...] = (),
 def earned(
     wish: Goal, bought: Product, chosen: dict[str, str], cost: float = 35.0, wanted: Product | None = None
 ) -> float:
-    return reward(wish, wanted or product(), bought, chosen, cost, word_nouns)
+    return purchase_reward(wish, wanted or product(), bought, chosen, cost, word_nouns)
 
 
 OILS = ("tea tree", "essential oils", "natural ingredients")
@@ -165,7 +165,7 @@ def test_words_come_near_the_published_overlaps(wanted: str, bought: str, publis
     ],
 )
 def test_attributes(bought: Product, expected: int) -> None:
-    assert attributes_met(OILS, bought) == expected
+    assert num_attributes_met(OILS, bought) == expected
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_attributes(bought: Product, expected: int) -> None:
     ],
 )
 def test_options_of_people_are_bare_values(wanted: list[str], chosen: list[str], expected: int) -> None:
-    assert options_met([("", value) for value in wanted], chosen) == expected
+    assert num_options_met([("", value) for value in wanted], chosen) == expected
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_options_of_people_are_bare_values(wanted: list[str], chosen: list[str],
     ],
 )
 def test_synthetic_options_are_pairs_of_name_and_value(wanted: tuple[str, str], chosen: str, expected: int) -> None:
-    assert options_met([wanted], [chosen]) == expected
+    assert num_options_met([wanted], [chosen]) == expected
 
 
 @pytest.mark.parametrize(
@@ -211,18 +211,18 @@ def test_synthetic_options_are_pairs_of_name_and_value(wanted: tuple[str, str], 
     ],
 )
 def test_options_outside_ascii_meet_as_in_the_public_code(wanted: str, chosen: str, met: bool) -> None:
-    assert options_met([("", wanted)], [chosen]) == met
+    assert num_options_met([("", wanted)], [chosen]) == met
 
 
 def test_a_pair_is_compared_as_python_writes_it() -> None:
     # A blank that is not printable becomes the word xa0 there, and nothing in what was chosen.
-    assert options_met([("oz", "12\u00a014")], ["12\u00a014"]) == 0
-    assert options_met([("size", "12 oz")], ["size 12 oz"]) == 1
-    assert attributes_met(["caf\u00e9"], product("x", attributes=("caf",))) == 1
+    assert num_options_met([("oz", "12\u00a014")], ["12\u00a014"]) == 0
+    assert num_options_met([("size", "12 oz")], ["size 12 oz"]) == 1
+    assert num_attributes_met(["caf\u00e9"], product("x", attributes=("caf",))) == 1
 
 
 def test_colours_are_looked_for_in_their_order() -> None:
-    assert [normal_colour(value) for value in ("light brick red", "washed", "4 ounce")] == ["light", "ash", "4 ounce"]
+    assert [colour_of(value) for value in ("light brick red", "washed", "4 ounce")] == ["light", "ash", "4 ounce"]
     assert list(COLOURS) == sorted(COLOURS)
     assert len(COLOURS) == len(set(COLOURS)) == 102
 

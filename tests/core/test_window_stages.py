@@ -14,7 +14,7 @@ import pytest
 from asked import run_id_of
 from door import Door
 
-from agentr_core.episodes.transcript import summaries_in
+from agentr_core.episodes.transcript import summary_positions
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.collect import collect
 from agentr_core.methods.agent_r.critique import JUDGE_INSTRUCTION, critique
@@ -23,8 +23,8 @@ from agentr_core.methods.eto.preferences import explore_and_keep
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, start
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.start import begin_iteration, start_run
 from agentr_core.samples.dataset import check_flags
 from agentr_core.samples.rendering import load_renderer
 from agentr_core.stages.dataset import dataset
@@ -45,7 +45,7 @@ TOKENS = 150
 splice takes.
 """
 
-Make = Callable[..., Workplace]
+Make = Callable[..., RunContext]
 
 
 def speak(messages: tuple[Message, ...], seed: int, number: int) -> str:
@@ -56,7 +56,7 @@ def speak(messages: tuple[Message, ...], seed: int, number: int) -> str:
 
 @pytest.fixture
 def make(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Store]) -> Make:
-    def made(*overrides: str, method: str = "agent-r", context: int = CONTEXT) -> Workplace:
+    def made(*overrides: str, method: str = "agent-r", context: int = CONTEXT) -> RunContext:
         plain: dict[str, Any] = {
             "name": "door",
             "method": method,
@@ -74,7 +74,7 @@ def make(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
             door.summary_prompt = recipe.summary.prompt
             return door
 
-        return Workplace(
+        return RunContext(
             recipe=recipe,
             method=method_of(recipe),
             run_id=run_id_of(recipe),
@@ -91,23 +91,23 @@ def make(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
 SEARCH = "search={dives: 3, width: 3, depth: 5, max_new_tokens: 2}"
 
 
-async def spliced(place: Workplace) -> dict[str, int]:
-    await start(place)
-    await begin(place, 1)
-    await collect(place, 1)
-    await critique(place, 1)
-    made: dict[str, int] = await splice_pairs(place, 1)
+async def spliced(ctx: RunContext) -> dict[str, int]:
+    await start_run(ctx)
+    await begin_iteration(ctx, 1)
+    await collect(ctx, 1)
+    await critique(ctx, 1)
+    made: dict[str, int] = await splice_pairs(ctx, 1)
     return made
 
 
 async def test_paths_and_splices_become_stretches_that_fit(make: Make) -> None:
-    place = make(SEARCH, "splice.mode=blind", "critique.unparsable=bad")
-    made = await spliced(place)
-    assert place.store.rows("select count(*) from node where stop = 'context_limit'") == [(0,)]
-    assert place.store.rows("select distinct step.dropped from node where depth > 0 order by 1") == [(0,), (1,)]
+    ctx = make(SEARCH, "splice.mode=blind", "critique.unparsable=bad")
+    made = await spliced(ctx)
+    assert ctx.store.rows("select count(*) from node where stop = 'context_limit'") == [(0,)]
+    assert ctx.store.rows("select distinct step.dropped from node where depth > 0 order by 1") == [(0,), (1,)]
 
-    renderer = load_renderer(place.policy(1).path)
-    samples = load_samples(place.store, iteration_id=place.iteration_id(1)).values()
+    renderer = load_renderer(ctx.policy(1).path)
+    samples = load_samples(ctx.store, iteration_id=ctx.iteration_id(1)).values()
     stretched = [sample for sample in samples if "stretch" in sample.provenance.extra]
     assert {str(sample.kind) for sample in stretched} == {"revision", "good"}
     for sample in samples:
@@ -118,8 +118,8 @@ async def test_paths_and_splices_become_stretches_that_fit(make: Make) -> None:
             if message.train and position > 4:
                 assert len(renderer.render_prompt(sample.messages[:position])) + ROOM <= TOKENS
     assert made["revision"] == sum(str(sample.kind) == "revision" for sample in samples)
-    assert (await dataset(place, 1))["rows"] > 0
-    assert place.store.rows("select * from v_orphans") == []
+    assert (await dataset(ctx, 1))["rows"] > 0
+    assert ctx.store.rows("select * from v_orphans") == []
 
 
 async def test_a_template_that_prints_the_date_is_spliced_with_that_of_the_run(
@@ -129,29 +129,29 @@ async def test_a_template_that_prints_the_date_is_spliced_with_that_of_the_run(
     shutil.copytree(tiny_model_dir, dated)
     template = dated / "chat_template.jinja"
     template.write_text("{{ strftime_now('%d %b %Y') }}" + template.read_text(encoding="utf-8"), encoding="utf-8")
-    place = make(SEARCH, "splice.mode=blind", "critique.unparsable=bad", f"model.path={dated}")
-    assert (await spliced(place))["revision"] > 0
+    ctx = make(SEARCH, "splice.mode=blind", "critique.unparsable=bad", f"model.path={dated}")
+    assert (await spliced(ctx))["revision"] > 0
 
 
 async def test_windowed_paths_are_turned_away_with_their_reason(make: Make) -> None:
-    place = make(SEARCH, "splice.mode=blind", "critique.unparsable=bad", "data.windowed=reject")
-    await spliced(place)
-    samples = load_samples(place.store, iteration_id=place.iteration_id(1)).values()
+    ctx = make(SEARCH, "splice.mode=blind", "critique.unparsable=bad", "data.windowed=reject")
+    await spliced(ctx)
+    samples = load_samples(ctx.store, iteration_id=ctx.iteration_id(1)).values()
     assert not any("stretch" in sample.provenance.extra for sample in samples)
-    ((count,),) = place.store.rows("select count(*) from rejection where stage = 'splice' and reason = 'windowed'")
+    ((count,),) = ctx.store.rows("select count(*) from rejection where stage = 'splice' and reason = 'windowed'")
     assert count > 0
 
 
 @pytest.mark.parametrize("way", ["stretches", "reject"])
 async def test_explored_episodes_are_read_through_the_window_too(make: Make, way: str) -> None:
     explored = ("eto.phases=[rft]", "eto.explore={samples: 12, max_steps: 5, max_new_tokens: 2}")
-    place = make(*explored, f"data.windowed={way}", method="eto")
-    await start(place)
-    await begin(place, 1)
-    found = await explore_and_keep(place, 1)
-    samples = load_samples(place.store, iteration_id=place.iteration_id(1)).values()
-    ((rejected,),) = place.store.rows("select count(*) from rejection where reason = 'windowed'")
-    ((windowed,),) = place.store.rows(
+    ctx = make(*explored, f"data.windowed={way}", method="eto")
+    await start_run(ctx)
+    await begin_iteration(ctx, 1)
+    found = await explore_and_keep(ctx, 1)
+    samples = load_samples(ctx.store, iteration_id=ctx.iteration_id(1)).values()
+    ((rejected,),) = ctx.store.rows("select count(*) from rejection where reason = 'windowed'")
+    ((windowed,),) = ctx.store.rows(
         "select count(distinct trajectory_id) from step join trajectory t using (trajectory_id) "
         "where dropped > 0 and t.success"
     )
@@ -165,17 +165,17 @@ async def test_explored_episodes_are_read_through_the_window_too(make: Make, way
 async def test_an_evaluation_goes_on_where_it_would_have_ended(make: Make) -> None:
     stops = "select count(*) from trajectory where stop = 'context_limit'"
     window = make()
-    await start(window)
+    await start_run(window)
     await evaluate(window, 0)
     assert window.store.rows(stops) == [(0,)]
     stop = make("context=stop", "evaluation.max_new_tokens=3")
-    await start(stop)
+    await start_run(stop)
     await evaluate(stop, 0)
     assert stop.store.rows(stops)[0][0] > 0
 
 
 async def test_explored_episodes_are_summed_up_stored_shown_and_played_again_alike(make: Make) -> None:
-    place = make(
+    ctx = make(
         "context=summary",
         "summary={prompt: Sum up., max_new_tokens: 4}",
         "eto.phases=[rft]",
@@ -183,38 +183,38 @@ async def test_explored_episodes_are_summed_up_stored_shown_and_played_again_ali
         method="eto",
         context=42,
     )
-    await start(place)
-    await begin(place, 1)
-    await explore_and_keep(place, 1)
+    await start_run(ctx)
+    await begin_iteration(ctx, 1)
+    await explore_and_keep(ctx, 1)
 
     def stored() -> tuple[object, ...]:
-        played = sorted(load_trajectories(place.store).items())
-        return played, sorted(load_samples(place.store, iteration_id=place.iteration_id(1)))
+        played = sorted(load_trajectories(ctx.store).items())
+        return played, sorted(load_samples(ctx.store, iteration_id=ctx.iteration_id(1)))
 
     before = stored()
-    summed = {key: one for key, one in load_trajectories(place.store).items() if summaries_in(one.steps)}
+    summed = {key: one for key, one in load_trajectories(ctx.store).items() if summary_positions(one.steps)}
     won = {key for key, one in summed.items() if one.success}
     assert 0 < len(won) < len(summed)
-    ((rows, cut),) = place.store.rows(
+    ((rows, cut),) = ctx.store.rows(
         "select count(*), count_if(completion_tokens > 4) from v_steps where summary_of is not null"
     )
-    assert (rows, cut) == (sum(len(summaries_in(one.steps)) for one in summed.values()), 0)
-    samples = load_samples(place.store, iteration_id=place.iteration_id(1)).values()
+    assert (rows, cut) == (sum(len(summary_positions(one.steps)) for one in summed.values()), 0)
+    samples = load_samples(ctx.store, iteration_id=ctx.iteration_id(1)).values()
     parts = [sample for sample in samples if sample.provenance.extra["trajectory"] in won]
-    assert len(parts) == sum(1 + len(summaries_in(summed[key].steps)) for key in won)
-    assert place.store.rows("select * from v_orphans") == []
+    assert len(parts) == sum(1 + len(summary_positions(summed[key].steps)) for key in won)
+    assert ctx.store.rows("select * from v_orphans") == []
 
     # Episodes that were under way when a run was killed are played from their beginning.
-    with place.store.transaction() as con:
+    with ctx.store.transaction() as con:
         con.execute("delete from sample")
         con.execute("delete from trajectory where trajectory_id < '8'")
     assert stored() != before
-    await explore_and_keep(place, 1)
+    await explore_and_keep(ctx, 1)
     assert stored() == before
 
     key = min(won)
-    assert f"[summary up to reply 2, reply 3]\n{summed[key].steps[3].reply}" in traced(place.root, key, "text")
-    viewer = app(place.store.path, index=place.root / "texts.sqlite", hosts=LOOPBACK)
+    assert f"[summary up to reply 2, reply 3]\n{summed[key].steps[3].reply}" in traced(ctx.root, key, "text")
+    viewer = app(ctx.store.path, index=ctx.root / "texts.sqlite", hosts=LOOPBACK)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(viewer), base_url="http://localhost:4280") as http:
         page = (await http.get(f"/trajectory/{key}")).text
     assert "summary of what was read up to the answer to step 2, which it replaces from here on" in page

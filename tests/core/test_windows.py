@@ -11,15 +11,22 @@ import pytest
 from toy import Line, Policy, Script, instance
 from toy_paths import ToyTree, critique, renderer
 
-from agentr_core.episodes.rollout import episode
-from agentr_core.episodes.transcript import AlternatingTurns, droppable, fewest_dropped, windowed
+from agentr_core.episodes.rollout import roll_out_episode
+from agentr_core.episodes.transcript import AlternatingTurns, max_droppable, min_dropped_to_fit, without_exchanges
 from agentr_core.errors import PromptTooLong
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.agent_r.splice import good_sample, splice
-from agentr_core.methods.eto.preferences import StoredTrajectory, among_own
+from agentr_core.methods.eto.preferences import StoredTrajectory, pair_of_own
 from agentr_core.recipes.agent_r import SearchConfig, SpliceConfig
 from agentr_core.recipes.eto import PreferencesConfig
-from agentr_core.samples.dataset import check_flags, drops, good_per_tree, split, token_row, turn_classes
+from agentr_core.samples.dataset import (
+    cap_good_per_tree,
+    check_flags,
+    count_dropped,
+    split_windowed,
+    token_row,
+    turn_classes,
+)
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import Expansion, leaf_paths
 from agentr_core.store.codec.trajectories import load_trajectories, load_trees, trajectory_rows, tree_rows
@@ -67,7 +74,7 @@ class Walk(Policy):
 
 async def played(policy: Policy, *, window: bool = True) -> Trajectory:
     sampling = Sampling(max_new_tokens=5)
-    return await episode(
+    return await roll_out_episode(
         instance(0), Line(), policy, max_steps=20, sampling=sampling, seed=1, fits=fits if window else None
     )
 
@@ -84,11 +91,11 @@ def test_the_oldest_exchanges_go_and_the_beginning_stays() -> None:
     steps = ToyTree(3).path(*["look"] * 4, "right").trajectory.steps
     whole = AlternatingTurns().prompt(env, "The goal.", steps)
     for limit in range(1, 16):
-        dropped = fewest_dropped(whole, lambda messages, limit=limit: len(messages) <= limit)  # type: ignore[misc]
-        assert list(windowed(whole, dropped)) == published(list(whole), limit)
-    assert droppable(whole) == 4
-    assert texts(windowed(whole, 4)) == [*texts(whole[:4]), *texts(whole[-1:])]
-    assert fewest_dropped(whole[:3], lambda _: False) == 0
+        dropped = min_dropped_to_fit(whole, lambda messages, limit=limit: len(messages) <= limit)  # type: ignore[misc]
+        assert list(without_exchanges(whole, dropped)) == published(list(whole), limit)
+    assert max_droppable(whole) == 4
+    assert texts(without_exchanges(whole, 4)) == [*texts(whole[:4]), *texts(whole[-1:])]
+    assert min_dropped_to_fit(whole[:3], lambda _: False) == 0
 
 
 async def test_an_episode_goes_on_and_each_stretch_is_what_was_read() -> None:
@@ -100,7 +107,7 @@ async def test_an_episode_goes_on_and_each_stretch_is_what_was_read() -> None:
 
     path = ToyTree(0).path("look")
     whole = good_sample(type(path)(tree_id="t", nodes=tuple(range(1, 9)), trajectory=made), Line())
-    found = split(whole, [step.dropped for step in made.steps], "stretches", stage="splice", subject="t:8")
+    found = split_windowed(whole, [step.dropped for step in made.steps], "stretches", stage="splice", subject="t:8")
     assert isinstance(found, tuple)
     assert len(found) == 5
     said = [("assistant", step.reply) for step in made.steps]
@@ -140,13 +147,13 @@ async def test_paths_of_a_tree_are_trained_as_they_were_read_also_after_an_inter
     paths = leaf_paths(tree, "t")
     for path in paths:
         dropped = [step.dropped for step in path.trajectory.steps]
-        samples = split(good_sample(path, Line()), dropped, "stretches", stage="splice", subject="t")
+        samples = split_windowed(good_sample(path, Line()), dropped, "stretches", stage="splice", subject="t")
         assert isinstance(samples, tuple)
         prompts = prompts_of(samples)
         assert len(prompts) == len(dropped)
         assert all(tuple(prompt[:-1]) in read for prompt in prompts)
         # Measured again, as a splice is, the same exchanges are left out.
-        assert list(drops(good_sample(path, Line()).messages, fits)) == dropped
+        assert list(count_dropped(good_sample(path, Line()).messages, fits)) == dropped
 
 
 @pytest.mark.slow
@@ -180,12 +187,12 @@ def spliced(good: Sequence[str], bad: Sequence[str], error: int) -> Sample:
 def test_a_splice_is_trained_through_the_window_that_it_would_be_read_through() -> None:
     whole = spliced(["look", "right", "right", "right", "right"], ["look", *["left"] * 4, "look"], 3)
     replies = [position for position in range(3, len(whole.messages), 2)]
-    dropped = drops(whole.messages, fits)
+    dropped = count_dropped(whole.messages, fits)
     assert dropped == (0, 0, 0, 0, 1, 2, 3, 4, 5)
-    samples = split(whole, dropped, "stretches", stage="splice", subject="t:1:2")
+    samples = split_windowed(whole, dropped, "stretches", stage="splice", subject="t:1:2")
     assert isinstance(samples, tuple)
     expected = [
-        [*texts(windowed(whole.messages[:reply], number)), *texts(whole.messages[reply : reply + 1])]
+        [*texts(without_exchanges(whole.messages[:reply], number)), *texts(whole.messages[reply : reply + 1])]
         for reply, number in zip(replies, dropped, strict=True)
         if whole.messages[reply].train
     ]
@@ -199,12 +206,14 @@ def test_a_splice_is_trained_through_the_window_that_it_would_be_read_through() 
 
 def test_a_windowed_path_is_turned_away_if_the_recipe_says_so() -> None:
     whole = spliced(["look", "right", "right", "right", "right"], ["look", *["left"] * 4, "look"], 3)
-    found = split(whole, drops(whole.messages, fits), "reject", stage="splice", subject="t:1:2")
+    found = split_windowed(whole, count_dropped(whole.messages, fits), "reject", stage="splice", subject="t:1:2")
     assert isinstance(found, Rejection)
     assert (found.subject, found.reason) == ("t:1:2", "windowed")
     assert found.detail.startswith("from step 4 on")
     short = spliced(["right", "right", "right", "right"], ["left", "look"], 0)
-    assert split(short, drops(short.messages, lambda _: True), "reject", stage="splice", subject="t") == (short,)
+    assert split_windowed(
+        short, count_dropped(short.messages, lambda _: True), "reject", stage="splice", subject="t"
+    ) == (short,)
 
 
 async def test_the_stretches_of_a_path_count_once_under_the_cap() -> None:
@@ -213,10 +222,10 @@ async def test_the_stretches_of_a_path_count_once_under_the_cap() -> None:
         made = await played(Walk(looks=looks))
         path = ToyTree(0).path("look")
         whole = good_sample(type(path)(tree_id="t", nodes=(leaf,), trajectory=made), Line())
-        found = split(whole, [step.dropped for step in made.steps], "stretches", stage="splice", subject="t")
+        found = split_windowed(whole, [step.dropped for step in made.steps], "stretches", stage="splice", subject="t")
         assert isinstance(found, tuple)
         samples += found
-    kept, rejected = good_per_tree(samples, 1)
+    kept, rejected = cap_good_per_tree(samples, 1)
     assert {sample.provenance.good_leaf for sample in kept} == {1}
     assert len(kept) == 3
     assert len(kept) + len(rejected) == len(samples)
@@ -227,11 +236,11 @@ async def test_no_pair_has_a_windowed_side() -> None:
     bad = await played(Walk(looks=99))
     assert bad.stop is StopReason.STEP_LIMIT
     pairs = [StoredTrajectory("good", good), StoredTrajectory("bad", bad)]
-    made, rejected = among_own(pairs, Line(), PreferencesConfig(extra_rounds=9))
+    made, rejected = pair_of_own(pairs, Line(), PreferencesConfig(extra_rounds=9))
     assert made == ()
     assert [(one.subject, one.reason) for one in rejected] == [("bad", "windowed")]
     # The losing side is cut before it was read through a window.
-    made, rejected = among_own(pairs, Line(), PreferencesConfig(extra_rounds=2))
+    made, rejected = pair_of_own(pairs, Line(), PreferencesConfig(extra_rounds=2))
     assert (len(made), rejected) == (1, ())
 
 
@@ -239,7 +248,7 @@ async def test_the_conversation_that_fits_is_the_one_that_is_sent() -> None:
     async def deaf(request: Request) -> list[Generation]:
         raise PromptTooLong("nothing fits")
 
-    made = await episode(
+    made = await roll_out_episode(
         instance(0), Line(), deaf, max_steps=3, sampling=Sampling(), seed=derive_seed(1), fits=lambda _: False
     )
     assert (made.stop, made.steps) == (StopReason.CONTEXT_LIMIT, ())

@@ -24,15 +24,15 @@ from agentr_core.methods.faults import parse
 from agentr_core.models.local import worker
 from agentr_core.models.local import workers as module
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.models.local.workers import Batch, Loading, Workers, Working, load_local
+from agentr_core.models.local.workers import GenerateCommand, LoadCommand, Progress, Workers, load_local
 from agentr_core.models.samplers import WorkerBatchers, sampler_of
 from agentr_core.recipes.models import ModelConfig
 from agentr_core.runtime.equipment import Equipment
 from agentr_core.types import Generation, Message, Request, Sampling
 
 
-def loading(path: Path, *, max_batch: int = 128) -> Loading:
-    return Loading(
+def loading(path: Path, *, max_batch: int = 128) -> LoadCommand:
+    return LoadCommand(
         path=path,
         dtype="float32",
         device="cpu",
@@ -51,12 +51,12 @@ def ask(seed: int, session: str = "") -> Request:
 def children() -> set[int]:
     """Return the worker processes of this one."""
     shown = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True)
-    return {int(line.split()[0]) for line in shown.stdout.splitlines() if f" -m {module._WORKER} " in line}
+    return {int(line.split()[0]) for line in shown.stdout.splitlines() if f" -m {module._WORKER_MODULE} " in line}
 
 
 @pytest.fixture
 def model(tiny_model_dir: Path) -> Iterator[Workers]:
-    found = load_local(loading(tiny_model_dir), workers=2)
+    found = load_local(loading(tiny_model_dir), num_workers=2)
     assert isinstance(found, Workers)
     yield found
     asyncio.run(found.close())
@@ -74,7 +74,7 @@ async def test_a_worker_that_dies_fails_its_batch_and_is_started_anew(model: Wor
     given = await asyncio.gather(*(sampler.sample(one) for one in requests), return_exceptions=True)
     lost = [one for one, said in zip(requests, given, strict=True) if isinstance(said, ModelUnavailable)]
     assert 0 < len(lost) < len(requests)
-    assert len({model.member(one) for one in lost}) == 1
+    assert len({model.worker_of(one) for one in lost}) == 1
     assert all("was killed" in str(said) for said in given if isinstance(said, Exception))
     assert [await sampler.sample(one) for one in requests] == before
     stats = sampler.stats()
@@ -86,8 +86,8 @@ async def test_a_worker_that_dies_fails_its_batch_and_is_started_anew(model: Wor
 @pytest.mark.slow
 @pytest.mark.long
 async def test_a_worker_that_dies_again_and_again_is_given_up(model: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_RESTARTS", 1)
-    worker = model.members[0]
+    monkeypatch.setattr(module, "_MAX_RESTARTS", 1)
+    worker = model.workers[0]
     said = []
     for _ in range(2):
         worker._process.kill()
@@ -104,7 +104,7 @@ async def test_a_worker_that_dies_again_and_again_is_given_up(model: Workers, mo
 @pytest.fixture
 def stalled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
     """Return a function that has worker processes die or hang: the first alone, or each."""
-    monkeypatch.setattr(module, "_WORKER", "stalling")
+    monkeypatch.setattr(module, "_WORKER_MODULE", "stalling")
     monkeypatch.setenv("PYTHONPATH", f"tests/support{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
     def stall(where: str, *, each: bool = False) -> None:
@@ -121,15 +121,15 @@ async def test_a_worker_that_is_lost_is_replaced_whatever_it_does(
 ) -> None:
     patience = 3.0 if how == "hang" else 60.0
     stalled(f"{how} load")
-    model = await asyncio.to_thread(load_local, loading(tiny_model_dir), workers=2, patience=patience)
+    model = await asyncio.to_thread(load_local, loading(tiny_model_dir), num_workers=2, timeout_seconds=patience)
     assert isinstance(model, Workers)
-    assert (model.name, sum(worker._deaths for worker in model.members)) == ("echo", 1)
+    assert (model.name, sum(worker._num_deaths for worker in model.workers)) == ("echo", 1)
     await model.close()
 
     for place in ("reload", "ask") if how == "die" else ("ask",):
         (tmp_path / "stalled").unlink()
         stalled(f"{how} {place}")
-        model = await asyncio.to_thread(load_local, loading(tiny_model_dir), workers=2, patience=patience)
+        model = await asyncio.to_thread(load_local, loading(tiny_model_dir), num_workers=2, timeout_seconds=patience)
         await model.reload(tmp_path / "weights")
         asked = asyncio.gather(*(model.generate([ask(seed)]) for seed in range(4)), return_exceptions=True)
         lost = [one for one in await asked if isinstance(one, Exception)]
@@ -147,7 +147,7 @@ def test_one_that_cannot_be_loaded_without_dying_is_given_up(
 ) -> None:
     stalled("die load", each=True)
     with pytest.raises(ModelFault, match=r"ended with status 7 while it loaded the model; it has died 4 times and is"):
-        load_local(loading(tiny_model_dir), workers=2)
+        load_local(loading(tiny_model_dir), num_workers=2)
     assert not children()
 
 
@@ -162,7 +162,7 @@ async def test_a_run_that_is_cancelled_does_not_wait_for_a_hung_worker(
         recipe=parse({"name": "r", "model": {"path": str(tiny_model_dir)}}),
         run_id="run",
         make_environment=lambda _: Line(),
-        load_model=lambda role, path: load_local(asked, workers=2),
+        load_model=lambda role, path: load_local(asked, num_workers=2),
         progress=lambda done, total, note: None,
     )
 
@@ -203,19 +203,19 @@ class Counting:
 
 
 async def test_a_worker_shows_that_it_computes_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "_SIGN_S", 0.001)
+    monkeypatch.setattr(worker, "_PROGRESS_SECONDS", 0.001)
     sent: list[object] = []
     model, connection = Counting(5), SimpleNamespace(send=sent.append)
-    batch = Batch(requests=(ask(0),), streamed=frozenset())
+    batch = GenerateCommand(requests=(ask(0),), streamed_indices=frozenset())
     await worker._answer(model, batch, connection)  # type: ignore[arg-type]
     assert 0 < len(sent) <= model.going
-    written = [sign.written for sign in sent if isinstance(sign, Working)]
+    written = [sign.num_sampled_tokens for sign in sent if isinstance(sign, Progress)]
     assert written == sorted(written)
     assert len(written) == len(sent)
 
 
 async def test_a_model_in_this_process_gives_up_at_its_next_pass(tiny_model_dir: Path) -> None:
-    model = load_local(loading(tiny_model_dir), workers=1)
+    model = load_local(loading(tiny_model_dir), num_workers=1)
     await model.generate([ask(0)])
     assert isinstance(model, TransformersModel)
     assert model.passes() > 1
@@ -230,7 +230,7 @@ async def test_a_request_that_breaks_the_computation_fails_alone(model: Workers)
     sampler, before = sampler_of(model, ModelConfig(path="m")), children()
     wrong = replace(ask(0, session="one"), sampling=Sampling(max_new_tokens=None))  # type: ignore[arg-type]
     requests = [ask(1, session="one"), wrong, ask(2, session="one"), ask(3, session="one")]
-    for _ in range(module._RESTARTS + 2):
+    for _ in range(module._MAX_RESTARTS + 2):
         given = await asyncio.gather(*(sampler.sample(one) for one in requests), return_exceptions=True)
         assert [isinstance(said, ModelFault) for said in given] == [False, True, False, False]
         assert "failed with TypeError" in str(given[1])
@@ -243,7 +243,7 @@ async def test_a_token_that_the_model_cannot_read_is_named(tiny_model_dir: Path,
     tokenizer = AutoTokenizer.from_pretrained(grown)
     tokenizer.add_tokens(["zebra"])
     tokenizer.save_pretrained(grown)
-    model = load_local(loading(grown), workers=1)
+    model = load_local(loading(grown), num_workers=1)
     sampler = sampler_of(model, ModelConfig(path="m"))
     strange = replace(ask(1), messages=(Message(role="user", text="get a zebra"),))
     given = await asyncio.gather(sampler.sample(ask(0)), sampler.sample(strange), return_exceptions=True)
@@ -258,7 +258,7 @@ def test_workers_end_with_the_process_that_started_them(tiny_model_dir: Path) ->
     code = (
         "import sys, time; from pathlib import Path; sys.path[:0] = ['tests/core', 'tests/support']\n"
         "from test_workers import loading, load_local, children\n"
-        f"model = load_local(loading(Path({str(tiny_model_dir)!r})), workers=2)\n"
+        f"model = load_local(loading(Path({str(tiny_model_dir)!r})), num_workers=2)\n"
         "print(*children(), flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -283,16 +283,16 @@ def test_a_directory_that_cannot_be_loaded_is_told_as_without_workers(tiny_model
         if file.name != "model.safetensors":
             (broken / file.name).write_bytes(file.read_bytes())
     with pytest.raises(ModelDirectoryError) as here:
-        load_local(loading(broken), workers=1)
+        load_local(loading(broken), num_workers=1)
     with pytest.raises(ModelDirectoryError) as there:
-        load_local(loading(broken), workers=2)
+        load_local(loading(broken), num_workers=2)
     assert str(here.value) == str(there.value)
     assert not children()
 
 
 def test_one_worker_is_no_process(tiny_model_dir: Path) -> None:
-    assert isinstance(load_local(loading(tiny_model_dir), workers=1), TransformersModel)
-    assert isinstance(load_local(loading(tiny_model_dir, max_batch=32), workers="auto"), TransformersModel)
+    assert isinstance(load_local(loading(tiny_model_dir), num_workers=1), TransformersModel)
+    assert isinstance(load_local(loading(tiny_model_dir, max_batch=32), num_workers="auto"), TransformersModel)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_workers_are_placed(
 ) -> None:
     monkeypatch.setattr(module, "processors", lambda: processors)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    asked = Loading(
+    asked = LoadCommand(
         path=Path(), dtype="float32", device=device, max_batch=128, context_length=0, prefix_cache_bytes=0, at=None
     )
     assert module._devices(asked, workers) == expected

@@ -15,7 +15,7 @@ from door import Door
 
 from agentr_core.errors import ConfigError, DataFault, EnvironmentFault, ErrorBudgetSpent
 from agentr_core.fingerprint import fingerprint
-from agentr_core.methods.agent_r.collect import collect, tree_ids
+from agentr_core.methods.agent_r.collect import collect, instances_by_tree_id
 from agentr_core.methods.agent_r.critique import JUDGE_INSTRUCTION, critique
 from agentr_core.methods.agent_r.splice import splice_pairs
 from agentr_core.methods.eto.preferences import explore, prefer
@@ -23,16 +23,16 @@ from agentr_core.methods.faults import load, parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.environments import TEST
-from agentr_core.recipes.recipe import identifying, resolved
+from agentr_core.recipes.recipe import identifying_data, resolved
 from agentr_core.reports.html import render_html
 from agentr_core.reports.markdown import render_markdown
-from agentr_core.runtime.instances import separate_instances
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, start
-from agentr_core.samples.dataset import in_shares
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.instances import chosen_instances
+from agentr_core.runtime.start import begin_iteration, start_run
+from agentr_core.samples.dataset import balance_shares
 from agentr_core.stages.dataset import dataset
 from agentr_core.stages.evaluate import evaluate, evaluation_id
-from agentr_core.stages.report import Scoreboard, beside, build_report, differences
+from agentr_core.stages.report import Scoreboard, build_report, recipe_differences, world_comparison
 from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.codec.trajectories import load_episodes
 from agentr_core.store.database import Store
@@ -78,10 +78,10 @@ def speak(messages: tuple[Message, ...], seed: int, number: int) -> str:
 
 
 @pytest.fixture
-def site(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Store]) -> Callable[..., Workplace]:
+def site(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Store]) -> Callable[..., RunContext]:
     """Return a maker of workplaces on one store, with a recipe of the doors and gates."""
 
-    def make(*overrides: str, worlds: Any = None, gate: type[Door] = Gate, method: str = "agent-r") -> Workplace:
+    def make(*overrides: str, worlds: Any = None, gate: type[Door] = Gate, method: str = "agent-r") -> RunContext:
         own: dict[str, Any] = {"search": {"dives": 3, "width": 3, "depth": 5, "max_new_tokens": 8}}
         if method == "eto":
             worlds = EXPLORED
@@ -100,7 +100,7 @@ def site(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
             overrides,
         )
         doors: dict[str, type[Door]] = {"door": Door, "gate": gate}
-        return Workplace(
+        return RunContext(
             recipe=recipe,
             method=method_of(recipe),
             run_id=run_id_of(recipe),
@@ -114,13 +114,13 @@ def site(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
     return make
 
 
-async def make_data(place: Workplace) -> dict[str, Any]:
-    await start(place)
-    await begin(place, 1)
-    await collect(place, 1)
-    await critique(place, 1)
-    await splice_pairs(place, 1)
-    return await dataset(place, 1)
+async def make_data(ctx: RunContext) -> dict[str, Any]:
+    await start_run(ctx)
+    await begin_iteration(ctx, 1)
+    await collect(ctx, 1)
+    await critique(ctx, 1)
+    await splice_pairs(ctx, 1)
+    return await dataset(ctx, 1)
 
 
 def test_a_recipe_in_a_world_is_a_recipe_of_that_world_alone() -> None:
@@ -156,8 +156,8 @@ def test_a_recipe_of_one_world_knows_nothing_of_several() -> None:
     recipe = parse({**TINY, "evaluation": {"sets": {"more": {"split": "more"}}}})
 
     assert recipe.in_world("anything") is recipe
-    assert "environments" not in identifying(recipe)
-    assert "environment" not in identifying(recipe)["evaluation"]["sets"]["more"]
+    assert "environments" not in identifying_data(recipe)
+    assert "environment" not in identifying_data(recipe)["evaluation"]["sets"]["more"]
 
 
 @pytest.mark.parametrize(
@@ -194,55 +194,55 @@ def test_a_set_of_a_recipe_of_one_world_names_none() -> None:
 
 
 @pytest.mark.slow
-async def test_each_world_draws_the_instances_that_it_would_draw_alone(site: Callable[..., Workplace]) -> None:
+async def test_each_world_draws_the_instances_that_it_would_draw_alone(site: Callable[..., RunContext]) -> None:
     together = site()
     apart = [site(worlds={name: world}) for name, world in WORLDS.items()]
 
-    drawn = [await separate_instances(place, 1) for place in apart]
-    assert await separate_instances(together, 1) == drawn[0] + drawn[1]
+    drawn = [await chosen_instances(ctx, 1) for ctx in apart]
+    assert await chosen_instances(together, 1) == drawn[0] + drawn[1]
     assert [len(found) for found in drawn] == [6, 4]
 
 
 @pytest.mark.slow
-async def test_every_stage_works_in_the_world_of_each_instance(site: Callable[..., Workplace]) -> None:
-    place = site("splice.mode=verified")
-    made = await make_data(place)
-    await evaluate(place, 0)
+async def test_every_stage_works_in_the_world_of_each_instance(site: Callable[..., RunContext]) -> None:
+    ctx = site("splice.mode=verified")
+    made = await make_data(ctx)
+    await evaluate(ctx, 0)
 
-    samples = load_samples(place.store, iteration_id=place.iteration_id(1)).values()
+    samples = load_samples(ctx.store, iteration_id=ctx.iteration_id(1)).values()
     told = {(s.kind, s.instance.environment, s.messages[0].text) for s in samples if s.instance}
     assert told == {(kind, env.name, env.instruction) for kind in ("revision", "good") for env in (Door(), Gate())}, (
         "a sample begins with the instruction of its own world"
     )
-    deepest = place.store.rows(
+    deepest = ctx.store.rows(
         "select i.environment, max(n.depth) from node n join tree using (tree_id) join instance i using (instance_id) "
         "group by 1 order by 1"
     )
     assert dict(deepest) == {"door": 4, "gate": 3}, "a node at the depth of the search has children, which have none"
-    tested = load_episodes(place.store, evaluation_id(place, 0, TEST))
+    tested = load_episodes(ctx.store, evaluation_id(ctx, 0, TEST))
     assert {e.instance.environment: 0 for e in tested} == {"door": 0, "gate": 0}
     assert [len(e.trajectory.steps) for e in tested if e.instance.environment == "gate"] == [1, 1, 1]
     assert max(len(e.trajectory.steps) for e in tested) > 1
-    assert (await make_data(place))["dataset_hash"] == made["dataset_hash"]
-    assert (await collect(place, 1))["new"] == 0
+    assert (await make_data(ctx))["dataset_hash"] == made["dataset_hash"]
+    assert (await collect(ctx, 1))["new"] == 0
 
 
 @pytest.mark.slow
-async def test_a_report_tells_of_each_world_and_of_all(site: Callable[..., Workplace]) -> None:
-    place = site()
-    await make_data(place)
-    await evaluate(place, 0)
+async def test_a_report_tells_of_each_world_and_of_all(site: Callable[..., RunContext]) -> None:
+    ctx = site()
+    await make_data(ctx)
+    await evaluate(ctx, 0)
 
-    (score,) = Scoreboard(place).up_to(0)
+    (score,) = Scoreboard(ctx).up_to(0)
     door, gate = score.worlds
     assert (door.name, door.instances, gate.name, gate.instances) == ("door", 6, "gate", 3)
     assert score.success.n == door.success.n + gate.success.n
     assert score.by_depth == (), "classes of one world are not those of another"
     assert [part.depth for part in door.by_depth] == [1, 2]
     assert gate.reward is not None
-    report = build_report(place, 1)
+    report = build_report(ctx, 1)
     assert report.environment == "door, gate"
-    trees = {world: made["trees"] for world, made in report.worlds.items()}
+    trees = {world: made["trees"] for world, made in report.item_counts_by_world.items()}
     assert trees == {"door": 6, "gate": 4}
     page = render_markdown(report)
     assert "mean of worlds" in page
@@ -253,35 +253,35 @@ async def test_a_report_tells_of_each_world_and_of_all(site: Callable[..., Workp
 
 
 @pytest.mark.slow
-async def test_the_error_budget_is_that_of_all_worlds_together(site: Callable[..., Workplace]) -> None:
-    place = site("errors.budget=0.4", gate=Rusted)
-    await start(place)
-    await begin(place, 1)
+async def test_the_error_budget_is_that_of_all_worlds_together(site: Callable[..., RunContext]) -> None:
+    ctx = site("errors.budget=0.4", gate=Rusted)
+    await start_run(ctx)
+    await begin_iteration(ctx, 1)
 
-    assert (await collect(place, 1))["trees"] == 10, "4 of 10 trees may fail, and all 4 gates do"
+    assert (await collect(ctx, 1))["trees"] == 10, "4 of 10 trees may fail, and all 4 gates do"
     again = site("errors.budget=0.39", gate=Rusted)
-    await start(again)
-    await begin(again, 1)
+    await start_run(again)
+    await begin_iteration(again, 1)
     with pytest.raises(ErrorBudgetSpent):
         await collect(again, 1)
-    assert len(tree_ids(again, 1, await separate_instances(again, 1))) == 10
+    assert len(instances_by_tree_id(again, 1, await chosen_instances(again, 1))) == 10
 
 
 @pytest.mark.slow
-async def test_preferences_of_several_worlds_keep_to_their_own(site: Callable[..., Workplace]) -> None:
-    place = site(method="eto")
-    await start(place)
-    await begin(place, 1)
-    await explore(place, 1)
-    await prefer(place, 1)
+async def test_preferences_of_several_worlds_keep_to_their_own(site: Callable[..., RunContext]) -> None:
+    ctx = site(method="eto")
+    await start_run(ctx)
+    await begin_iteration(ctx, 1)
+    await explore(ctx, 1)
+    await prefer(ctx, 1)
 
-    longest = place.store.rows(
+    longest = ctx.store.rows(
         "select i.environment, max(t.num_steps) from trajectory t join instance i using (instance_id) "
         "where t.source = 'rollout' group by 1 order by 1"
     )
     assert dict(longest)["gate"] == 1
     assert dict(longest)["door"] > 1
-    openings = place.store.rows(
+    openings = ctx.store.rows(
         "select distinct i.environment, m.text from preference p join instance i using (instance_id) "
         "join message m on m.sample_id = p.chosen_sample_id where m.position = 0 order by 1"
     )
@@ -289,55 +289,55 @@ async def test_preferences_of_several_worlds_keep_to_their_own(site: Callable[..
 
 
 @pytest.mark.slow
-async def test_a_dataset_holds_the_shares_of_its_worlds(site: Callable[..., Workplace]) -> None:
+async def test_a_dataset_holds_the_shares_of_its_worlds(site: Callable[..., RunContext]) -> None:
     shares = {"door": {**WORLDS["door"], "share": 0.25}, "gate": {**WORLDS["gate"], "share": 0.75}}
-    place = site(worlds=shares)
-    await make_data(place)
+    ctx = site(worlds=shares)
+    await make_data(ctx)
 
     rows = dict(
-        place.store.rows(
+        ctx.store.rows(
             "select i.environment, count(*) from dataset_row join sample using (sample_id) "
             "join instance i using (instance_id) group by 1"
         )
     )
     assert rows["gate"] == pytest.approx(3 * rows["door"], abs=3)
-    left_out = place.store.rows("select count(*) from rejection where reason = 'world-share'")
+    left_out = ctx.store.rows("select count(*) from rejection where reason = 'world-share'")
     assert left_out[0][0] > 0
 
 
 def test_shares_are_held_by_the_most_units_that_there_are() -> None:
     units = ["a"] * 10 + ["b"] * 4
 
-    kept, rejected = in_shares(units, {"a": 0.5, "b": 0.5}, world=str, subject=str, seed=1)
+    kept, rejected = balance_shares(units, {"a": 0.5, "b": 0.5}, world_of=str, subject_of=str, seed=1)
     assert (kept.count("a"), kept.count("b"), len(rejected)) == (4, 4, 6)
-    assert in_shares(units, {}, world=str, subject=str, seed=1).kept == tuple(units)
-    some = in_shares(units, {"a": 0.2, "b": 0.3, "c": 0.5}, world=str, subject=str, seed=1).kept
+    assert balance_shares(units, {}, world_of=str, subject_of=str, seed=1).kept_items == tuple(units)
+    some = balance_shares(units, {"a": 0.2, "b": 0.3, "c": 0.5}, world_of=str, subject_of=str, seed=1).kept_items
     assert (some.count("a"), some.count("b")) == (3, 4), "a world without units leaves its share to the others"
 
 
-async def played(place: Workplace) -> Workplace:
-    await start(place)
-    await evaluate(place, 0)
-    return place
+async def played(ctx: RunContext) -> RunContext:
+    await start_run(ctx)
+    await evaluate(ctx, 0)
+    return ctx
 
 
 @pytest.mark.long
 @pytest.mark.slow
-async def test_one_model_stands_beside_a_model_for_each_world(site: Callable[..., Workplace]) -> None:
+async def test_one_model_stands_beside_a_model_for_each_world(site: Callable[..., RunContext]) -> None:
     off = "evaluation.revision_test.enabled=false"
     together = await played(site(off))
     door, gate = [await played(site(off, worlds={name: world})) for name, world in WORLDS.items()]
 
-    one, apart = beside(together, [door, gate])
+    one, apart = world_comparison(together, [door, gate])
     assert (one.mode, apart.mode) == ("one model", "a model a world")
     assert (one.success, one.reward) == (apart.success, apart.reward), "the same model on the same instances"
     assert set(one.success) == {"door", "gate"}
-    assert differences(together, [door, gate]) == []
+    assert recipe_differences(together, [door, gate]) == []
     other = await played(site(off, "seed=3", "environments.door.instances.test_limit=2", worlds={"door": {}}))
-    assert differences(together, [other]) == [f"run {other.run_id} also differs in instances, seed"]
+    assert recipe_differences(together, [other]) == [f"run {other.run_id} also differs in instances, seed"]
     with pytest.raises(ConfigError, match="played other held-out instances of door"):
-        beside(together, [other])
+        world_comparison(together, [other])
     with pytest.raises(ConfigError, match="are both of door"):
-        beside(together, [door, other])
+        world_comparison(together, [door, other])
     with pytest.raises(ConfigError, match="has one world"):
-        beside(door, [gate])
+        world_comparison(door, [gate])

@@ -63,7 +63,7 @@ def test_the_recipe_exists_and_belongs_to_the_flow(deployment: dict[str, Any]) -
     recipe = load(ROOT / path, deployment["parameters"].get("overrides", ()))
     wanted = {"compare": "compare", "compare-runs": "compare"}.get(recipe.method, "flywheel")
     name = flow_of(deployment).name
-    assert name == wanted or (name in ("collect-only", "improve") and plan_of(recipe, 1).gathering)
+    assert name == wanted or (name in ("collect-only", "improve") and plan_of(recipe, 1).gathering_stages)
 
 
 def test_each_stage_has_a_deployment() -> None:

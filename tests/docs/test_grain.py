@@ -10,10 +10,10 @@ import grain
 import pytest
 from readme import ROOT
 
-OWN_NAMES = 4.83
+OWN_NAMES = 4.6
 """Names from other modules of the core, in 100 lines."""
-USED_ONCE = 173
-"""Private functions that are called in one place; each should have a reason."""
+USED_ONCE = 332
+"""Private functions that are used in one place of their module; each should have a reason."""
 FACADES = {
     # The README and its readers' notebooks import `Store` from here.
     "agentr_core/store",
@@ -68,6 +68,5 @@ def test_a_name_counts_once_and_a_module_by_its_attributes(tmp_path: Path) -> No
     assert grain.facades(tmp_path, "a") == {"a"}
     # `f.c`, `f.d`, `a.b.c` and `c`; the package and a module of one line are not asked.
     assert grain.own_names_per_100_lines(tmp_path, "a") == 100 * 4 / 16
-    assert not grain.used_once(tmp_path, "a"), "another module has a name like it"
-    tmp_path.joinpath("a/e.py").unlink()
+    # Another module has a name like it, which is no use of it.
     assert grain.used_once(tmp_path, "a") == ["_d"]

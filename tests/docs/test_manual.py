@@ -236,7 +236,7 @@ def test_the_page_of_questions_has_every_source_and_column() -> None:
 
     assert told("sources") == {domain: list(names) for domain, names in problems.SOURCES.items()}
     columns = told("columns")
-    read = {"question": problems._QUESTION, "answer": problems._ANSWER, "id": problems._ID}
+    read = {"question": problems._QUESTION_COLUMNS, "answer": problems._ANSWER_COLUMNS, "id": problems._ID_COLUMNS}
     assert {what: tuple(columns[what][: len(names)]) for what, names in read.items()} == read
 
 
@@ -276,7 +276,7 @@ def test_panels_have_the_hashes_that_the_store_gives_them(tmp_path: Path) -> Non
             panel = (
                 instances.test_instances(recipe, env)
                 if name == "official"
-                else instances.set_instances(recipe.evaluation.sets[name], env)
+                else instances.instances_of_set(recipe.evaluation.sets[name], env)
             )
             digest = hash_of(f"{instance.key}#0" for instance in panel)
             assert [str(len(panel)), f"`{digest}`"] == [count, expected]
@@ -310,7 +310,7 @@ def test_a_filter_of_ones_own_is_a_method_that_takes_fewer_samples(early: str, m
     monkeypatch.chdir(ROOT)
     made = ROOT / "deployments" / "recipes" / "textcraft-tiny.yaml"
     recipe = load(made, [f"method={early}"])
-    takes = method_of(recipe).plan(recipe, 1).takes
+    takes = method_of(recipe).plan(recipe, 1).takes_sample
     assert takes is not None
     assert [takes(sample(bad)) for bad in (0, 4, 5)] == [True, True, False]
     assert "Agent-R, early revisions" in describe(made, [f"method={early}"])
@@ -326,7 +326,7 @@ def test_group_rl_on_vllm_is_set_as_shown() -> None:
     alone, turns = (parse({"name": "manual", "method": "grpo"} | yaml.safe_load(text)) for text in shown)
     assert alone.model.backend == turns.model.backend == "vllm"
     assert 0 not in alone.model.vllm.gpus, "the trainer has it"
-    assert turns.model.takes_turns
+    assert turns.model.shares_gpus
     assert turns.model.vllm.gpus == tuple(range(turns.training.num_processes))
 
 

@@ -16,12 +16,12 @@ from agentr_core.methods.agent_r.collect import collect
 from agentr_core.methods.agent_r.critique import JUDGE_INSTRUCTION, critique
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.runtime.alarms import check_stage
-from agentr_core.runtime.start import begin, start
+from agentr_core.runtime.start import begin_iteration, start_run
 from agentr_core.store.database import Store
 from agentr_core.store.tables import Alarm
 from agentr_core.training.checkpoints import read_manifest
 from agentr_core.types import Message
-from tasks.wiring import load_recipe, quiet_workplace, reference
+from tasks.wiring import load_recipe, quiet_context, run_reference
 
 pytestmark = pytest.mark.slow
 SOUND = """
@@ -119,14 +119,14 @@ async def test_a_judge_that_always_says_the_same_is_noticed(tmp_path: Path, door
         judging = JUDGE_INSTRUCTION in messages[-1].text
         return f"Reason: so it is.\nJudgement: {word}" if judging else f"word {fingerprint(seed, number)}"
 
-    quiet = replace(quiet_workplace(reference(recipe), recipe), alarmed=heard.append)
-    place = replace(quiet, load_model=lambda role, path: ScriptedModel(speak))
-    await start(place)
-    await begin(place, 1)
-    await collect(place, 1)
-    await critique(place, 1)
-    (stage,) = [stage for stage in place.plan(1).stages if stage.name == "critique"]
-    check_stage(place, 1, stage)
+    quiet = replace(quiet_context(run_reference(recipe), recipe), on_alarm=heard.append)
+    ctx = replace(quiet, load_model=lambda role, path: ScriptedModel(speak))
+    await start_run(ctx)
+    await begin_iteration(ctx, 1)
+    await collect(ctx, 1)
+    await critique(ctx, 1)
+    (stage,) = [stage for stage in ctx.plan(1).stages if stage.name == "critique"]
+    check_stage(ctx, 1, stage)
     assert [alarm.name for alarm in heard] == ["judge_agreement"]
 
 

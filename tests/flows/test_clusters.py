@@ -28,7 +28,7 @@ from agentr_core.recipes.recipe import Recipe
 from agentr_core.store.database import Store
 from flows import stages
 from tasks import stages as steps
-from tasks.wiring import load_recipe, reference
+from tasks.wiring import load_recipe, run_reference
 
 pytestmark = [
     pytest.mark.slow,
@@ -105,7 +105,7 @@ def cluster(request: pytest.FixtureRequest, process_env: dict[str, str]) -> Iter
 @flow(validate_parameters=False)
 async def begin(recipe: Recipe) -> None:
     """The first model's evaluation and the first collection of a run."""
-    run = reference(recipe)
+    run = run_reference(recipe)
     await steps.start(run, recipe)
     await stages.evaluate(run.run_id, 0, run.workspace)
     await stages.collect(run.run_id, 1, run.workspace)

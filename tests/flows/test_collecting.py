@@ -28,8 +28,8 @@ from flows import local
 from flows.cli import cli
 from flows.collecting import collect_only, improve
 from flows.serving import deployments
-from flows.stages import of
-from tasks.experience import collected
+from flows.stages import flow_of_stage
+from tasks.experience import report_collected
 from tasks.wiring import RunRef
 
 pytestmark = [
@@ -80,7 +80,7 @@ def test_experience_is_gathered_in_goes_and_trained_on_as_it_is(recipe: Path) ->
     assert store.rows("select iteration, status from iteration order by 1") == [(0, "finished"), (1, "finished")]
     assert store.rows("select status from run") == [("finished",)]
 
-    assert asyncio.run(of("collect")(first["run_id"], 1, str(store.path.parent))) is None
+    assert asyncio.run(flow_of_stage("collect")(first["run_id"], 1, str(store.path.parent))) is None
     assert store.rows(TREES) == [(1, 4)], "what has a dataset is complete"
     assert not asyncio.run(improve(str(recipe), LIGHT))["trained"], "nothing was gathered since"
 
@@ -118,16 +118,16 @@ def test_experience_is_gathered_in_goes_and_trained_on_as_it_is(recipe: Path) ->
 def test_a_training_that_came_to_no_end_is_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, data: list[str], events: int
 ) -> None:
-    place = finish(tmp_path, "aaaa000000000001", [set()])
-    place.store.update("run", {"run_id": place.run_id, "status": status})
-    begun = place.iteration_id(1)
+    ctx = finish(tmp_path, "aaaa000000000001", [set()])
+    ctx.store.update("run", {"run_id": ctx.run_id, "status": status})
+    begun = ctx.iteration_id(1)
     made = [dataset_rows(key, [], iteration_id=begun, content_hash="feed", counts={}) for key in data]
-    place.store.write(merge([iteration_rows(begun, run_id=place.run_id, iteration=1), *made]))
+    ctx.store.write(merge([iteration_rows(begun, run_id=ctx.run_id, iteration=1), *made]))
     told: list[Any] = []
     monkeypatch.setattr("tasks.events.emit_event", lambda *words, id, **more: told.append(id))
-    run = RunRef(workspace=str(tmp_path), run_id=place.run_id)
+    run = RunRef(workspace=str(tmp_path), run_id=ctx.run_id)
     for _ in range(2):
-        collected(run, place.recipe, 1, enough=1, again={})
+        report_collected(run, ctx.recipe, 1, enough=1, training_parameters={})
     assert (len(told), len(set(told))) == (2, events), "the server keeps one of several events with the same id"
 
 

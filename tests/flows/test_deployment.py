@@ -14,7 +14,7 @@ from servers import PREFECT, wait_for
 from wheel import PATIENCE, launched, started, write_recipe
 
 from agentr_core.errors import StoreError
-from agentr_core.store.connection import LOCKS
+from agentr_core.store.connection import LOCK_FOLDER
 from agentr_core.store.database import Store
 from flows import stages
 from flows.flywheel import flywheel
@@ -51,8 +51,8 @@ def test_a_deployment_runs_and_leaves_artifacts(tmp_path: Path, door_model: Path
 @pytest.mark.usefixtures("prefect_server", "door_installed")
 async def test_a_second_start_of_a_run_at_work_is_cancelled_with_its_sentence(tmp_path: Path, door_model: Path) -> None:
     recipe = write_recipe(tmp_path, door_model, name="twice")
-    run = wiring.reference(wiring.load_recipe(recipe, []))
-    lock = Path(run.workspace) / LOCKS / run.run_id
+    run = wiring.run_reference(wiring.load_recipe(recipe, []))
+    lock = Path(run.workspace) / LOCK_FOLDER / run.run_id
     lock.parent.mkdir(parents=True)
     with lock.open("w") as elsewhere:
         fcntl.flock(elsewhere, fcntl.LOCK_EX)
@@ -70,7 +70,7 @@ def test_a_stage_works_in_the_workspace_of_its_worker(monkeypatch: pytest.Monkey
     monkeypatch.setattr("tasks.stages.perform", perform)
     monkeypatch.setattr(stages, "stored_recipe", lambda workspace, run_id: None)
     monkeypatch.chdir(tmp_path)
-    stage = stages.of("train").fn
+    stage = stages.flow_of_stage("train").fn
     monkeypatch.delenv("AGENTR_WORKSPACE", raising=False)
     asyncio.run(stage("aaaa000000000001", 1))
     monkeypatch.setenv("AGENTR_WORKSPACE", "disk/runs")
@@ -81,5 +81,5 @@ def test_a_stage_works_in_the_workspace_of_its_worker(monkeypatch: pytest.Monkey
 
 def test_a_stage_makes_no_workspace(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="there is no store at"):
-        asyncio.run(stages.of("train").fn("aaaa000000000001", 1, str(tmp_path / "misspelt")))
+        asyncio.run(stages.flow_of_stage("train").fn("aaaa000000000001", 1, str(tmp_path / "misspelt")))
     assert list(tmp_path.iterdir()) == []

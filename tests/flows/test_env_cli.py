@@ -23,8 +23,8 @@ from readme import BLOCKS, COMMANDS
 from wheel import launched, started
 from worlds import served_world
 
-from agentr_core.environments.agentgym.server import numbered
-from agentr_core.environments.agentgym.wire import WIRES
+from agentr_core.environments.agentgym.server import number_instances
+from agentr_core.environments.agentgym.wire import WIRE_FORMATS
 from agentr_core.environments.agentgym.worlds import TextCraft as Client
 from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.errors import ConfigError
@@ -34,20 +34,20 @@ from flows.cli import cli
 PLAYERS = """
 import asyncio, sys
 from agentr_core.environments.agentgym.worlds import TextCraft
-from agentr_core.episodes.rollout import SharedEnvironments
-from agentr_core.episodes.rollout import EpisodeTimer, call
+from agentr_core.episodes.rollout import EnvironmentPool
+from agentr_core.episodes.rollout import EpisodeTimer, call_env
 from agentr_core.types import Instance
 
 async def play(pool, number):
     async with pool.lend(Instance(environment=TextCraft.name, split="train", index=0)) as env:
         instance = env.instances("train")[number]
-        await call(env, EpisodeTimer(), lambda: env.reset(instance))
+        await call_env(env, EpisodeTimer(), lambda: env.reset(instance))
         print("open", flush=True)
         while True:
-            await call(env, EpisodeTimer(), lambda: env.step("inventory"))
+            await call_env(env, EpisodeTimer(), lambda: env.step("inventory"))
 
 async def main():
-    pool = SharedEnvironments(lambda _: TextCraft(url=sys.argv[1]))
+    pool = EnvironmentPool(lambda _: TextCraft(url=sys.argv[1]))
     await asyncio.gather(*(play(pool, number) for number in range(3)))
 
 asyncio.run(main())
@@ -89,7 +89,7 @@ def test_list_has_native_and_served_worlds() -> None:
 
 @pytest.mark.long
 def test_doctor_has_a_line_for_each_world_and_says_how_to_get_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in WIRES:
+    for name in WIRE_FORMATS:
         monkeypatch.delenv(f"AGENTR_AGENTGYM_{name.upper()}", raising=False)
 
     told = ask("doctor", "--format", "json")
@@ -100,7 +100,7 @@ def test_doctor_has_a_line_for_each_world_and_says_how_to_get_what_is_missing(mo
         kept = {"ok": True, "status": "ok", "violations": []}
         assert kept.items() <= found[name].items()
         assert re.fullmatch(r"keeps the contract; \d+ pairs of equal state and action, .*", found[name]["detail"])
-    for name in WIRES:
+    for name in WIRE_FORMATS:
         assert found[f"agentgym-{name}"]["status"] == "missing"
         assert f"the variable AGENTR_AGENTGYM_{name.upper()}" in found[f"agentgym-{name}"]["detail"]
     one = ask("doctor", "agentgym-todo")
@@ -193,8 +193,8 @@ def test_a_watcher_may_leave_at_any_time(process_env: dict[str, str]) -> None:
 
 
 def test_a_client_that_is_interrupted_leaves_nothing_open(process_env: dict[str, str]) -> None:
-    numbers = numbered(TextCraft(), ("train",))
-    with served_world(TextCraft, WIRES["textcraft"], numbers) as world:
+    numbers = number_instances(TextCraft(), ("train",))
+    with served_world(TextCraft, WIRE_FORMATS["textcraft"], numbers) as world:
         with launched([sys.executable, "-c", PLAYERS, world.url], env=process_env) as players:
             assert players.stdout is not None
             assert [players.stdout.readline() for _ in range(3)] == ["open\n"] * 3

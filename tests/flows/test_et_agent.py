@@ -21,15 +21,15 @@ from agentr_core.methods.et_agent.evolve import evolve
 from agentr_core.methods.et_agent.selection import select_rft
 from agentr_core.methods.faults import load
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.runtime.instances import held_out
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import start
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.instances import held_out_by_set
+from agentr_core.runtime.start import start_run
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.system import data_path
 from agentr_core.types import Message
 from flows.commands.plan import describe
 from flows.preflight.checks import check
-from tasks.wiring import load_recipe, quiet_workplace, reference
+from tasks.wiring import load_recipe, quiet_context, run_reference
 
 pytestmark = pytest.mark.slow
 RECIPE = """\
@@ -146,27 +146,25 @@ def test_the_files_of_the_authors_are_planned_and_evaluated(tmp_path: Path) -> N
             return "<think>?</think>\n<search>Ada</search>"
         return f"<think>.</think>\n<answer>\\boxed{{{golds[messages[-2].text.strip()]}}}</answer>"
 
-    async def play(file: Path) -> Workplace:
+    async def play(file: Path) -> RunContext:
         recipe = load_recipe(file, SEARCHES)
-        place = quiet_workplace(reference(recipe), recipe)
-        await start(place)
-        with place.worlds() as worlds:
-            for instance in held_out(place)["test"]:
-                world = worlds.of(instance)
+        ctx = quiet_context(run_reference(recipe), recipe)
+        await start_run(ctx)
+        with ctx.worlds() as worlds:
+            for instance in held_out_by_set(ctx)["test"]:
+                world = worlds.env_of(instance)
                 assert isinstance(world, ReasoningWorld)
                 golds[world.problem(instance).question.strip()] = world.problem(instance).golds[-1]
-        place = replace(place, load_model=lambda role, path: ScriptedModel(reply))
-        await evaluate(place, 0)
-        return place
+        ctx = replace(ctx, load_model=lambda role, path: ScriptedModel(reply))
+        await evaluate(ctx, 0)
+        return ctx
 
     with web() as (url, asked):
         file = own_files(tmp_path, url)
         assert f"each ends with {len(FORMS)} held-out episodes" in describe(file, SEARCHES)
-        place = asyncio.run(play(file))
-    assert place.store.rows("select reward, stop, count(*) from v_episodes group by all") == [
-        (1, "success", len(FORMS))
-    ]
-    calls = dict(place.store.rows("select provider, sum(calls) from v_tool_calls group by all"))
+        ctx = asyncio.run(play(file))
+    assert ctx.store.rows("select reward, stop, count(*) from v_episodes group by all") == [(1, "success", len(FORMS))]
+    calls = dict(ctx.store.rows("select provider, sum(calls) from v_tool_calls group by all"))
     assert calls == {"bm25": len(FORMS) - 1, "serper": 1}
     assert asked == ["ada"]
 
@@ -212,12 +210,12 @@ def test_thoughts_are_not_written_anew_where_steps_have_none(tmp_path: Path, doo
         check(recipe)
 
 
-async def finished(root: Path, model: Path) -> Workplace:
+async def finished(root: Path, model: Path) -> RunContext:
     """Return a workplace with a flywheel and its selection done, whatever was there before."""
-    place = await begun(root, model, cast(), FAMILY, problems=(MATH, RIVER))
-    await evolve(place, 1)
-    await select_rft(place, 1)
-    return place
+    ctx = await begun(root, model, cast(), FAMILY, problems=(MATH, RIVER))
+    await evolve(ctx, 1)
+    await select_rft(ctx, 1)
+    return ctx
 
 
 @pytest.mark.parametrize(
@@ -233,13 +231,13 @@ async def test_killed_it_goes_on_from_what_is_stored(
         _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == -9, err
 
-    place = await begun(root, tiny_model_dir, staff, FAMILY, problems=(MATH, RIVER))
-    stored = {row for row in all_rows(place.store) if row[0] in ("trajectory", "step", "edit", "derivation")}
-    said = len(place.store.rows("select 1 from edit"))
+    ctx = await begun(root, tiny_model_dir, staff, FAMILY, problems=(MATH, RIVER))
+    stored = {row for row in all_rows(ctx.store) if row[0] in ("trajectory", "step", "edit", "derivation")}
+    said = len(ctx.store.rows("select 1 from edit"))
     assert stored
-    await evolve(place, 1)
-    await select_rft(place, 1)
-    assert stored <= all_rows(place.store), "what was stored stays as it was"
-    assert answers_of(place) == calm
+    await evolve(ctx, 1)
+    await select_rft(ctx, 1)
+    assert stored <= all_rows(ctx.store), "what was stored stays as it was"
+    assert answers_of(ctx) == calm
     asked = len(staff.requests("editor")) + len(staff.requests("reflector"))
     assert asked == len(calm["edit"]) - said, "nobody was asked twice"

@@ -28,7 +28,7 @@ from agentr_core.exchange.formats import FORMATS
 from agentr_core.methods.faults import load, parse
 from agentr_core.models.checkpoint_dir import weights_sha256
 from agentr_core.reports import wording
-from agentr_core.store.care.rewriting import sizes
+from agentr_core.store.care.rewriting import table_sizes
 from agentr_core.store.database import Store
 from flows.cli import cli
 from flows.commands.exporting import export_folder
@@ -280,7 +280,7 @@ def test_the_run_is_pruned_whole(turned: Turned, tmp_path: Path) -> None:
     said = pruned(copy.parent, [turned.result["run_id"][:6]], dry_run=False)
     (made,) = turned.ask("select path from checkpoint where iteration_id is not null")["path"]
     assert f"no row names {made} any longer" in said
-    assert {one.table: one.rows for one in sizes(Store(copy)).tables if one.rows} == {}
+    assert {one.table: one.rows for one in table_sizes(Store(copy)).tables if one.rows} == {}
 
 
 def test_reports_are_written(turned: Turned) -> None:

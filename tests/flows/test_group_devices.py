@@ -205,15 +205,15 @@ def test_trainer_and_sampler_take_turns(
         (TransformersModel, "reload"),
         (TransformersModel, "generate"),
         (Learner, "__init__"),
-        *((Learner, name) for name in ("rest", "wake", "update", "write_weights", "state", "write_result")),
+        *((Learner, name) for name in ("offload", "load_to_gpu", "update", "write_weights", "state", "write_result")),
     ):
         monkeypatch.setattr(owner, name, noting(name, getattr(owner, name)))
     monkeypatch.setattr(TransformersModel, "sleep", sleep, raising=False)
-    monkeypatch.setattr(ModelConfig, "takes_turns", True)
+    monkeypatch.setattr(ModelConfig, "shares_gpus", True)
     file = recipe(tmp_path, door_model, "", watched=True)
     asyncio.run(groups.trained(file))
 
-    word = {"generate": "g", "reload": "L", "sleep": "S", "rest": "R", "wake": "W", "__init__": "I"}
+    word = {"generate": "g", "reload": "L", "sleep": "S", "offload": "R", "load_to_gpu": "W", "__init__": "I"}
     line = "".join(word.get(name, "t") for name in told)
     assert re.fullmatch(r"SIt+RLg+(SWt+(RLg+)?)+", line), line
     assert line.count("S") == line.count("L") + 1, "each turn of the sampler begins with new weights"

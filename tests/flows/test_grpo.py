@@ -37,9 +37,9 @@ from agentr_core.methods.grpo.rollouts import Rollouts
 from agentr_core.methods.grpo.train import reinforce
 from agentr_core.models.checkpoint_dir import weights_sha256
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.recipes.training import UNREAD
+from agentr_core.recipes.training import UNREAD_FIELDS
 from agentr_core.runtime.equipment import Checkpoint
-from agentr_core.runtime.start import check_run, start
+from agentr_core.runtime.start import check_run_weights, start_run
 from agentr_core.store.care.rewriting import prune
 from agentr_core.store.codec.ledger import load_groups
 from agentr_core.store.database import Store
@@ -49,7 +49,7 @@ from flows.commands.exporting import export_folder
 from flows.commands.plan import describe
 from flows.commands.publishing import publish_checkpoint
 from flows.preflight.checks import check
-from tasks.wiring import RunRef, quiet_workplace, reference
+from tasks.wiring import RunRef, quiet_context, run_reference
 
 pytestmark = pytest.mark.slow
 STEPS, SIZE = 4, 4
@@ -157,12 +157,12 @@ def test_a_recipe_runs_from_its_plan_to_its_report(
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.usefixtures("door_installed")
 async def test_what_group_rl_does_not_read_is_refused(tmp_path: Path, door_model: Path) -> None:
-    place = await groups.begun(
+    ctx = await groups.begun(
         groups.write(tmp_path, door_model, more="training: {lora_r: 4}\ngrpo: {steps: 2, save_steps: 1}")
     )
-    config, read = watched(place.recipe.training)
-    await reinforce(replace(place, recipe=replace(place.recipe, training=config)), 1)
-    assert unread(read) | {"num_train_epochs", "save_steps"} == set(UNREAD["grpo"])
+    config, read = watched(ctx.recipe.training)
+    await reinforce(replace(ctx, recipe=replace(ctx.recipe, training=config)), 1)
+    assert unread(read) | {"num_train_epochs", "save_steps"} == set(UNREAD_FIELDS["grpo"])
 
 
 @pytest.fixture(scope="module")
@@ -264,11 +264,11 @@ def test_checkpoints_of_steps_stay_are_published_and_go_with_their_run(
         publish_checkpoint(root, f"{key}@2", tmp_path / "none", base_model="", licence="")
     again = groups.write(tmp_path / "again", door_model, more=f"model: {{path: {made['path'][1]}}}")
     recipe = load(again, [f"workspace={root}"])
-    asyncio.run(start(quiet_workplace(reference(recipe), recipe)))
+    asyncio.run(start_run(quiet_context(run_reference(recipe), recipe)))
     begun = store.query("select parent_id from checkpoint where iteration_id is null order by created_at")["parent_id"]
     assert begun.tolist()[-1] == early, "a run knows what it begins with"
     runs = store.query("select run_id from run")["run_id"].tolist()
-    assert {str(root / "checkpoints" / name) for name in (key, early)} <= set(prune(store, runs).unnamed)
+    assert {str(root / "checkpoints" / name) for name in (key, early)} <= set(prune(store, runs).unnamed_paths)
 
 
 def test_killed_between_two_states_it_trains_from_the_store_to_the_same_weights(
@@ -386,7 +386,7 @@ def test_weights_whose_rows_are_gone_are_not_gone_on_from(
     (weights,) = (tmp_path / "runs" / "checkpoints").glob("*")
     manifest = json.loads((weights / "manifest.json").read_bytes())
     (run_id,) = store.query("select run_id from run")["run_id"]
-    assert str(weights) in prune(store, [run_id]).unnamed
+    assert str(weights) in prune(store, [run_id]).unnamed_paths
     with pytest.raises(StoreError, match="was trained on rows that"):
         asyncio.run(groups.trained(file))
     # As an earlier version left them, without a hash: the store must have as many steps.
@@ -405,24 +405,24 @@ def test_a_run_does_not_go_on_from_weights_that_its_store_does_not_account_for(c
     shutil.copytree(calm.parent, tmp_path / "site")
     recipe = load(calm)
     root = tmp_path / "site" / "runs"
-    place = quiet_workplace(RunRef(workspace=str(root), run_id=reference(recipe).run_id), recipe)
-    check_run(place)
-    weights = Path(place.trained(1).path)
+    ctx = quiet_context(RunRef(workspace=str(root), run_id=run_reference(recipe).run_id), recipe)
+    check_run_weights(ctx)
+    weights = Path(ctx.trained_checkpoint(1).path)
     assert weights.is_relative_to(root)
     record = json.loads((weights / "manifest.json").read_bytes())
 
     (weights / "manifest.json").write_text(json.dumps(record | {"weights_sha256": "other"}))
     with pytest.raises(StoreError, match=r"are not those that iteration 1 of run .* made according to"):
-        asyncio.run(start(place))
+        asyncio.run(start_run(ctx))
     # Of an earlier version, with all steps in the store.
     (weights / "manifest.json").write_text(json.dumps(record | {"rows": "", "parent_weights": "", "iteration": ""}))
-    check_run(place)
+    check_run_weights(ctx)
     (weights / "manifest.json").write_text(json.dumps(record))
-    with place.store.transaction() as con:
+    with ctx.store.transaction() as con:
         con.execute("delete from rl_rollout where step = 2 and number = 0 and episode = 0")
     with pytest.raises(StoreError, match=r"was trained on rows that .* lacks or has otherwise"):
-        asyncio.run(start(place))
-    assert not load_groups(place.store, place.iteration_id(1), 2), "a step without all its episodes is not whole"
+        asyncio.run(start_run(ctx))
+    assert not load_groups(ctx.store, ctx.iteration_id(1), 2), "a step without all its episodes is not whole"
 
 
 @pytest.mark.long
@@ -480,7 +480,7 @@ def test_steps_are_compared_by_the_graph_of_all_that_the_run_stored_and_are_the_
     for step in range(1, STEPS + 1):
         grpo = load(whole).grpo
         stored = load_groups(store, iteration_id, step)
-        bare = [replace(group, credit=None) for group in stored]
+        bare = [replace(group, step_advantages=None) for group in stored]
         assert with_credit(bare, grpo, store, iteration_id, step) == stored, "what comes later has no part in it"
     # An episode that opens the door at once was in one state alone.
     told = store.query("select * from v_rl_steps order by step")

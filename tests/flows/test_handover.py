@@ -29,7 +29,7 @@ from agentr_core.errors import ConfigError, DataFileError, ModelDirectoryError, 
 from agentr_core.fingerprint import file_sha256
 from agentr_core.methods.et_agent.selection import rollout, select_questions
 from agentr_core.runtime.instances import closed_stages
-from agentr_core.runtime.start import begin, end, start
+from agentr_core.runtime.start import begin_iteration, end_iteration, start_run
 from agentr_core.stages import outside
 from agentr_core.store.database import Store
 from agentr_core.training.checkpoints import is_complete
@@ -37,7 +37,7 @@ from flows.commands.exporting import data_sources, export_folder
 from flows.local import collect_recipe, import_training, run_recipe
 from tasks import experience
 from tasks.reporting import write_reports
-from tasks.wiring import load_recipe, quiet_workplace, reference
+from tasks.wiring import load_recipe, quiet_context, run_reference
 from tasks.workspaces import find_run, stored_recipe
 
 pytestmark = pytest.mark.slow
@@ -62,10 +62,10 @@ def selected(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     file = written(tmp_path_factory.mktemp("selected"), model)
 
     async def choose() -> None:
-        place = await groups.begun(file)
-        await end(place, 0)
-        await rollout(place, 1)
-        await select_questions(place, 1)
+        ctx = await groups.begun(file)
+        await end_iteration(ctx, 0)
+        await rollout(ctx, 1)
+        await select_questions(ctx, 1)
 
     asyncio.run(choose())
     return file.parent / "runs"
@@ -131,15 +131,15 @@ def taken(workspace: Path, folder: Path) -> str:
     """Take a training back as the flow does, but for evaluation and report; return what is said."""
     recipe = stored_recipe(workspace, find_run(workspace, ""))
     recipe = replace(recipe, workspace=str(workspace))
-    run = reference(recipe)
+    run = run_reference(recipe)
     training, iteration, done = experience.read_outside(run, recipe, folder)
     assert not done
-    return experience.take_back(run, replace(recipe, iterations=iteration), iteration, training)
+    return experience.import_weights(run, replace(recipe, iterations=iteration), iteration, training)
 
 
-def end_iteration(workspace: Path, iteration: int) -> None:
+def end_in_workspace(workspace: Path, iteration: int) -> None:
     recipe = replace(stored_recipe(workspace, find_run(workspace, "")), workspace=str(workspace))
-    asyncio.run(end(quiet_workplace(reference(recipe), recipe), iteration))
+    asyncio.run(end_iteration(quiet_context(run_reference(recipe), recipe), iteration))
 
 
 def store_of(workspace: Path) -> Store:
@@ -223,20 +223,20 @@ def test_its_script_starts_the_training_merges_and_imports(selected: Path, model
 async def go_on(file: Path, workspace: Path, iterations: int, training: Path | None = None) -> None:
     """Do what the flows do, without Prefect: take a training back, then what is left to do."""
     recipe = load_recipe(file, [f"iterations={iterations}", f"workspace={workspace}"])
-    run = reference(recipe)
-    place = quiet_workplace(run, recipe)
+    run = run_reference(recipe)
+    ctx = quiet_context(run, recipe)
     if training is not None:
-        taken(place.root, training)
-    await start(place)
+        taken(ctx.root, training)
+    await start_run(ctx)
     for iteration in range(iterations + 1):
         if iteration:
-            await begin(place, iteration)
-        over = closed_stages(place, iteration)
-        for stage in place.plan(iteration).stages:
+            await begin_iteration(ctx, iteration)
+        over = closed_stages(ctx, iteration)
+        for stage in ctx.plan(iteration).stages:
             if stage not in over:
-                await stage.work(place, iteration)
-        await end(place, iteration)
-    write_reports(place.root, run.run_id)
+                await stage.work(ctx, iteration)
+        await end_iteration(ctx, iteration)
+    write_reports(ctx.root, run.run_id)
 
 
 def check_imported(workspace: Path, out: Path) -> str:
@@ -318,9 +318,9 @@ def test_a_changed_training_is_the_next_iteration(workspace: Path, folder: Path)
     (folder / "rollouts" / "2.jsonl").unlink()
     with pytest.raises(ConfigError, match=r"iteration 1 of run .* has a training of its own, and is not finished"):
         taken(workspace, folder)
-    end_iteration(workspace, 1)
+    end_in_workspace(workspace, 1)
     assert taken(workspace, folder).startswith("iteration 2 of run ")
-    end_iteration(workspace, 2)
+    end_in_workspace(workspace, 2)
     shutil.rmtree(folder / "rollouts")
     assert "0 rollouts of 0 questions" in taken(workspace, folder), "weights alone"
     lines = (
@@ -328,7 +328,7 @@ def test_a_changed_training_is_the_next_iteration(workspace: Path, folder: Path)
     )
     assert store_of(workspace).rows(f"{lines} where iteration > 0 order by 1") == [(1, True), (2, True), (3, True)]
     for number in (3, 4):
-        end_iteration(workspace, number)
+        end_in_workspace(workspace, number)
         (folder / f"{number}.jsonl").write_text("")
         if number == 3:
             taken(workspace, folder)

@@ -11,7 +11,7 @@ import pytest
 
 from agentr_core.store.database import Store
 from flows.commands.headroom import render
-from flows.local import headroom_of
+from flows.local import measure_headroom
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,10 +28,10 @@ def ask(recipe: Path, sql: str) -> list[dict[str, Any]]:
 
 
 def test_headroom_is_sampled_measured_told_and_gone_on_with(recipe: Path, door_model: Path) -> None:
-    first = headroom_of(recipe, CHANGES, episodes=3, instances=2)
+    first = measure_headroom(recipe, CHANGES, episodes=3, instances=2)
     before = ask(recipe, "select trajectory_id from episode")
 
-    more = headroom_of(recipe, CHANGES, episodes=4, instances=3, judged=2, judges=[door_model])
+    more = measure_headroom(recipe, CHANGES, episodes=4, instances=3, judged=2, judges=[door_model])
 
     played = ask(
         recipe,
@@ -93,4 +93,4 @@ def test_what_shows_no_contrast_is_refused(recipe: Path, changes: list[str], sai
     from agentr_core.errors import ConfigError
 
     with pytest.raises(ConfigError, match=said):
-        headroom_of(recipe, changes, episodes=1, instances=1)
+        measure_headroom(recipe, changes, episodes=1, instances=1)

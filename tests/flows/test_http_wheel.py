@@ -21,7 +21,7 @@ from wheel import PATIENCE, agentr, all_rows, environment, kill_group, started, 
 
 from agentr_core.errors import EnvironmentServerError
 from agentr_core.store.database import Store
-from agentr_core.system import started as started_thread
+from agentr_core.system import start_in_thread as started_thread
 from flows.preflight.checks import check
 from tasks.wiring import load_recipe
 

@@ -27,12 +27,12 @@ from pathlib import Path
 import pytest
 from wheel import PATIENCE, SUPPORT, kill_group, launched, remove_locks, started, wait_for, write_recipe
 
-from agentr_core.runtime.start import start
+from agentr_core.runtime.start import start_run
 from agentr_core.store.database import Store
 from agentr_core.store.tables import TABLES
 from flows.commands import stores
 from flows.flywheel import flywheel
-from tasks.wiring import load_recipe, quiet_workplace, reference
+from tasks.wiring import load_recipe, quiet_context, run_reference
 
 pytestmark = [
     pytest.mark.slow,
@@ -68,7 +68,7 @@ from flows import server, stages
 
 meeting, me, seed, run_id, workspace, everyone, *wanted = sys.argv[1:]
 rng = random.Random(f"{seed} {me}")
-server.reach()
+server.ensure_server()
 for number, words in enumerate(wanted):
     name, iteration = words.split(":")
     (Path(meeting) / f"{number}-{me}").touch()
@@ -306,13 +306,13 @@ def test_two_processes_at_one_stage_end_as_one_does(site: Site, calm: Ended) -> 
     whole = ROUNDS >= 20
     wanted = [f"{name}:{iteration}" for name, iteration in (STAGES if whole else STAGES[:2])]
     recipe = load_recipe(site.recipe, [PAUSE[1]])
-    run = reference(recipe)
+    run = run_reference(recipe)
     refused: Counter[str] = Counter()
     passes = -(-ROUNDS // len(wanted)) if whole else 1
     for number in range(passes):
         shutil.rmtree(site.root, ignore_errors=True)
         site.root.mkdir()
-        asyncio.run(start(quiet_workplace(run, recipe)))
+        asyncio.run(start_run(quiet_context(run, recipe)))
         meeting = site.root.parent / f"meeting-{number}"
         meeting.mkdir()
         with ExitStack() as stack:

@@ -18,7 +18,7 @@ from flows.cli import cli
 from flows.commands.stores import faults
 from flows.flywheel import flywheel
 from flows.serving import deployments
-from flows.stages import of
+from flows.stages import flow_of_stage
 from tasks import stages
 
 pytestmark = [
@@ -64,9 +64,9 @@ def test_each_night_is_an_iteration_more(tmp_path: Path, door_model: Path, monke
 
     workspace = str(store.path.parent)
     with pytest.raises(DataFault, match="no checkpoint of iteration 3 yet"):
-        asyncio.run(of("reinforce")(first, 4, workspace))
+        asyncio.run(flow_of_stage("reinforce")(first, 4, workspace))
     with pytest.raises(ConfigError, match="iteration 3 has not begun; run its first stage, reinforce, before"):
-        asyncio.run(of("evaluate")(first, 3, workspace))
+        asyncio.run(flow_of_stage("evaluate")(first, 3, workspace))
     assert len(store.rows("select 1 from iteration")) == 3
     assert faults(store.path.parent) == []
 

@@ -79,7 +79,7 @@ def test_a_recipe_runs_from_its_plan_to_its_report(recipe: Path, tmp_path: Path)
 
 
 def test_its_stage_has_a_flow_that_prefect_finds_by_name() -> None:
-    assert "recite" in [flow.fn.__name__ for flow in stages.every()]
+    assert "recite" in [flow.fn.__name__ for flow in stages.all_stage_flows()]
     assert (stages.recite.name, stages.recite.fn.__name__) == ("stage", "recite")
     with pytest.raises(AttributeError, match="has no flow sing"):
         _ = stages.sing

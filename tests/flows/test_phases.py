@@ -108,9 +108,9 @@ def test_an_expert_is_cloned_and_then_searched_from(tmp_path: Path, door_model: 
 
 def test_a_run_that_is_not_finished_promotes_nothing_yet(tmp_path: Path, door_model: Path) -> None:
     file = groups.write(tmp_path, door_model)
-    place = asyncio.run(groups.begun(file))
+    ctx = asyncio.run(groups.begun(file))
     with pytest.raises(ConfigError, match="is not finished; let it go on, or give"):
-        load_recipe(file, [f"model.from_run='{place.run_id}'"])
+        load_recipe(file, [f"model.from_run='{ctx.run_id}'"])
 
 
 def test_what_a_later_iteration_collects_from_is_checked_at_the_start(tmp_path: Path, door_model: Path) -> None:
@@ -150,9 +150,9 @@ def test_one_recipe_searches_first_and_reinforces_then(tmp_path: Path, door_mode
     assert "groups with contrast" in last
     assert "groups with contrast" not in first
 
-    place = tmp_path / "runs"
+    ctx = tmp_path / "runs"
     sets = {
-        (form, number): export_folder(place, done.run_id, tmp_path / f"{form}-{number}", form, iteration=number)
+        (form, number): export_folder(ctx, done.run_id, tmp_path / f"{form}-{number}", form, iteration=number)
         for form, number in (("trl", 1), ("trl", None), ("verl", 1), ("verl", 2), ("verl", None))
     }
     assert {where: " of door-1 in " in said for where, said in sets.items()} == {
@@ -163,4 +163,4 @@ def test_one_recipe_searches_first_and_reinforces_then(tmp_path: Path, door_mode
         ("verl", None): False,
     }
     with pytest.raises(ConfigError, match=r"iteration 2 of run .* is group RL, which has no dataset; only --format"):
-        export_folder(place, done.run_id, tmp_path / "none", "trl", iteration=2)
+        export_folder(ctx, done.run_id, tmp_path / "none", "trl", iteration=2)

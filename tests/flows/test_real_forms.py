@@ -27,7 +27,7 @@ from turning import turn
 from wheel import LIGHT, write_recipe
 
 from agentr_core.methods.grpo import train
-from agentr_core.samples.identity import IGNORED
+from agentr_core.samples.identity import IGNORE_INDEX
 from agentr_core.store.database import Store
 from agentr_core.system import data_path
 from flows.compare import compare
@@ -191,7 +191,7 @@ def write(folder: Path, form: Form, method: str) -> Path:
 def trained_runs(row: dict[str, list[int]]) -> Iterator[tuple[list[int], int | None]]:
     """Yield the stretches of a row that carry loss, each with the token after it."""
     ids, place = row["input_ids"], 0
-    for trained, labels in groupby(row["labels"], lambda label: label != IGNORED):
+    for trained, labels in groupby(row["labels"], lambda label: label != IGNORE_INDEX):
         length = len(list(labels))
         if trained:
             assert row["labels"][place : place + length] == ids[place : place + length]
@@ -216,7 +216,7 @@ def check_rows(form: Form, store: Store, rows: Sequence[dict[str, list[int]]]) -
     kinds: Counter[str] = Counter()
     for row in rows:
         (prompt,) = [each for each in prompts if row["input_ids"][: len(each)] == each]
-        assert {*row["labels"][: len(prompt)]} == {IGNORED}
+        assert {*row["labels"][: len(prompt)]} == {IGNORE_INDEX}
         for ids, after in trained_runs(row):
             finish = sampled.get(tuple(ids), "written")
             if finish == "stop" and ids[-1] == form.other_end:
@@ -253,8 +253,10 @@ def loss_by_hand(form: Form, rows: Sequence[dict[str, list[int]]]) -> float:
         for row in rows:
             logits = model(torch.tensor([row["input_ids"]])).logits[0, :-1]
             labels = torch.tensor(row["labels"][1:])
-            total += float(torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum"))
-            count += int((labels != IGNORED).sum())
+            total += float(
+                torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
+            )
+            count += int((labels != IGNORE_INDEX).sum())
     return total / count
 
 
@@ -273,7 +275,7 @@ def test_agent_r_trains_what_was_sampled_ends_of_turn_included(
     # One step takes all rows. A trainer that took ends of turn for padding would have another loss.
     ((loss, trained),) = done.store.rows("select loss, trained_tokens from training_step")
     assert loss == pytest.approx(loss_by_hand(form, rows), rel=1e-4)
-    assert trained == sum(label != IGNORED for row in rows for label in row["labels"])
+    assert trained == sum(label != IGNORE_INDEX for row in rows for label in row["labels"])
     assert done.store.query("select distinct weights_sha256 from checkpoint").size == 2
     assert done.store.query("select * from v_orphans").empty
     ended = done.store.rows("select reply from generation where finish_reason = 'stop'")
@@ -304,7 +306,7 @@ def test_every_method_trains_what_was_sampled(
     rows = rows_of(tmp_path / "runs")
     for row in reinforced:
         places = {*row.positions}
-        labels = [token if place in places else IGNORED for place, token in enumerate(row.input_ids)]
+        labels = [token if place in places else IGNORE_INDEX for place, token in enumerate(row.input_ids)]
         rows.append({"input_ids": list(row.input_ids), "labels": labels})
     assert bool(reinforced) == (method != "eto")
     kinds = check_rows(form, done.store, rows)

@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from agentr_core.errors import ConfigError, SandboxError
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import start
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.start import start_run
 from agentr_core.stages.report import build_report
 from flows.commands.plan import describe
 from flows.flywheel import flywheel
-from tasks.wiring import load_recipe, quiet_workplace, reference
+from tasks.wiring import load_recipe, quiet_context, run_reference
 
 Answer = Callable[..., str]
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -121,13 +121,13 @@ def test_a_plan_says_how_far_code_is_confined(open_files: None, tmp_path: Path) 
 
 
 def test_a_report_says_how_far_code_was_confined(open_files: None, tmp_path: Path) -> None:
-    def begun(*changes: str) -> Workplace:
+    def begun(*changes: str) -> RunContext:
         recipe = load_recipe(
             Path("deployments/recipes/reasoning-grpo-tiny.yaml"), [f"workspace={tmp_path / 'runs'}", *changes]
         )
-        place = quiet_workplace(reference(recipe), recipe)
-        asyncio.run(start(place))
-        return place
+        ctx = quiet_context(run_reference(recipe), recipe)
+        asyncio.run(start_run(ctx))
+        return ctx
 
     weak = begun("environment.options.sandbox=seccomp")
     versions = build_report(weak, 0).versions

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from wheel import started
 
 from agentr_core.errors import DataFileError
-from agentr_core.tools.search.tool import RetrievalServer, SearchTool
+from agentr_core.tools.search.tool import SearchTool, ServerProvider
 from flows.cli import cli
 
 
@@ -26,7 +26,7 @@ def test_a_corpus_is_served_until_interrupted(process_env: dict[str, str], tmp_p
         said = re.match(r"1 documents of .*corpus\.jsonl are searched at (http://127\.0\.0\.1:\d+)/search", line)
         assert said, line + (process.stderr.read() if process.stderr else "")
         assert httpx.get(f"{said[1]}/health").json()["status"] == "ok"
-        call = SearchTool(RetrievalServer(said[1], top_k=3)).call("Ada")
+        call = SearchTool(ServerProvider(said[1], top_k=3)).call("Ada")
         assert (call.status, call.output) == ("ok", "Ada\nAda lives by the sea.")
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=300)

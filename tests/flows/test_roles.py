@@ -22,7 +22,7 @@ from agentr_core.models.openai.chat import OpenAIModel
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.reports.markdown import render_markdown
-from agentr_core.runtime.start import begin, start
+from agentr_core.runtime.start import begin_iteration, start_run
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.report import build_report
 from agentr_core.types import Message
@@ -74,30 +74,30 @@ def recipe(judge: Served, door_model: Path, tmp_path: Path) -> Any:
 async def test_a_served_judge_judges_is_paid_and_named(recipe: Any, judge: Served) -> None:
     made: Recipe = recipe()
     check(made)
-    run = wiring.reference(made)
-    place = wiring.quiet_workplace(run, made)
-    await start(place)
-    await begin(place, 1)
-    await collect(place, 1)
+    run = wiring.run_reference(made)
+    ctx = wiring.quiet_context(run, made)
+    await start_run(ctx)
+    await begin_iteration(ctx, 1)
+    await collect(ctx, 1)
     assert not judge.bodies, "the actor acts"
     # The judge is out for a moment: no verdict is lost, none is invented.
     judge.faults.append(refuse(503))
-    counts = await critique(place, 1)
+    counts = await critique(ctx, 1)
 
     assert counts["judged"] > 0
     assert set(judge.keys) == {f"Bearer {KEY}"}
-    stored = place.store.rows("select verdict, votes from judgement")
+    stored = ctx.store.rows("select verdict, votes from judgement")
     assert set(map(str, stored)) == {str(("bad", ["good", "bad", "bad"]))}
     assert len(judge.bodies) == len(stored) + 1
     assert all(JUDGE_INSTRUCTION in body["messages"][0]["content"] for body in judge.bodies)
-    assert place.store.rows("select count(*) from generation where kind = 'judgement'") == [(3 * len(stored),)]
-    assert not place.store.rows("select * from event")
+    assert ctx.store.rows("select count(*) from generation where kind = 'judgement'") == [(3 * len(stored),)]
+    assert not ctx.store.rows("select * from event")
 
-    report = build_report(place, 1)
+    report = build_report(ctx, 1)
     assert report.roles == {"judge": "wise"}
     assert report.tokens is not None
-    (bill,) = report.tokens.bills
-    ((prompt, completion),) = place.store.rows(
+    (bill,) = report.tokens.usages
+    ((prompt, completion),) = ctx.store.rows(
         "select sum(prompt_tokens) // 3, sum(completion_tokens) from generation where kind = 'judgement'"
     )
     assert (bill.role, bill.model, bill.requests) == ("judge", "wise", len(stored))
@@ -107,11 +107,11 @@ async def test_a_served_judge_judges_is_paid_and_named(recipe: Any, judge: Serve
     assert "Verdicts of wise on the steps of bad paths" in text
     assert "· judge: wise ·" in text
 
-    again = await critique(wiring.quiet_workplace(run), 1)
+    again = await critique(wiring.quiet_context(run), 1)
     assert again["judged"] == 0
     workspace = Path(made.workspace)
     assert not [file for file in workspace.rglob("*") if file.is_file() and KEY.encode() in file.read_bytes()]
-    assert not place.store.rows("select 1 from run where config::varchar like '%' || ? || '%'", KEY)
+    assert not ctx.store.rows("select 1 from run where config::varchar like '%' || ? || '%'", KEY)
 
 
 async def test_a_served_model_is_evaluated_and_not_trained(recipe: Any, judge: Served) -> None:
@@ -120,15 +120,15 @@ async def test_a_served_model_is_evaluated_and_not_trained(recipe: Any, judge: S
     with pytest.raises(ConfigError, match="model wise is served, and a run trains its actor; name a model directory"):
         check(made)
     check(made, trains=False)
-    place = wiring.quiet_workplace(wiring.reference(made), made)
-    await start(place)
-    scores = await evaluate(place, 0)
+    ctx = wiring.quiet_context(wiring.run_reference(made), made)
+    await start_run(ctx)
+    scores = await evaluate(ctx, 0)
     assert scores["test"]["n"] == 6
     assert len(judge.bodies) >= 6
-    report = build_report(place, 0)
+    report = build_report(ctx, 0)
     assert report.model == "wise"
     assert report.tokens is not None
-    assert [(bill.role, bill.cost) for bill in report.tokens.bills] == [("actor", None)]
+    assert [(bill.role, bill.cost) for bill in report.tokens.usages] == [("actor", None)]
 
 
 def test_a_run_is_another_one_with_another_judge(recipe: Any, save_tiny_model: Any, tmp_path: Path) -> None:
@@ -194,5 +194,5 @@ def test_a_model_is_loaded_with_the_prefix_cache_of_its_section(gib: float, tiny
     model = wiring.make_model(section, tiny_model_dir, logs=tiny_model_dir)
     assert isinstance(model, TransformersModel)
     assert model._decoder is not None
-    assert model._decoder._prefixes.max_bytes == gib * 2**30
+    assert model._decoder._prefix_cache.max_bytes == gib * 2**30
     asyncio.run(model.close())

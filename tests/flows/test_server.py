@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 SERVED = """
 import time
 from flows import server
-server.reach()
+server.ensure_server()
 print("reached", flush=True)
 time.sleep(600)
 """
@@ -40,7 +40,7 @@ import signal, sys, time
 import httpx
 from prefect.server.api.server import SubprocessASGIServer
 from flows import server
-server.reach()
+server.ensure_server()
 def look(*_):
     time.sleep(3)
     address = f"http://127.0.0.1:{next(iter(SubprocessASGIServer._instances.values())).port}/api/health"
@@ -69,7 +69,7 @@ async def cleaned():
 @flow
 async def ended():
     await cleaned()
-server.reach()
+server.ensure_server()
 try:
     interruption.run(ended())
 except KeyboardInterrupt:
@@ -99,7 +99,7 @@ def test_a_run_does_without_a_guard_where_there_are_no_process_descriptors(monke
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
     with Popen([sys.executable, "-c", ""]) as process:
-        assert not server._guard(process)
+        assert not server._start_guard(process)
 
 
 def has_descriptors() -> bool:
@@ -155,7 +155,7 @@ def test_a_server_that_goes_away_is_told_in_one_sentence(monkeypatch: pytest.Mon
             await (client.hello() if isinstance(client, PrefectClient) else client.get("/hello"))
 
     monkeypatch.setattr(local, "check", lambda recipe, trains: [])
-    monkeypatch.setattr(server, "reach", lambda: None)
+    monkeypatch.setattr(server, "ensure_server", lambda: None)
     settings = {PREFECT_API_URL: "http://127.0.0.1:9/api", PREFECT_CLIENT_MAX_RETRIES: 0}
     said = r"^Prefect's server at http://127\.0\.0\.1:9 answers no longer \(.*\); start it again, and then the same "
     with (
@@ -173,7 +173,7 @@ def test_a_server_that_could_keep_nothing_is_not_waited_for(tmp_path: Path) -> N
         temporary_settings({PREFECT_HOME: file / "prefect"}, restore_defaults={PREFECT_API_URL}),
         pytest.raises(ConfigError, match="which cannot be made or written to; set PREFECT_HOME to another folder"),
     ):
-        server.reach()
+        server.ensure_server()
 
 
 def test_a_deployment_of_a_work_pool_is_not_served_away_from_it(prefect_server: None) -> None:
@@ -183,6 +183,6 @@ def test_a_deployment_of_a_work_pool_is_not_served_away_from_it(prefect_server: 
         client.create_deployment(flow_id=flow_id, name="textcraft-tiny", work_pool_name="machines")
         client.create_deployment(flow_id=flow_id, name="textcraft-climb")
     names = ["flywheel/textcraft-tiny", "flywheel/textcraft-climb", "flywheel/none"]
-    assert server.on_work_pools(names) == ["flywheel/textcraft-tiny"]
+    assert server.deployments_on_work_pools(names) == ["flywheel/textcraft-tiny"]
     with pytest.raises(ConfigError, match="flywheel/textcraft-tiny on this server belong to work pools"):
         serve_recipes([Path("deployments/recipes/textcraft-tiny.yaml")])

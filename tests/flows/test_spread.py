@@ -21,10 +21,10 @@ from wheel import launched
 from agentr_core.errors import ConfigError, EnvironmentFault, WorkerLost
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.equipment import Batch
+from agentr_core.runtime.equipment import ShardResult
 from tasks import runners
 from tasks import shards as work
-from tasks.shards import spread
+from tasks.shards import run_on_cluster
 
 SUPPORT = Path(__file__).parents[1] / "support"
 CLUSTERS = [
@@ -51,8 +51,8 @@ def recipe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> R
 
 
 @flow(validate_parameters=False)
-async def gather(recipe: Recipe, shards: Sequence[Any]) -> list[Batch]:
-    return [batch async for batch in spread(recipe, "run", shards)]
+async def gather(recipe: Recipe, shards: Sequence[Any]) -> list[ShardResult]:
+    return [batch async for batch in run_on_cluster(recipe, "run", shards)]
 
 
 def tries(folder: Path) -> dict[str, int]:
@@ -60,7 +60,7 @@ def tries(folder: Path) -> dict[str, int]:
     return {file.name: int(file.read_text()) for file in sorted(folder.iterdir())}
 
 
-def texts(batches: Sequence[Batch]) -> list[str]:
+def texts(batches: Sequence[ShardResult]) -> list[str]:
     return sorted(row["trajectory_id"] for batch in batches for row in batch.rows.get("rl_validation", ()))
 
 
@@ -112,10 +112,10 @@ def test_a_cluster_without_workers_is_told_and_given_up(
 ) -> None:
     if recipe.scale.runner != "dask":
         pytest.skip("Ray starts its workers itself")
-    monkeypatch.setattr(work, "LOOK_EVERY", 0.5)
-    monkeypatch.setattr(work, "WITHOUT_WORKERS", 1.0)
+    monkeypatch.setattr(work, "CHECK_INTERVAL_SECONDS", 0.5)
+    monkeypatch.setattr(work, "MAX_SECONDS_WITHOUT_WORKERS", 1.0)
     told: list[str] = []
-    monkeypatch.setattr(work, "tell", told.append)
+    monkeypatch.setattr(work, "print_line", told.append)
     address, lonely, scheduler = cluster_of_its_own()
 
     with (
@@ -134,12 +134,12 @@ def test_a_cluster_that_is_lost_is_told_and_may_heal(
 ) -> None:
     if recipe.scale.runner != "dask":
         pytest.skip("Ray's scheduler ends with its last process")
-    monkeypatch.setattr(work, "LOOK_EVERY", 0.5)
+    monkeypatch.setattr(work, "CHECK_INTERVAL_SECONDS", 0.5)
     address, far, scheduler = cluster_of_its_own()
 
     with launched(scheduler, env=process_env) as process:
         # That no worker is there is told once the shards are.
-        monkeypatch.setattr(work, "tell", lambda line: process.kill())
+        monkeypatch.setattr(work, "print_line", lambda line: process.kill())
         with pytest.raises(WorkerLost, match=f"^the cluster at {address} was lost with all its shards; see that"):
             asyncio.run(gather(far, Echo(texts=("a", "b"), folder=tmp_path).split(1)))
 
@@ -153,6 +153,6 @@ def test_a_cluster_that_does_not_answer(recipe: Recipe, monkeypatch: pytest.Monk
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
         pytest.raises(ConfigError, match=r"^no dask cluster answers at tcp://127.0.0.1:9 \(.*\); start it, or change"),
-        runners.started(missing.scale),
+        runners.running_cluster(missing.scale),
     ):
         pass

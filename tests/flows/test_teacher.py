@@ -17,9 +17,9 @@ from agentr_core.methods.agent_r.splice import keep_good_paths
 from agentr_core.methods.faults import parse
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, start
-from agentr_core.samples.identity import IGNORED
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.start import begin_iteration, start_run
+from agentr_core.samples.identity import IGNORE_INDEX
 from agentr_core.samples.rendering import load_tokenizer
 from agentr_core.stages.dataset import dataset, dataset_file
 from agentr_core.stages.evaluate import evaluate
@@ -73,23 +73,23 @@ def recipe(teacher: Served, student: Path, tmp_path: Path, monkeypatch: pytest.M
     return make
 
 
-async def collected(made: Recipe) -> Workplace:
-    place = wiring.quiet_workplace(wiring.reference(made), made)
-    await start(place)
-    await begin(place, 1)
-    await collect(place, 1)
-    await keep_good_paths(place, 1)
-    await dataset(place, 1)
-    return place
+async def collected(made: Recipe) -> RunContext:
+    ctx = wiring.quiet_context(wiring.run_reference(made), made)
+    await start_run(ctx)
+    await begin_iteration(ctx, 1)
+    await collect(ctx, 1)
+    await keep_good_paths(ctx, 1)
+    await dataset(ctx, 1)
+    return ctx
 
 
-def rows(place: Workplace) -> list[dict[str, list[int]]]:
-    table = pq.read_table(dataset_file(place, 1)).select(["input_ids", "labels"])
+def rows(ctx: RunContext) -> list[dict[str, list[int]]]:
+    table = pq.read_table(dataset_file(ctx, 1)).select(["input_ids", "labels"])
     return sorted(table.to_pylist(), key=str)
 
 
-def trained_texts(place: Workplace, tokenizer: Any) -> list[str]:
-    return [tokenizer.decode([one for one in row["labels"] if one != IGNORED]) for row in rows(place)]
+def trained_texts(ctx: RunContext, tokenizer: Any) -> list[str]:
+    return [tokenizer.decode([one for one in row["labels"] if one != IGNORE_INDEX]) for row in rows(ctx)]
 
 
 async def test_a_served_teacher_gives_the_masks_of_the_same_model_in_a_directory(
@@ -98,42 +98,42 @@ async def test_a_served_teacher_gives_the_masks_of_the_same_model_in_a_directory
     """And the student is trained on them and evaluated, and the store says who collected."""
     made = recipe("teacher_iterations=1", "models.teacher.prices.completion=1")
     check(made)
-    place = await collected(made)
+    ctx = await collected(made)
     assert teacher.bodies
     assert not any("return_token_ids" in body for body in teacher.bodies)
     near = await collected(recipe("teacher_iterations=1", f"models.teacher={{path: '{TEACHER}', device: cpu}}"))
-    assert rows(place) == rows(near) != []
+    assert rows(ctx) == rows(near) != []
     own = load_tokenizer(student)
-    replies = {row for (row,) in place.store.rows("select distinct reply from v_nodes where reply <> ''")}
-    for text in trained_texts(place, own):
+    replies = {row for (row,) in ctx.store.rows("select distinct reply from v_nodes where reply <> ''")}
+    for text in trained_texts(ctx, own):
         said = [part for part in text.split("<|im_end|>") if part]
         assert said
         assert replies.issuperset(said)
-    await tell_of(place, teacher, student)
+    await tell_of(ctx, teacher, student)
 
 
-async def tell_of(place: Workplace, teacher: Served, student: Path) -> None:
+async def tell_of(ctx: RunContext, teacher: Served, student: Path) -> None:
     """Train the student and evaluate it; fail unless store and report tell of both models."""
     asked = len(teacher.bodies)
-    ((path, policy),) = place.store.rows(
+    ((path, policy),) = ctx.store.rows(
         "select c.path, p.path from iteration i join checkpoint c on c.checkpoint_id = i.collected_by "
         "join checkpoint p on p.checkpoint_id = i.checkpoint_in where i.iteration = 1 and i.run_id = ?",
-        place.run_id,
+        ctx.run_id,
     )
     assert (path, policy) == (TEACHER.name, str(student))
-    trained = await train(place, 1)
-    await evaluate(place, 1)
+    trained = await train(ctx, 1)
+    await evaluate(ctx, 1)
     assert len(teacher.bodies) == asked, "the trained model is the one that is evaluated"
-    lines = ancestry(place.store, trained["checkpoint"], "checkpoint")
+    lines = ancestry(ctx.store, trained["checkpoint"], "checkpoint")
     assert [line.facts["model"] for line in lines if line.relation == "collected by"] == [TEACHER.name]
     assert {line.facts["model"] for line in lines if line.relation == "grown by"} <= {TEACHER.name}
-    report = build_report(place, 1)
+    report = build_report(ctx, 1)
     assert report.tokens is not None
-    (bill,) = report.tokens.bills
+    (bill,) = report.tokens.usages
     assert (bill.role, bill.model, bill.requests) == ("teacher", TEACHER.name, asked)
     assert bill.cost is not None
-    assert not place.store.rows("select * from v_orphans")
-    assert place.collector(2) == place.policy(2), "from the second iteration on the trained model collects"
+    assert not ctx.store.rows("select * from v_orphans")
+    assert ctx.collector(2) == ctx.policy(2), "from the second iteration on the trained model collects"
 
 
 @pytest.mark.long
@@ -145,16 +145,16 @@ async def test_a_student_with_the_teachers_tokenizer_learns_what_it_would_have_s
     assert rows(taught) == rows(alone) != []
 
 
-async def explored(made: Recipe) -> Workplace:
+async def explored(made: Recipe) -> RunContext:
     """Do what an iteration of ETO does up to its dataset: exploration, and the samples or pairs of
     it.
     """
-    place = wiring.quiet_workplace(wiring.reference(made), made)
-    await start(place)
-    await begin(place, 1)
-    for stage in place.plan(1).stages[:-2]:
-        await stage.work(place, 1)
-    return place
+    ctx = wiring.quiet_context(wiring.run_reference(made), made)
+    await start_run(ctx)
+    await begin_iteration(ctx, 1)
+    for stage in ctx.plan(1).stages[:-2]:
+        await stage.work(ctx, 1)
+    return ctx
 
 
 @pytest.mark.long
@@ -166,16 +166,16 @@ async def test_a_served_teacher_explores_for_eto_and_the_masks_are_those_of_one_
     plain = ("method=eto", "eto.phases=[rft]", f"eto.explore={explore}")
     made = recipe(*plain, eto=True)
     check(made)
-    place = await explored(made)
-    assert [stage.name for stage in place.plan(1).stages] == ["explore", "dataset", "train", "evaluate"]
-    assert place.collector(1).role == "teacher"
+    ctx = await explored(made)
+    assert [stage.name for stage in ctx.plan(1).stages] == ["explore", "dataset", "train", "evaluate"]
+    assert ctx.collector(1).role == "teacher"
     asked = len(teacher.bodies)
     assert asked > 0
     near = await explored(recipe(*plain, f"models.teacher={{path: '{TEACHER}', device: cpu}}", eto=True))
     assert len(teacher.bodies) == asked
-    assert rows(place) == rows(near) != []
-    replies = {row for (row,) in place.store.rows("select distinct reply from v_steps where source = 'rollout'")}
-    for text in trained_texts(place, load_tokenizer(student)):
+    assert rows(ctx) == rows(near) != []
+    replies = {row for (row,) in ctx.store.rows("select distinct reply from v_steps where source = 'rollout'")}
+    for text in trained_texts(ctx, load_tokenizer(student)):
         said = [part for part in text.split("<|im_end|>") if part]
         assert said
         assert replies.issuperset(said)

@@ -44,4 +44,4 @@ def test_two_seeds_with_the_same_chats_become_one_store(recipe: Path) -> None:
     assert set(rows) < set(merged)
     assert dangling_references(one) == []
     assert contradictions(one) == []
-    assert merge_stores(one, [other]).gone == {}
+    assert merge_stores(one, [other]).num_removed_by_table == {}

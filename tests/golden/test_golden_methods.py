@@ -17,14 +17,14 @@ import pytest
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.comparison import arms_of
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, end, start
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.start import begin_iteration, end_iteration, start_run
 from agentr_core.stages.dataset import dataset_id
 from agentr_core.stages.evaluate import evaluate
-from agentr_core.stages.train import job_of
+from agentr_core.stages.train import training_job
 from agentr_core.store.codec.ledger import checkpoint_rows
 from agentr_core.store.tables import TABLES
-from tasks.wiring import load_recipe, quiet_workplace, reference
+from tasks.wiring import load_recipe, quiet_context, run_reference
 
 RECIPES = Path("deployments/recipes")
 MODEL = "{path: tests/golden/model, device: cpu, dtype: float32, max_batch: 16}"
@@ -57,12 +57,12 @@ UNSTORED = {"text", "timing", "event", "training_step", "metric"}
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Recipe], Workplace]:
+def ctx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Recipe], RunContext]:
     """Return a maker of workplaces in one workspace, with the door among the environments."""
     monkeypatch.syspath_prepend(str(door.install(tmp_path / "site")))
 
-    def make(recipe: Recipe) -> Workplace:
-        return quiet_workplace(reference(recipe), recipe)
+    def make(recipe: Recipe) -> RunContext:
+        return quiet_context(run_reference(recipe), recipe)
 
     return make
 
@@ -71,47 +71,45 @@ def cut(name: str, workspace: Path, *overrides: str) -> Recipe:
     return load_recipe(RECIPES / f"{name}.yaml", [*CUT, f"workspace={workspace}", *overrides])
 
 
-async def begun(place: Workplace) -> None:
-    await start(place)
-    if not place.recipe.compare.pool:
-        await evaluate(place, 0)
-    await end(place, 0)
+async def begun(ctx: RunContext) -> None:
+    await start_run(ctx)
+    if not ctx.recipe.compare.pool:
+        await evaluate(ctx, 0)
+    await end_iteration(ctx, 0)
 
 
-async def turned(place: Workplace, iteration: int) -> list[str]:
+async def turned(ctx: RunContext, iteration: int) -> list[str]:
     """Do an iteration but for its training, and return what it made as lines."""
-    await begin(place, iteration)
-    plan, iteration_id = place.plan(iteration), place.iteration_id(iteration)
+    await begin_iteration(ctx, iteration)
+    plan, iteration_id = ctx.plan(iteration), ctx.iteration_id(iteration)
     lines = [f"  iteration {iteration} {iteration_id}: {' '.join(stage.name for stage in plan.stages)}"]
     for stage in plan.stages:
         if stage.name != "train":
-            made = await stage.work(place, iteration)
+            made = await stage.work(ctx, iteration)
         if stage.name == "dataset":
             assert plan.training is not None
-            lines.append(f"    {plan.training.objective.kind}, checkpoint {trained(place, iteration)}")
-            key = dataset_id(place, iteration)
+            lines.append(f"    {plan.training.objective.kind}, checkpoint {trained(ctx, iteration)}")
+            key = dataset_id(ctx, iteration)
             lines.append(f"    dataset {key} with hash {made['dataset_hash']}: {made['samples']}")
-    await end(place, iteration)
+    await end_iteration(ctx, iteration)
     return lines
 
 
-def trained(place: Workplace, iteration: int) -> str:
+def trained(ctx: RunContext, iteration: int) -> str:
     """Store the checkpoint of an iteration as if it had been trained, and return its id."""
-    checkpoint, base = job_of(place, iteration).output_dir.name, place.trained(0)
+    checkpoint, base = training_job(ctx, iteration).output_dir.name, ctx.trained_checkpoint(0)
     weights = {"path": str(base.path), "weights_sha256": base.weights_sha256}
-    place.store.write(checkpoint_rows(checkpoint, **weights, config={}, dataset_id=dataset_id(place, iteration)))
-    key = place.iteration_id(iteration)
-    place.store.update("iteration", {"iteration_id": key, "checkpoint_out": checkpoint})
+    ctx.store.write(checkpoint_rows(checkpoint, **weights, config={}, dataset_id=dataset_id(ctx, iteration)))
+    key = ctx.iteration_id(iteration)
+    ctx.store.update("iteration", {"iteration_id": key, "checkpoint_out": checkpoint})
     return checkpoint
 
 
-def stored(place: Workplace) -> list[str]:
+def stored(ctx: RunContext) -> list[str]:
     """Return each table's number of rows and the fingerprint of all their keys."""
     lines = []
     for name, table in TABLES.items():
-        if name not in UNSTORED and (
-            rows := place.store.rows(f"select {', '.join(table.key)} from {name} order by all")
-        ):
+        if name not in UNSTORED and (rows := ctx.store.rows(f"select {', '.join(table.key)} from {name} order by all")):
             lines.append(f"  {name}: {len(rows)}, {fingerprint(rows)}")
     return lines
 
@@ -124,12 +122,12 @@ def stored(place: Workplace) -> list[str]:
 async def test_wheel(
     name: str,
     more: Sequence[str],
-    place: Callable[[Recipe], Workplace],
+    ctx: Callable[[Recipe], RunContext],
     tmp_path: Path,
     golden: Callable[[str, str], None],
 ) -> None:
     recipe = cut(name, tmp_path / "runs", *more)
-    run = place(recipe)
+    run = ctx(recipe)
     await begun(run)
     lines = [f"run {run.run_id}"]
     for iteration in range(1, recipe.iterations + 1):
@@ -140,17 +138,17 @@ async def test_wheel(
 @pytest.mark.long
 @pytest.mark.slow
 async def test_comparison(
-    place: Callable[[Recipe], Workplace], tmp_path: Path, golden: Callable[[str, str], None]
+    ctx: Callable[[Recipe], RunContext], tmp_path: Path, golden: Callable[[str, str], None]
 ) -> None:
     # As when the golden file was made.
     data = ("data={use: both, good_per_tree: 1, max_length: 2048}", "compare.metrics=[]", "compare.seeds=[0]")
     budget = (*BUDGET, "training.max_tokens=80000")
     recipe = cut("textcraft-compare-tiny", tmp_path / "runs", *TREES, *EXPLORED, *data, *budget)
-    pool = place(recipe)
+    pool = ctx(recipe)
     await begun(pool)
     lines = [f"run {pool.run_id}", *await turned(pool, 1)]
-    for arm in (arm for arm in arms_of(recipe, pool.run_id) if arm.samples is None):
-        run = place(arm.recipe)
+    for arm in (arm for arm in arms_of(recipe, pool.run_id) if arm.samples_recipe is None):
+        run = ctx(arm.recipe)
         await begun(run)
         lines += [f"arm {arm.name}, seed {arm.seed}: run {run.run_id}", *await turned(run, 1)]
     golden("textcraft-compare-tiny.txt", "\n".join([*lines, "rows", *stored(pool)]) + "\n")

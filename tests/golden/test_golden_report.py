@@ -14,13 +14,12 @@ from agentr_core.methods.agent_r.report import (
     JudgeRecord,
     OracleAgreement,
     SpliceSurvival,
-    judge,
-    revision_samples,
-    survival,
+    judge_section,
+    revision_samples_section,
+    survival_section,
 )
 from agentr_core.methods.catalogue import FUNNEL_OF_TREES
 from agentr_core.reports.document import (
-    Bill,
     DepthScore,
     ErrorRecord,
     Estimate,
@@ -28,6 +27,7 @@ from agentr_core.reports.document import (
     FunnelStage,
     IterationReport,
     IterationScore,
+    ModelUsage,
     PassAt,
     RevisionExample,
     SetScore,
@@ -196,25 +196,45 @@ def full_report() -> IterationReport:
         funnel_title=FUNNEL_OF_TREES.title,
         funnel=(
             FunnelStage(name="trees", count=200),
-            FunnelStage(name="ended paths", count=3318, rejected=dict(tree_without_reward=29)),
-            FunnelStage(name="candidate pairs", count=4127, rejected=dict(gap_at_most_beta=2893, good_below_alpha=611)),
-            FunnelStage(name="judged", count=1584, rejected=dict(cap_per_tree=2310, cap_per_bad_leaf=233)),
-            FunnelStage(name="spliced", count=1402, rejected=dict(no_error_found=182)),
-            FunnelStage(name="verified", count=1043, rejected=dict(reward_below_alpha=297, ended_in_bad_part=62)),
-            FunnelStage(name="samples", count=1688, rejected=dict(duplicate=112, too_long=4)),
+            FunnelStage(name="ended paths", count=3318, rejected_by_reason=dict(tree_without_reward=29)),
+            FunnelStage(
+                name="candidate pairs", count=4127, rejected_by_reason=dict(gap_at_most_beta=2893, good_below_alpha=611)
+            ),
+            FunnelStage(name="judged", count=1584, rejected_by_reason=dict(cap_per_tree=2310, cap_per_bad_leaf=233)),
+            FunnelStage(name="spliced", count=1402, rejected_by_reason=dict(no_error_found=182)),
+            FunnelStage(
+                name="verified", count=1043, rejected_by_reason=dict(reward_below_alpha=297, ended_in_bad_part=62)
+            ),
+            FunnelStage(name="samples", count=1688, rejected_by_reason=dict(duplicate=112, too_long=4)),
             FunnelStage(name="trained rows", count=1688),
         ),
-        data=(
-            survival(
-                SpliceSurvival(tried=1402, survived=1043, died=dict(reward_below_alpha=297, ended_in_bad_part=62))
+        data_sections=(
+            survival_section(
+                SpliceSurvival(
+                    num_played=1402,
+                    num_survived=1043,
+                    num_rejected_by_reason=dict(reward_below_alpha=297, ended_in_bad_part=62),
+                )
             ),
-            judge(
+            judge_section(
                 JudgeRecord(
-                    verdicts=dict(good=3922, bad=1402, uncertain=871, unparsable=64),
-                    paths=1584,
-                    model="crafter-70b",
-                    no_error=182,
-                    revision_lengths={1: 388, 2: 341, 3: 242, 4: 166, 5: 97, 6: 71, 7: 40, 9: 31, 12: 17, 21: 6, 26: 3},
+                    num_steps_by_verdict=dict(good=3922, bad=1402, uncertain=871, unparsable=64),
+                    num_paths=1584,
+                    model_label="crafter-70b",
+                    num_without_error=182,
+                    num_pairs_by_length={
+                        1: 388,
+                        2: 341,
+                        3: 242,
+                        4: 166,
+                        5: 97,
+                        6: 71,
+                        7: 40,
+                        9: 31,
+                        12: 17,
+                        21: 6,
+                        26: 3,
+                    },
                     oracle=OracleAgreement(
                         accuracy=estimate(0.812, 0.802, 0.822, 6195),
                         precision=0.774,
@@ -224,28 +244,30 @@ def full_report() -> IterationReport:
                 )
             ),
         ),
-        time={"generate": 1984.2, "train": 911.7, "environment": 41.3, "store": 18.6, "other": 63.9},
+        seconds_by_activity={"generate": 1984.2, "train": 911.7, "environment": 41.3, "store": 18.6, "other": 63.9},
         tokens=TokenCounts(
             prompt=48_211_904,
             completion=1_602_733,
-            trained=dict(revision_turn=29_204, good_suffix=148_930, good_path=97_115),
-            cut={"collected": (21_504, 388), "evaluated": (2_961, 0), "judged": (6_259, 12)},
-            bills=(
-                Bill(
+            trained_by_class=dict(revision_turn=29_204, good_suffix=148_930, good_path=97_115),
+            cut_by_purpose={"collected": (21_504, 388), "evaluated": (2_961, 0), "judged": (6_259, 12)},
+            usages=(
+                ModelUsage(
                     role="judge", model="crafter-70b", requests=6259, prompt=5_804_113, completion=188_204, cost=3.4729
                 ),
             ),
         ),
         errors=ErrorRecord(
-            refused=dict(invalid_action=611, missing_ingredient=455, wrong_count=214, irrelevant_item=122),
+            refusals_by_message=dict(invalid_action=611, missing_ingredient=455, wrong_count=214, irrelevant_item=122),
             stops=(
-                StopCount(reason="success", collected=1511, evaluated=127),
-                StopCount(reason="step_limit", collected=1764, evaluated=73),
-                StopCount(reason="context_limit", collected=43, evaluated=0),
+                StopCount(reason="success", num_collected=1511, num_evaluated=127),
+                StopCount(reason="step_limit", num_collected=1764, num_evaluated=73),
+                StopCount(reason="context_limit", num_collected=43, num_evaluated=0),
             ),
-            faults=(FaultCount(error="ModelUnavailable", phase="collect", count=3, lost=0),),
+            faults=(FaultCount(error="ModelUnavailable", phase="collect", count=3, num_lost=0),),
         ),
-        samples=(revision_samples(tuple(example(number, 1.0 if number % 2 else None) for number in range(1, 6))),),
+        sample_sections=(
+            revision_samples_section(tuple(example(number, 1.0 if number % 2 else None) for number in range(1, 6))),
+        ),
         recipe_yaml="name: textcraft-tiny\nmethod: agent-r\nseed: 7\nsearch:\n  dives: 8\n  width: 4\n",
         versions={"agentr": "0.1.0", "torch": "2.13.0", "trl": "1.16.0"},
         hashes={
@@ -336,8 +358,8 @@ def test_an_empty_report(golden: Golden) -> None:
         environment="e",
         model="m",
         funnel_title=FUNNEL_OF_TREES.title,
-        data=(survival(None), judge(None)),
-        samples=(revision_samples(()),),
+        data_sections=(survival_section(None), judge_section(None)),
+        sample_sections=(revision_samples_section(()),),
     )
     golden("report-empty.md", render_markdown(report))
 

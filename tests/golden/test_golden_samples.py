@@ -25,12 +25,12 @@ from agentr_core.methods.agent_r.collect import collect
 from agentr_core.methods.agent_r.critique import critique
 from agentr_core.methods.agent_r.splice import splice_pairs
 from agentr_core.methods.faults import parse
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, start
-from agentr_core.stages.dataset import dataset, stored_tokens
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.start import begin_iteration, start_run
+from agentr_core.stages.dataset import dataset, load_token_rows
 from agentr_core.store.codec.samples import load_samples
 from agentr_core.types import Message
-from tasks.wiring import quiet_workplace, reference
+from tasks.wiring import quiet_context, run_reference
 
 FOLDER = Path(__file__).parent / "samples"
 ROOMY, TIGHT = 128, 24
@@ -57,20 +57,20 @@ def recipe(workspace: Path, limit: int) -> dict[str, Any]:
     }
 
 
-def make(workspace: Path, limit: int, patch: pytest.MonkeyPatch) -> tuple[list[Record], Workplace]:
+def make(workspace: Path, limit: int, patch: pytest.MonkeyPatch) -> tuple[list[Record], RunContext]:
     """Make the dataset of a first iteration with the streams of 269e248; return its samples, and
     where they were made.
     """
     parsed = parse(recipe(workspace, limit))
-    place = replace(quiet_workplace(reference(parsed), parsed), make_environment=lambda _: Door())
-    return asyncio.run(_make(place, patch)), place
+    ctx = replace(quiet_context(run_reference(parsed), parsed), make_environment=lambda _: Door())
+    return asyncio.run(_make(ctx, patch)), ctx
 
 
-async def _make(place: Workplace, patch: pytest.MonkeyPatch) -> list[Record]:
-    await start(place)
-    await begin(place, 1)
-    await collect(place, 1)
-    trees = dict(place.store.rows("select instance_id, tree_id from tree"))
+async def _make(ctx: RunContext, patch: pytest.MonkeyPatch) -> list[Record]:
+    await start_run(ctx)
+    await begin_iteration(ctx, 1)
+    await collect(ctx, 1)
+    trees = dict(ctx.store.rows("select instance_id, tree_id from tree"))
 
     def then(*parts: Any) -> int:
         """Return the seed with the id of a tree in the place of its instance."""
@@ -85,9 +85,9 @@ async def _make(place: Workplace, patch: pytest.MonkeyPatch) -> list[Record]:
     for module in (pairs, judging, splice):
         patch.setattr(module, "derive_seed", then)
     for stage in (critique, splice_pairs, dataset):
-        await stage(place, 1)
-    order = [key for (key,) in place.store.rows("select sample_id from dataset_row order by position")]
-    samples = load_samples(place.store, order)
+        await stage(ctx, 1)
+    order = [key for (key,) in ctx.store.rows("select sample_id from dataset_row order by position")]
+    samples = load_samples(ctx.store, order)
     return [
         {
             "kind": str(samples[key].kind),
@@ -96,7 +96,7 @@ async def _make(place: Workplace, patch: pytest.MonkeyPatch) -> list[Record]:
             "input_ids": fingerprint(ids),
             "trained": spans(labels),
         }
-        for key, (ids, labels) in zip(order, stored_tokens(place, 1), strict=True)
+        for key, (ids, labels) in zip(order, load_token_rows(ctx, 1), strict=True)
     ]
 
 
@@ -143,8 +143,8 @@ def test_samples_with_cut_replies_differ_by_the_ends_that_nobody_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(FOLDER)
-    found, place = make(tmp_path, TIGHT, monkeypatch)
-    rows = place.store.rows("select token_ids from message where finish_reason = 'length'")
+    found, ctx = make(tmp_path, TIGHT, monkeypatch)
+    rows = ctx.store.rows("select token_ids from message where finish_reason = 'length'")
     wanted = [without_closing(record, {fingerprint(ids) for (ids,) in rows}) for record in expected(TIGHT)]
     assert wanted != expected(TIGHT)
     # The last bits of a logit depend on the processor's instructions: with those of some, one draw

@@ -80,7 +80,8 @@ def test_the_sampler_draws_from_the_weights_that_were_trained(
     learner.write_weights(file, getattr(torch, dtype))
     asyncio.run(sampler.reload(file))
     stale, fresh = (
-        learner.policy.accumulate(rows, [1.0] * len(rows)).mean("sampler_kl") for rows in (before, sampled(sampler))
+        learner.policy.accumulate_gradient(rows, [1.0] * len(rows)).mean("sampler_kl")
+        for rows in (before, sampled(sampler))
     )
     assert fresh < limit < stale
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.exchange.formats import export
 from agentr_core.exchange.imports import ImportResult, Target, import_chat, import_pairs, read_pairs
-from agentr_core.exchange.training_set import PairRow, SampleRow, TrainingSet, opening
-from agentr_core.samples.chat_file import World, read_chat, written_calls
+from agentr_core.exchange.training_set import PairRow, SampleRow, TrainingSet, opening_turns
+from agentr_core.samples.chat_file import World, read_chat, reply_text
 from agentr_core.samples.identity import sample_id
 from agentr_core.types import (
     Instance,
@@ -59,7 +59,7 @@ def replies(draw: st.DrawFn, results: Sequence[str], *, first: bool | None = Non
     said = [turn("assistant", draw(texts), train=flag) for flag in flags]
     if "tool" in results:
         made = [draw(st.just([]) | calls) for _ in said]
-        said = [replace(one, text=written_calls(one.text, named)) for one, named in zip(said, made, strict=True)]
+        said = [replace(one, text=reply_text(one.text, named)) for one, named in zip(said, made, strict=True)]
     between = []
     for _ in flags[1:]:
         role = draw(st.sampled_from(results))
@@ -94,7 +94,7 @@ def answered(draw: st.DrawFn) -> tuple[Message, ...]:
     calls = st.lists(st.tuples(texts, st.dictionaries(texts, texts | st.integers() | st.none())), max_size=2)
     turns = [turn("user", draw(texts))]
     for named in draw(st.lists(calls, max_size=3)):
-        turns.append(turn("assistant", written_calls(draw(st.just("") | texts) or ("" if named else "x"), named)))
+        turns.append(turn("assistant", reply_text(draw(st.just("") | texts) or ("" if named else "x"), named)))
         turns += [turn("tool", draw(texts)) for _ in named] or [turn("user", draw(texts))]
     return (*head, *turns, turn("assistant", draw(texts), train=True))
 
@@ -319,7 +319,7 @@ def test_verl_reads_each_prompt_once(made: TrainingSet) -> None:
         )["train"]
         assert [row["extra_info"]["interaction_kwargs"]["instance_id"] for row in data] == list(first)
         for row, sample in zip(data, first.values(), strict=True):
-            told = [{"role": m.role, "content": m.text} for m in opening(sample.messages) if m.role != "tools"]
+            told = [{"role": m.role, "content": m.text} for m in opening_turns(sample.messages) if m.role != "tools"]
             assert row["prompt"] == told
         offers = sum(sample.messages[0].role == "tools" for sample in first.values())
         named = f"left out are the tools that {offers} prompts offer" in (folder / "README.md").read_text("utf-8")

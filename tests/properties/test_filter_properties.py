@@ -11,11 +11,11 @@ from toy_paths import renderer
 from agentr_core.samples.dataset import (
     FilterResult,
     TokenRow,
-    duplicates,
-    good_per_tree,
+    cap_good_per_tree,
+    drop_duplicates,
+    drop_too_long,
+    drop_unused_kinds,
     token_row,
-    too_long,
-    unused_kinds,
 )
 from agentr_core.samples.identity import sample_id
 from agentr_core.types import Message, Provenance, Sample, SampleKind
@@ -48,9 +48,9 @@ samples = st.lists(
 @given(samples, st.integers(0, 3), st.sampled_from(["revision", "good", "both"]))
 def test_sample_filters(given_samples: list[Sample], cap: int, use: str) -> None:
     filters: list[Callable[[list[Sample]], FilterResult[Sample]]] = [
-        duplicates,
-        lambda offered: good_per_tree(offered, cap),
-        lambda offered: unused_kinds(offered, use),  # type: ignore[arg-type]
+        drop_duplicates,
+        lambda offered: cap_good_per_tree(offered, cap),
+        lambda offered: drop_unused_kinds(offered, use),  # type: ignore[arg-type]
     ]
     for apply in filters:
         kept, rejected = apply(given_samples)
@@ -62,7 +62,7 @@ def test_sample_filters(given_samples: list[Sample], cap: int, use: str) -> None
 @given(samples, st.integers(0, 60))
 def test_the_length_filter(given_samples: list[Sample], limit: int) -> None:
     rows: list[TokenRow] = [token_row(sample, renderer()) for sample in given_samples]
-    kept, rejected = too_long(rows, limit)
+    kept, rejected = drop_too_long(rows, limit)
     assert len(kept) + len(rejected) == len(rows)
     assert all(len(row.input_ids) <= limit or not limit for row in kept)
-    assert too_long(kept, limit) == (kept, ())
+    assert drop_too_long(kept, limit) == (kept, ())

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.methods.et_agent.reward import EfficiencyReward
-from agentr_core.methods.grpo.rollouts import Family, PastRewards, choose, contrast
+from agentr_core.methods.grpo.rollouts import GroupInProgress, RewardTally, choose_instances, contrast_probability
 from agentr_core.recipes.grpo import BranchingConfig, GrpoConfig
-from agentr_core.training.group.advantages import advantages, sibling_advantages
+from agentr_core.training.group.advantages import group_advantages, sibling_advantages
 from agentr_core.training.group.policy import token_weights
 from agentr_core.types import Instance, Step, StopReason, Trajectory
 
@@ -25,7 +25,7 @@ INSTANCES = [Instance(environment="door", split="train", index=index) for index 
 
 @given(REWARDS, SCALES)
 def test_advantages_sum_to_nothing_and_keep_the_order_of_rewards(rewards: list[float], scale: str) -> None:
-    found = advantages(rewards, scale=scale)  # type: ignore[arg-type]
+    found = group_advantages(rewards, scale=scale)  # type: ignore[arg-type]
     assert sum(found) == pytest.approx(0, abs=1e-6)
     ordered = [worth for _, worth in sorted(zip(rewards, found, strict=True))]
     assert ordered == sorted(ordered)
@@ -80,7 +80,7 @@ def test_the_choices_of_an_episode_sum_up_to_what_its_end_is_worth(played: list[
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=16), SCALES)
 def test_where_all_part_at_once_a_step_has_the_advantage_of_its_episode(rewards: list[float], scale: str) -> None:
     played = [(f"{chr(97 + number)}xy", reward) for number, reward in enumerate(rewards)]
-    expected = advantages(rewards, scale=scale)  # type: ignore[arg-type]
+    expected = group_advantages(rewards, scale=scale)  # type: ignore[arg-type]
     assert found_of(played, scale) == [pytest.approx([one] * 3) for one in expected]
 
 
@@ -92,12 +92,12 @@ def test_weights_of_all_tokens_sum_to_one(lengths: list[int], loss_type: str) ->
 
 @given(st.floats(0, 1), st.integers(2, 32))
 def test_the_chance_of_contrast_is_one_and_the_same_for_wins_and_losses(rate: float, size: int) -> None:
-    chance = contrast(rate, size)
-    assert 0 <= chance <= contrast(0.5, size) < 1
-    assert chance == pytest.approx(contrast(1 - rate, size))
+    chance = contrast_probability(rate, size)
+    assert 0 <= chance <= contrast_probability(0.5, size) < 1
+    assert chance == pytest.approx(contrast_probability(1 - rate, size))
 
 
-TALLIES = st.builds(PastRewards, won=st.floats(0, 1e4), missed=st.floats(0, 1e4))
+TALLIES = st.builds(RewardTally, won=st.floats(0, 1e4), missed=st.floats(0, 1e4))
 
 
 @given(
@@ -107,9 +107,9 @@ TALLIES = st.builds(PastRewards, won=st.floats(0, 1e4), missed=st.floats(0, 1e4)
     st.none() | st.dictionaries(st.sampled_from([i.key for i in INSTANCES]), TALLIES),
 )
 def test_a_draw_has_as_many_as_were_asked_for_and_none_twice_before_all_came(
-    count: int, seed: int, avoid: set[str], known: dict[str, PastRewards] | None
+    count: int, seed: int, avoid: set[str], known: dict[str, RewardTally] | None
 ) -> None:
-    drawn = choose(INSTANCES, known, count=count, size=8, seed=seed, avoid=avoid)
+    drawn = choose_instances(INSTANCES, known, count=count, group_size=8, seed=seed, avoided_keys=avoid)
     assert len(drawn) == count
     assert len(set(drawn)) == min(count, len(INSTANCES))
 
@@ -124,10 +124,10 @@ def test_a_group_becomes_full_wave_by_wave_whatever_branches(
         initial_rollouts=min(initial, size - 1), branch_probability=probability, entropy_weight=weight
     )
     config = GrpoConfig(num_generations=size, branching=branching, max_steps=6)
-    family, plans = Family(instance=INSTANCES[0], first=0, seed=lambda number: number), []
-    while wave := family.next_wave(config, 100):
+    family, plans = GroupInProgress(instance=INSTANCES[0], first_number=0, seed_of=lambda number: number), []
+    while wave := family.next_plans(config, 100):
         plans += wave
-        made = family.take({f"t{plan.number}": (plan, gone_on(plan, lengths[plan.number])) for plan in wave})
+        made = family.add_episodes({f"t{plan.number}": (plan, gone_on(plan, lengths[plan.number])) for plan in wave})
         assert {one.child for one in made} == {f"t{plan.number}" for plan in wave if plan.prefix}
         for one in made:
             kept = family.episodes[one.child].steps[: one.position]

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentr_core.methods.et_agent.selection import crowding, dispersion, fronts, select
+from agentr_core.methods.et_agent.selection import crowding, dispersion, fronts, select_by_front
 
 COORDINATE = st.one_of(st.integers(0, 4).map(float), st.floats(0, 3))
 POINTS = st.lists(st.tuples(COORDINATE, COORDINATE), min_size=0, max_size=40)
@@ -70,7 +70,7 @@ def test_selection_is_that_of_brute_force_whatever_the_order(
     correctness = np.array([group[0] for group in groups], dtype=np.float64)
     calls = np.array([group[1] for group in groups], dtype=np.float64)
     names = [f"q{number:02}" for number in range(len(groups))]
-    found = select(names, correctness, calls, n, mixed_only=mixed_only)
+    found = select_by_front(names, correctness, calls, n, mixed_only=mixed_only)
 
     kept = [i for i, row in enumerate(correctness) if not mixed_only or (row.max() >= 0.75 > row.min())]
     points = [(dispersion(correctness)[i], dispersion(calls)[i]) for i in kept]
@@ -86,5 +86,7 @@ def test_selection_is_that_of_brute_force_whatever_the_order(
 
     shuffled = list(range(len(groups)))
     rng.shuffle(shuffled)
-    other = select([names[i] for i in shuffled], correctness[shuffled], calls[shuffled], n, mixed_only=mixed_only)
+    other = select_by_front(
+        [names[i] for i in shuffled], correctness[shuffled], calls[shuffled], n, mixed_only=mixed_only
+    )
     assert {names[shuffled[i]] for i in np.flatnonzero(other.selected)} == {names[i] for i in wanted}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentr_core.environments.crafting.game import CraftingProblem, plan
+from agentr_core.environments.crafting.game import CraftingProblem, shortest_plan
 from agentr_core.environments.crafting.textcraft import ProceduralWorlds, TextCraft
 from agentr_core.types import Instance, Verdict
 
@@ -22,10 +22,10 @@ def test_a_world_has_its_depth_and_a_goal_within_reach(index: int, seed: int, ma
     worlds = ProceduralWorlds(seed=seed, max_depth=max_depth)
     world, goal = worlds.world(index)
     assert world.depth(goal) == index % max_depth + 1
-    found = plan(CraftingProblem(goal=goal, commands=world.recipes, item_to_tag=world.item_to_tag), {})
+    found = shortest_plan(CraftingProblem(goal=goal, commands=world.recipes, item_to_tag=world.item_to_tag), {})
     assert found is not None
-    assert found.gets
-    assert all(item not in world.by_item for item in found.gets), "what can be crafted cannot be got"
+    assert found.get_counts
+    assert all(item not in world.recipes_by_item for item in found.get_counts), "what can be crafted cannot be got"
     assert ProceduralWorlds(seed=seed, max_depth=max_depth).world(index) == (world, goal)
 
 
@@ -74,6 +74,6 @@ def test_the_oracle_says_good_where_fewer_steps_are_left_and_never_to_a_refusal(
 
 
 def steps_left(env: TextCraft, index: int, inventory: object) -> int:
-    found = plan(env.problem(invented(index)), inventory)  # type: ignore[arg-type]
+    found = shortest_plan(env.problem(invented(index)), inventory)  # type: ignore[arg-type]
     assert found is not None
-    return found.steps
+    return found.num_steps

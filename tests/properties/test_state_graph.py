@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentr_core.recipes.grpo import StatesConfig
-from agentr_core.training.group.advantages import Agreement, Edge, StateGraph, discounted_rewards, state_advantages
+from agentr_core.training.group.advantages import Edge, KeyAgreement, StateGraph, discounted_rewards, state_advantages
 
 STATES = "abcdef"
 REWARDS = st.sampled_from([-1.0, 0.0, 0.25, 0.7, 1.0])
@@ -45,16 +45,16 @@ def worth_of(edges: Sequence[Edge], state: str) -> float | None:
 
 @given(GRAPHS)
 def test_a_state_is_worth_the_best_way_from_it(edges: list[Edge]) -> None:
-    graph = StateGraph.of(edges, discount=DISCOUNT)
-    assert graph.worths == {state: worth for state in STATES if (worth := worth_of(edges, state)) is not None}
+    graph = StateGraph.from_edges(edges, discount=DISCOUNT)
+    assert graph.values_by_state == {state: worth for state in STATES if (worth := worth_of(edges, state)) is not None}
 
 
 @given(GRAPHS)
 def test_an_edge_is_worth_a_step_less_than_what_it_leads_to(edges: list[Edge]) -> None:
-    graph = StateGraph.of(edges, discount=DISCOUNT)
+    graph = StateGraph.from_edges(edges, discount=DISCOUNT)
     worst = min((worth for state in STATES if (worth := worth_of(edges, state)) is not None), default=0.0)
     for edge in edges:
-        worth = graph.worth(edge)
+        worth = graph.edge_value(edge)
         if edge.next_state is not None:
             after = worth_of(edges, edge.next_state)
             assert worth == DISCOUNT * (DISCOUNT * worst if after is None else after)
@@ -62,15 +62,15 @@ def test_an_edge_is_worth_a_step_less_than_what_it_leads_to(edges: list[Edge]) -
             assert worth == (DISCOUNT * edge.reward if edge.reward > 0 else DISCOUNT * DISCOUNT * worst)
         else:
             same = [e for e in edges if e[:2] == edge[:2] and (e.next_state, e.reward) != (None, None)]
-            assert worth == (graph.worth(same[0]) if same else None)
+            assert worth == (graph.edge_value(same[0]) if same else None)
 
 
 @given(GRAPHS)
 def test_nearer_is_what_lies_on_a_best_way(edges: list[Edge]) -> None:
-    graph = StateGraph.of(edges, discount=DISCOUNT)
+    graph = StateGraph.from_edges(edges, discount=DISCOUNT)
     for edge in edges:
-        here, worth = worth_of(edges, edge.state), graph.worth(edge)
-        assert graph.is_nearer(edge) == (None if here is None or worth is None else worth == here)
+        here, worth = worth_of(edges, edge.state), graph.edge_value(edge)
+        assert graph.begins_best_path(edge) == (None if here is None or worth is None else worth == here)
 
 
 @given(st.integers(1, 9), st.integers(0, 9))
@@ -79,18 +79,18 @@ def test_with_one_reward_a_distance_is_that_of_the_published_formula(far: int, b
     line = [Edge(str(at), "on", str(at + 1), None) for at in range(far)] + [Edge(str(far), "win", None, 1.0)]
     lost = [Edge("0", "astray", "lost", None), Edge("lost", "stay", "lost", None)]
     loops = [Edge(str(at), "back", str(max(0, at - back)), None) for at in range(far)]
-    graph = StateGraph.of([*line, *lost, *loops], discount=0.9)
+    graph = StateGraph.from_edges([*line, *lost, *loops], discount=0.9)
     distances = {str(at): far - at + 1 for at in range(far + 1)} | {"lost": far + 2}
     for edge in (*line[:-1], *lost, *loops):
         assert edge.next_state is not None
-        assert graph.worth(edge) == pytest.approx(0.9 ** (distances[edge.next_state] + 1))
-    assert graph.worth(line[-1]) == pytest.approx(0.9)
+        assert graph.edge_value(edge) == pytest.approx(0.9 ** (distances[edge.next_state] + 1))
+    assert graph.edge_value(line[-1]) == pytest.approx(0.9)
 
 
 @given(GRAPHS)
 def test_keys_disagree_where_an_action_led_elsewhere(edges: list[Edge]) -> None:
     between = [edge for edge in edges if edge.next_state is not None]
-    agreed = Agreement.of(edges)
+    agreed = KeyAgreement.from_edges(edges)
     assert agreed.pairs == len(between) - len({edge[:2] for edge in between})
     first = {edge[:2]: edge.next_state for edge in reversed(between)}
     assert agreed.conflicts == sum(edge.next_state != first[edge[:2]] for edge in between)

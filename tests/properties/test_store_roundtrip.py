@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agentr_core.store.codec.samples import load_samples, sample_rows
 from agentr_core.store.codec.trajectories import (
     critique_rows,
-    growth_rows,
+    expansion_rows,
     judgement_rows,
     load_critiques,
     load_draws,
@@ -25,7 +25,7 @@ from agentr_core.store.codec.trajectories import (
     tree_rows,
 )
 from agentr_core.store.database import Store
-from agentr_core.store.records import column, values
+from agentr_core.store.records import from_arrow, to_arrow
 from agentr_core.store.tables import Draw, TreeHead
 from agentr_core.types import (
     Answer,
@@ -185,12 +185,12 @@ RECORDS: dict[type, st.SearchStrategy[Any]] = {
 @given(data=st.data())
 def test_a_column_gives_its_records_back(kind: type, data: st.DataObject) -> None:
     stored = data.draw(st.lists(st.none() | RECORDS[kind], max_size=4))
-    assert values(column(stored, kind), kind) == stored
+    assert from_arrow(to_arrow(stored, kind), kind) == stored
     nested = data.draw(st.lists(st.none() | st.lists(RECORDS[kind], max_size=3).map(tuple), max_size=3))
     of = GenericAlias(tuple, (kind, ...))
-    assert values(column(nested, of), of) == nested
-    part = column(nested, of).slice(1)
-    assert values(part, of) == nested[1:], "a part of a column begins elsewhere in its values"
+    assert from_arrow(to_arrow(nested, of), of) == nested
+    part = to_arrow(nested, of).slice(1)
+    assert from_arrow(part, of) == nested[1:], "a part of a column begins elsewhere in its values"
 
 
 def node(index: int, parent: int, depth: int, step: Step | None) -> st.SearchStrategy[Node]:
@@ -227,7 +227,7 @@ def trees(draw: st.DrawFn) -> Tree:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     store = Store(tmp_path_factory.mktemp("store") / "agentr.duckdb")
-    with store.kept_open():
+    with store.keep_open():
         yield store
 
 
@@ -293,7 +293,7 @@ def test_growing_tree(store: Store, fresh: Iterator[str], tree: Tree, data: st.D
     growth = SimpleNamespace(
         created=tree.nodes[cut:], changed=tree.nodes[:cut], draws=draws, dives_done=tree.dives_done, gradings=()
     )
-    store.write(growth_rows(head(tree_id, tree), growth))
+    store.write(expansion_rows(head(tree_id, tree), growth))
     assert load_trees(store, [tree_id])[tree_id] == tree
     # Storing the whole tree over its expansions changes nothing.
     store.write(tree_rows(head(tree_id, tree), tree))

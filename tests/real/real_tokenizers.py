@@ -39,13 +39,13 @@ from agentr_core.environments.crafting.textcraft import TextCraft  # noqa: E402
 from agentr_core.episodes.transcript import transcript, whole_episode  # noqa: E402
 from agentr_core.errors import DataFault, ModelDirectoryError  # noqa: E402
 from agentr_core.methods.agent_r.splice import good_sample, splice  # noqa: E402
-from agentr_core.methods.eto.preferences import StoredTrajectory, among_own  # noqa: E402
+from agentr_core.methods.eto.preferences import StoredTrajectory, pair_of_own  # noqa: E402
 from agentr_core.models.checkpoint_dir import TWO_TURNS, fitting_template  # noqa: E402
 from agentr_core.recipes.agent_r import SpliceConfig  # noqa: E402
 from agentr_core.recipes.data import DataConfig  # noqa: E402
 from agentr_core.recipes.eto import PreferencesConfig  # noqa: E402
 from agentr_core.samples.dataset import build_pairs, token_row  # noqa: E402
-from agentr_core.samples.identity import IGNORED  # noqa: E402
+from agentr_core.samples.identity import IGNORE_INDEX  # noqa: E402
 from agentr_core.samples.rendering import Renderer, load_tokenizer  # noqa: E402
 from agentr_core.types import Message, Preference, Sample, SampleKind, Step, Trajectory  # noqa: E402
 from agentr_core.types import Path as TreePath  # noqa: E402
@@ -109,7 +109,7 @@ class Sampler:
     def __init__(self, tokenizer: Any, renderer: Renderer) -> None:
         self._tokenizer, self.renderer = tokenizer, renderer
         special = tokenizer.convert_ids_to_tokens(renderer.end_of_turn)
-        self.control = "".join(map(str, renderer._encoder.control[:40])) + str(special)
+        self.control = "".join(map(str, renderer._encoder.control_texts[:40])) + str(special)
 
     def steps(self, steps: Sequence[Step], *, ended: bool = True) -> tuple[Step, ...]:
         """Return steps with tokens; every observation has control tokens as text."""
@@ -142,7 +142,7 @@ class Sampler:
                     last = number == len(turn.parts) - 1
                     own = span.token_ids or (*self._ids(span.text), self.renderer.end_of_turn)
                     trained += own if last or own[-1] != self.renderer.end_of_turn else own[:-1]
-        assert [label for label in row.labels if label != IGNORED] == trained, "labels are not the sampled tokens"
+        assert [label for label in row.labels if label != IGNORE_INDEX] == trained, "labels are not the sampled tokens"
         self._check_ends(sample, row.input_ids)
         for place, message in enumerate(sample.messages):
             if message.role == "assistant":
@@ -174,7 +174,7 @@ def samples(sampler: Sampler) -> Iterator[tuple[str, Sample | Preference]]:
         yield f"Agent-R, {name}, a revision", revised
         yield f"Agent-R, {name}, a good path", good_sample(pair.good, env)
         good, bad = pair.good.trajectory, pair.bad.trajectory
-        ((preference,), _) = among_own(
+        ((preference,), _) = pair_of_own(
             [StoredTrajectory("a", good), StoredTrajectory("b", bad)], env, PreferencesConfig()
         )
         yield f"ETO, {name}, a pair", preference
@@ -207,7 +207,7 @@ def masks(tokenizer: Any, renderer: Renderer) -> Iterator[str]:
         if isinstance(made, Sample):
             yield f"  {name}: {sampler.check(made)} tokens trained"
             continue
-        rows = build_pairs({"p": made}, DataConfig(), renderer, test=[], seed=0).rows
+        rows = build_pairs({"p": made}, DataConfig(), renderer, test_instances=[], seed=0).rows
         assert len(rows) == 2, "a pair has two rows"
         yield f"  {name}: {' and '.join(str(sampler.check(side)) for side in (made.chosen, made.rejected))} tokens"
     tools = [{"type": "function", "function": {"name": "craft", "parameters": {"type": "object", "properties": {}}}}]

@@ -15,9 +15,9 @@ from real_model import smollm2
 from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.methods.faults import parse
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, start
-from agentr_core.samples.identity import IGNORED
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.start import begin_iteration, start_run
+from agentr_core.samples.identity import IGNORE_INDEX
 from agentr_core.stages.dataset import dataset_file
 from agentr_core.types import Message, Request, Sampling
 from flows.commands.publishing import publish_checkpoint
@@ -85,7 +85,7 @@ def conversations() -> list[list[dict[str, str]]]:
     return [[{"role": role, "content": text} for role, text in turns] for turns in (*asked, craft)]
 
 
-async def begun(folder: Path, model: Path, **more: Any) -> Workplace:
+async def begun(folder: Path, model: Path, **more: Any) -> RunContext:
     data = {
         "name": "real",
         "workspace": str(folder / "runs"),
@@ -96,10 +96,10 @@ async def begun(folder: Path, model: Path, **more: Any) -> Workplace:
         "evaluation": PLAYED,
     }
     recipe = parse(data | more)
-    place = wiring.quiet_workplace(wiring.reference(recipe), recipe)
-    await start(place)
-    await begin(place, 1)
-    return place
+    ctx = wiring.quiet_context(wiring.run_reference(recipe), recipe)
+    await start_run(ctx)
+    await begin_iteration(ctx, 1)
+    return ctx
 
 
 async def test_greedy_replies_are_those_of_generate(real: Path, tokenizer: Any) -> None:
@@ -112,7 +112,7 @@ async def test_greedy_replies_are_those_of_generate(real: Path, tokenizer: Any) 
 async def test_a_step_of_cloning_is_that_of_transformers_and_its_model_loads_there(
     real: Path, tokenizer: Any, tmp_path: Path
 ) -> None:
-    place = await begun(
+    ctx = await begun(
         tmp_path,
         real,
         method="eto",
@@ -123,16 +123,18 @@ async def test_a_step_of_cloning_is_that_of_transformers_and_its_model_loads_the
                   "per_device_train_batch_size": 8},
     )  # fmt: skip
     for name in ("demonstrate", "dataset", "train"):
-        await place.plan(1).stage(name).work(place, 1)
-    rows = pq.read_table(dataset_file(place, 1)).to_pylist()
+        await ctx.plan(1).stage(name).work(ctx, 1)
+    rows = pq.read_table(dataset_file(ctx, 1)).to_pylist()
     check_masks(tokenizer, rows)
-    ((loss, trained),) = place.store.rows("select loss, trained_tokens from training_step")
+    ((loss, trained),) = ctx.store.rows("select loss, trained_tokens from training_step")
     expected, count = loss_by_hand(real, rows)
     assert trained == count
     assert loss == pytest.approx(expected, rel=1e-3)
 
     folder = tmp_path / "given"
-    publish_checkpoint(place.root, place.trained(1).id, folder, base_model="somebody/smollm2", licence="apache-2.0")
+    publish_checkpoint(
+        ctx.root, ctx.trained_checkpoint(1).id, folder, base_model="somebody/smollm2", licence="apache-2.0"
+    )
     assert loss_by_hand(folder, rows)[0] < 0.9 * expected, "it learnt something, and that is what was published"
     from transformers import AutoTokenizer
 
@@ -158,7 +160,7 @@ def check_masks(tokenizer: Any, rows: list[dict[str, list[int]]]) -> None:
     assert len(rows) == 4
     for row in rows:
         replies = demonstrations[tuple(row["input_ids"])]
-        trained = tokenizer.decode([label for label in row["labels"] if label != IGNORED])
+        trained = tokenizer.decode([label for label in row["labels"] if label != IGNORE_INDEX])
         assert trained == "".join(f"{reply}<|im_end|>" for reply in replies)
 
 
@@ -172,22 +174,24 @@ def loss_by_hand(folder: Path, rows: list[dict[str, list[int]]]) -> tuple[float,
         for row in rows:
             labels = torch.tensor(row["labels"][1:])
             logits = model(torch.tensor([row["input_ids"]])).logits[0, :-1]
-            total += float(torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum"))
-            count += int((labels != IGNORED).sum())
+            total += float(
+                torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
+            )
+            count += int((labels != IGNORE_INDEX).sum())
     return total / count, count
 
 
 async def test_a_tree_grows(real: Path, tokenizer: Any, tmp_path: Path) -> None:
-    place = await begun(
+    ctx = await begun(
         tmp_path,
         real,
         method="agent-r",
         instances={"train_limit": 1, "test_limit": 1},
         search={"dives": 2, "width": 2, "depth": 3, "max_new_tokens": 24},
     )
-    await place.plan(1).stage("collect").work(place, 1)
-    assert place.store.rows("select count(*) from tree where finished") == [(1,)]
-    replies = place.store.rows("select token_ids, finish_reason, reply as text from generation where kind = 'node'")
+    await ctx.plan(1).stage("collect").work(ctx, 1)
+    assert ctx.store.rows("select count(*) from tree where finished") == [(1,)]
+    replies = ctx.store.rows("select token_ids, finish_reason, reply as text from generation where kind = 'node'")
     assert len(replies) >= 6
     for ids, finish, text in replies:
         assert tokenizer.decode(ids, skip_special_tokens=True) == text

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from agentr_core.http_server import configured
+from agentr_core.http_server import server_config
 
 
 @contextmanager
@@ -21,7 +21,9 @@ def running(app: ASGIApp, *, sockets: bool = False, port: int = 0) -> Iterator[s
     """
     with socket.create_server(("127.0.0.1", port)) as door:
         door.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        config = configured(app, sockets=sockets, log_level="critical", timeout_graceful_shutdown=1, loop="asyncio")
+        config = server_config(
+            app, websockets=sockets, log_level="critical", timeout_graceful_shutdown=1, loop="asyncio"
+        )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[door])))
         thread.start()

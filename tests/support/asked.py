@@ -16,4 +16,4 @@ def run_id_of(recipe: Recipe) -> str:
 
 def asked_for(recipe: Recipe) -> dict[str, Any]:
     """Return what a recipe asks for as plain data."""
-    return start.asked_for(recipe, method_of(recipe))
+    return start.identity_settings(recipe, method_of(recipe))

@@ -112,9 +112,9 @@ def save_model(path: Path, save_tiny_model: Callable[..., Path]) -> Path:
 
 async def stage(file: Path) -> None:
     """Do the first stage of the curriculum, but for its evaluation."""
-    place = await groups.begun(file)
+    ctx = await groups.begun(file)
     for work in (rollout, select_questions, reinforce):
-        await work(place, 1)
+        await work(ctx, 1)
 
 
 async def main() -> None:

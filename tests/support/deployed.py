@@ -14,7 +14,7 @@ from readme import ROOT
 from servers import PREFECT, wait_for
 from wheel import PATIENCE
 
-from agentr_core.reports.document import VIEWER
+from agentr_core.reports.document import VIEWER_URL
 
 
 def prefect(*words: str, env: Mapping[str, str]) -> str:
@@ -52,7 +52,7 @@ def check_artifacts(api: str, name: str, workspace: Path, flow_run: str) -> None
     artifacts = post(f"{api}/artifacts/filter", {"flow_runs": {"id": {"any_": [flow_run]}}})
     texts = {artifact["key"]: artifact["data"] for artifact in artifacts if artifact["key"]}
     assert "iteration 1" in texts[f"scores-{key}"]
-    assert f"{VIEWER}/report/{run_id}/iteration-01.html" in texts[f"report-{key}-1"]
+    assert f"{VIEWER_URL}/report/{run_id}/iteration-01.html" in texts[f"report-{key}-1"]
     assert report.with_suffix(".md").read_text() in texts[f"report-{key}-1"]
     assert [artifact["data"] for artifact in artifacts if artifact["type"] == "progress"] == [100.0]
 

@@ -25,8 +25,8 @@ from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.models import ModelRole
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, start
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.start import begin_iteration, start_run
 from agentr_core.store.database import Store
 from agentr_core.types import Generation, Message, Request
 
@@ -106,7 +106,7 @@ async def begun(
     make_environment: Callable[[], Environment] | None = None,
     tools: Bench | None = None,
     **more: Any,
-) -> Workplace:
+) -> RunContext:
     """Return a workplace with its first iteration begun. Reflector and editor are models of their
     own.
     """
@@ -127,7 +127,7 @@ async def begun(
         }
         | more
     )
-    place = Workplace(
+    ctx = RunContext(
         recipe=recipe,
         method=method_of(recipe),
         run_id=run_id_of(recipe),
@@ -139,16 +139,16 @@ async def begun(
         load_model=staff.model,
         progress=lambda done, total, note: None,
     )
-    await start(place)
-    await begin(place, 1)
-    return place
+    await start_run(ctx)
+    await begin_iteration(ctx, 1)
+    return ctx
 
 
-def texts(place: Workplace, operator: str) -> list[str]:
+def texts(ctx: RunContext, operator: str) -> list[str]:
     """Return the whole turns of what an operator made, in the order of their names."""
     return [
         text
-        for (text,) in place.store.rows(
+        for (text,) in ctx.store.rows(
             "select string_agg(s.reply || s.observation, '' order by s.position) from trajectory t "
             "left join derivation d on d.child_id = t.trajectory_id join step s on s.trajectory_id = t.trajectory_id "
             "where t.source = 'flywheel' and coalesce(d.operator, 'fresh') = ? "
@@ -191,10 +191,10 @@ def _reflector(asked: str, seed: int) -> str:
     return HALVED
 
 
-def answers_of(place: Workplace) -> dict[str, list[tuple[Any, ...]]]:
+def answers_of(ctx: RunContext) -> dict[str, list[tuple[Any, ...]]]:
     """Return all rows that a flywheel and its selection leave, without times."""
     return {
-        table: place.store.rows(f"select * exclude ({left_out}) from {table} order by all")
+        table: ctx.store.rows(f"select * exclude ({left_out}) from {table} order by all")
         for table, left_out in {
             "family": "created_at",
             "edit": "created_at",

@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core.recipes.environments import REVISION, TEST
-from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.context import RunContext
 from agentr_core.stages.evaluate import evaluation_id
 from agentr_core.store.codec.ledger import checkpoint_rows, evaluation_rows, iteration_rows, run_rows, timing_rows
 from agentr_core.store.codec.trajectories import episode_rows
 from agentr_core.store.database import Store
 from agentr_core.store.tables import Rows, merge
 from agentr_core.types import Instance, Step, StopReason, Trajectory
-from tasks.wiring import RunRef, quiet_workplace
+from tasks.wiring import RunRef, quiet_context
 from tasks.workspaces import STORE_FILE
 
 
 def finish(
     workspace: Path, run_id: str, wins: list[set[int]], *, episodes: int = 20, method: str = "agent-r", **recipe: Any
-) -> Workplace:
+) -> RunContext:
     """Store a finished run whose models, from the base on, solve the test instances of the given
     numbers, and return its workplace.
     """
@@ -31,9 +31,9 @@ def finish(
     started = datetime(2026, 1, 2, tzinfo=UTC)
     rows = run_rows(run_id, **run, workspace=str(workspace), started_at=started, status="finished", finished_at=started)  # type: ignore[arg-type]
     store.write(rows)
-    place = quiet_workplace(RunRef(workspace=str(workspace), run_id=run_id))
-    store.write(merge(unit for number in range(len(wins)) for unit in _iteration(place, number, wins, episodes)))
-    return place
+    ctx = quiet_context(RunRef(workspace=str(workspace), run_id=run_id))
+    store.write(merge(unit for number in range(len(wins)) for unit in _iteration(ctx, number, wins, episodes)))
+    return ctx
 
 
 def ended(rows: Rows, *, at: datetime | None = None) -> Rows:
@@ -41,13 +41,13 @@ def ended(rows: Rows, *, at: datetime | None = None) -> Rows:
     return {"iteration": [{**row, "status": "finished", "finished_at": at} for row in rows["iteration"]]}
 
 
-def _iteration(place: Workplace, number: int, wins: list[set[int]], episodes: int) -> list[Rows]:
-    key, checkpoint = place.iteration_id(number), f"{place.run_id}-c{number}"
-    parent = f"{place.run_id}-c{number - 1}" if number else None
-    evaluation = evaluation_id(place, number, TEST)
+def _iteration(ctx: RunContext, number: int, wins: list[set[int]], episodes: int) -> list[Rows]:
+    key, checkpoint = ctx.iteration_id(number), f"{ctx.run_id}-c{number}"
+    parent = f"{ctx.run_id}-c{number - 1}" if number else None
+    evaluation = evaluation_id(ctx, number, TEST)
     return [
         ended(
-            iteration_rows(key, run_id=place.run_id, iteration=number, checkpoint_in=parent, checkpoint_out=checkpoint),
+            iteration_rows(key, run_id=ctx.run_id, iteration=number, checkpoint_in=parent, checkpoint_out=checkpoint),
             at=datetime(2026, 1, 2, number),
         ),
         checkpoint_rows(
@@ -74,18 +74,18 @@ def _iteration(place: Workplace, number: int, wins: list[set[int]], episodes: in
     ]
 
 
-def revise(place: Workplace, number: int, *, given: str, wins: set[int], episodes: int = 4) -> None:
+def revise(ctx: RunContext, number: int, *, given: str, wins: set[int], episodes: int = 4) -> None:
     """Store the revision test of a model, whose episodes go on from one step with the reply
     `given`.
     """
-    key, evaluation = place.iteration_id(number), evaluation_id(place, number, REVISION)
-    place.store.write(
+    key, evaluation = ctx.iteration_id(number), evaluation_id(ctx, number, REVISION)
+    ctx.store.write(
         merge(
             [
                 evaluation_rows(
                     evaluation,
                     iteration_id=key,
-                    checkpoint_id=f"{place.run_id}-c{number}",
+                    checkpoint_id=f"{ctx.run_id}-c{number}",
                     name=REVISION,
                     split="test",
                     config={},

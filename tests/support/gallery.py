@@ -24,7 +24,7 @@ from agentr_core.store.codec.samples import dataset_rows, derivation_rows, prefe
 from agentr_core.store.codec.trajectories import (
     critique_rows,
     episode_rows,
-    finished_rows,
+    finished_tree_rows,
     instance_row,
     pair_rows,
     trajectory_rows,
@@ -102,7 +102,7 @@ def fill(path: Path, word: str = "") -> Store:
     built = dataset_rows("aaaa00000000d000", [REVISION], iteration_id=ITERATION, content_hash="feed", counts={})
     store_dataset(store, built, {REVISION: (9, 2)})
     odd = UnitError(
-        key="toy", kind="ValueError", phase="step", message=f"odd{word}", traceback=f"odd{word}", final=True
+        key="toy", kind="ValueError", phase="step", message=f"odd{word}", traceback=f"odd{word}", is_final=True
     )
     store.write(event_rows(odd, run_id=RUN, iteration_id=ITERATION, stage="collect"))
     return store
@@ -216,7 +216,7 @@ def _trees(word: str) -> list[Rows]:
     )
     return [
         tree_rows(head, tree),
-        finished_rows(head, tree),
+        finished_tree_rows(head, tree),
         pair_rows(PAIR, PathPair(good=good, bad=bad, split=1), iteration_id=ITERATION),
         critique_rows(PAIR, critique, iteration_id=ITERATION, nodes=bad.nodes),
     ]
@@ -277,7 +277,7 @@ def _episodes(word: str) -> list[Rows]:
             trajectory_rows(key, episode, source=f"rollout{word}", iteration_id=ITERATION)
             for key, episode in episodes.items()
         ),
-        group_rows(group, [1.0, -1.0, -1.0, 1.0], iteration_id=ITERATION, step=1, contrast=True),
+        group_rows(group, [1.0, -1.0, -1.0, 1.0], iteration_id=ITERATION, step=1, has_contrast=True),
         derivation_rows([made], iteration_id=ITERATION),
         *evaluations,
     ]

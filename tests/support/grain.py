@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -26,17 +25,17 @@ def own_names_per_100_lines(root: Path, package: str) -> float:
 
 
 def used_once(root: Path, package: str) -> list[str]:
-    """Return the private functions of modules whose names stand in one place beside their own."""
-    texts = _texts(root, package)
-    words = Counter(word for text in texts.values() for word in re.findall(r"\w+", text))
-    private = {
+    """Return the private functions of modules whose names stand in one place beside their own, in
+    the same module.
+    """
+    return sorted(
         node.name
-        for name, text in texts.items()
+        for name, text in _texts(root, package).items()
         if not _is_package(name)
         for node in ast.parse(text).body
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("_")
-    }
-    return sorted(name for name in private if words[name] == 2)
+        if len(re.findall(rf"\b{node.name}\b", text)) == 2
+    )
 
 
 def facades(root: Path, package: str) -> set[str]:

@@ -16,9 +16,9 @@ import yaml
 
 from agentr_core.methods.grpo import train
 from agentr_core.methods.grpo.train import reinforce
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, start
-from tasks.wiring import load_recipe, quiet_workplace, reference
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.start import begin_iteration, start_run
+from tasks.wiring import load_recipe, quiet_context, run_reference
 
 RECIPE = """\
 name: groups
@@ -60,20 +60,20 @@ def write(folder: Path, model: Path, *, more: str = "") -> Path:
     return file
 
 
-async def begun(file: Path, *overrides: str) -> Workplace:
+async def begun(file: Path, *overrides: str) -> RunContext:
     """Return the workplace of the recipe with its first iteration begun."""
     recipe = load_recipe(file, list(overrides))
-    place = quiet_workplace(reference(recipe), recipe)
-    await start(place)
-    await begin(place, 1)
-    return place
+    ctx = quiet_context(run_reference(recipe), recipe)
+    await start_run(ctx)
+    await begin_iteration(ctx, 1)
+    return ctx
 
 
 async def trained(file: Path, *overrides: str) -> dict[str, Any]:
     """Train the first iteration, and return the summary."""
-    place = await begun(file, *overrides)
-    with place.store.kept_open():
-        return await reinforce(place, 1)
+    ctx = await begun(file, *overrides)
+    with ctx.store.keep_open():
+        return await reinforce(ctx, 1)
 
 
 def die_before_training_on(wanted: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from agentr_core.environment import Environment
 from agentr_core.episodes.transcript import transcript_of
 from agentr_core.exchange.inspect_log import LoggedEpisode, LoggedEvaluation
-from agentr_core.exchange.training_set import opening
+from agentr_core.exchange.training_set import opening_turns
 from agentr_core.types import Instance, Message, Span, Step, StopReason, Trajectory, grown_turn
 
 REPLY = Step(
@@ -50,7 +50,12 @@ def trajectory(index: int, stop: StopReason, *steps: Step) -> Trajectory:
 def episode(played: Trajectory, messages: tuple[Message, ...], **facts: Any) -> LoggedEpisode:
     """Return an episode with its conversation, scored as it ended."""
     scores = {"success": float(played.success), "reward": played.reward}
-    first = {"key": played.instance.key, "number": 1, "scores": scores, "opening": len(opening(messages))}
+    first = {
+        "key": played.instance.key,
+        "number": 1,
+        "scores": scores,
+        "num_opening_turns": len(opening_turns(messages)),
+    }
     return LoggedEpisode(**{**first, **facts}, trajectory=played, messages=messages)
 
 
@@ -74,7 +79,7 @@ def evaluation(env: Environment) -> LoggedEvaluation:
         episode(stopped, turns[stopped.stop], number=2, explanation="The judge says no."),
         episode(fell, turns[fell.stop], scores={"success": 0.0, "reward": -1.0}, completion_tokens=4),
         episode(other, (Message(role="system", text="Think."), user, grown), target=("42", "forty-two")),
-        episode(other, (tools, user, *called), key="line/test/2@1", opening=2),
+        episode(other, (tools, user, *called), key="line/test/2@1", num_opening_turns=2),
         LoggedEpisode(key="line/test/3", number=1, trajectory=trajectory(3, StopReason.FAILURE), error="OSError: gone"),
     ]
     scored = [one.scores for one in episodes if one.scores]
@@ -84,8 +89,8 @@ def evaluation(env: Environment) -> LoggedEvaluation:
         task="toy: line-test",
         split="test",
         model="runs/checkpoints/c1",
-        started=datetime(2026, 1, 2, 3, 4, 5, 600),
-        ended=datetime(2026, 1, 2, 3, 5),
+        started_at=datetime(2026, 1, 2, 3, 4, 5, 600),
+        ended_at=datetime(2026, 1, 2, 3, 5),
         episodes=episodes,
         measures={
             name: (sum(one[name] for one in scored) / len(scored), None if name == "reward" else 0.2, None, len(scored))

@@ -12,7 +12,7 @@ import httpx
 from openai import OpenAI
 
 from agentr_core.environments.gateway.world import Gateway
-from agentr_core.episodes.rollout import SharedEnvironments, episode
+from agentr_core.episodes.rollout import EnvironmentPool, roll_out_episode
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.protocols import ChatModel
 from agentr_core.types import Generation, Instance, Message, Request, Sampling, Trajectory
@@ -96,6 +96,6 @@ async def played(
     instance = Instance(environment="gateway", split="train", index=1)
     with ThreadPoolExecutor(1) as outside:
         agent = asyncio.get_running_loop().run_in_executor(outside, sent, url, play, options.get("token", "none"))
-        async with SharedEnvironments(make).lend(instance) as env:
-            found = await episode(instance, env, sample, max_steps=max_steps, sampling=sampling, seed=1)
+        async with EnvironmentPool(make).lend(instance) as env:
+            found = await roll_out_episode(instance, env, sample, max_steps=max_steps, sampling=sampling, seed=1)
         return found, await agent, made[0]

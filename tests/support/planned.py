@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.context import RunContext
 
 
-async def perform(name: str, place: Workplace, iteration: int) -> Any:
+async def perform(name: str, ctx: RunContext, iteration: int) -> Any:
     """Do the stage of a name of an iteration's plan."""
-    return await place.plan(iteration).stage(name).work(place, iteration)
+    return await ctx.plan(iteration).stage(name).work(ctx, iteration)

@@ -19,12 +19,12 @@ from asked import run_id_of
 
 from agentr_core.methods.faults import parse
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.runtime.start import start
+from agentr_core.runtime.start import start_run
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.tools.search.retriever import Document, Retriever
 from agentr_core.tools.search.server import app
 from agentr_core.types import Message
-from tasks.wiring import RunRef, quiet_workplace
+from tasks.wiring import RunRef, quiet_context
 
 QUESTIONS = 6
 DOCUMENTS = [Document("a", "Ada", "Ada lives by the sea."), Document("b", "Ben", "Ben has a boat.")]
@@ -46,7 +46,7 @@ class Searched:
 @contextmanager
 def counting() -> Iterator[Searched]:
     """Serve the documents with our own server, behind a door that counts."""
-    inner, log = app(Retriever.of(DOCUMENTS)), Searched()
+    inner, log = app(Retriever.from_documents(DOCUMENTS)), Searched()
 
     async def door(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http" or scope["path"] != "/search":
@@ -97,10 +97,10 @@ async def play(root: Path, model: Path, url: str, seed: int) -> None:
             "evaluation": {"max_steps": 4, "episodes": 1, "revision_test": {"enabled": False}},
         }
     )
-    place = quiet_workplace(RunRef(workspace=str(root), run_id=run_id_of(recipe)), recipe)
-    place = replace(place, load_model=lambda role, path: ScriptedModel(reply))
-    await start(place)
-    await evaluate(place, 0)
+    ctx = quiet_context(RunRef(workspace=str(root), run_id=run_id_of(recipe)), recipe)
+    ctx = replace(ctx, load_model=lambda role, path: ScriptedModel(reply))
+    await start_run(ctx)
+    await evaluate(ctx, 0)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from agentr_core.models.local.workers import LoadReport, Reload, Replies
+from agentr_core.models.local.workers import BatchReplies, LoadReport, ReloadCommand
 from agentr_core.system import end_with_parent
 from agentr_core.types import Generation
 
@@ -27,14 +27,14 @@ def main() -> None:
                 message = connection.recv()
             except EOFError:
                 return
-            if isinstance(message, Reload):
+            if isinstance(message, ReloadCommand):
                 _stall("reload")
                 connection.send(None)
                 continue
             _stall("ask")
             echo = Generation(text="echo", token_ids=(1,), finish_reason="stop", prompt_tokens=1, completion_tokens=1)
             replies = [[echo] * request.n for request in message.requests]
-            connection.send(Replies(replies=replies, cached_share=0.0, written=0))
+            connection.send(BatchReplies(replies=replies, cached_share=0.0, num_sampled_tokens=0))
 
 
 def _stall(place: str) -> None:

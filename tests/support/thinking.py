@@ -21,8 +21,8 @@ from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.replies import after_label
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, start
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.start import begin_iteration, start_run
 from agentr_core.store.database import Store
 from agentr_core.types import Generation, Message, Request
 
@@ -85,7 +85,7 @@ def bare(folder: Path, *words: str, doors: int = 6) -> Path:
 
 def workplace(
     folder: Path, model: Path, file: Path, *overrides: str, reply: Reply = musing, fatal: int = 0
-) -> Workplace:
+) -> RunContext:
     """Return a workplace of ETO whose expert's actions are in a file; the editor's answers are
     written down in `answered` of the folder.
     """
@@ -104,7 +104,7 @@ def workplace(
         },
         overrides,
     )
-    return Workplace(
+    return RunContext(
         recipe=recipe,
         method=method_of(recipe),
         run_id=run_id_of(recipe),
@@ -116,12 +116,12 @@ def workplace(
     )
 
 
-async def thought_of(place: Workplace, iteration: int = 1) -> dict[str, int]:
+async def thought_of(ctx: RunContext, iteration: int = 1) -> dict[str, int]:
     """Do the stages of an iteration up to the thoughts; return what the last one tells."""
-    await start(place)
-    await begin(place, iteration)
-    await perform("demonstrate", place, iteration)
-    told: dict[str, int] = await perform("think", place, iteration)
+    await start_run(ctx)
+    await begin_iteration(ctx, iteration)
+    await perform("demonstrate", ctx, iteration)
+    told: dict[str, int] = await perform("think", ctx, iteration)
     return told
 
 

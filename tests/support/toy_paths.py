@@ -12,8 +12,8 @@ from typing import Any
 from base_tokenizers import END, build_tokenizer
 from toy import ACTIONS, Line, instance
 
-from agentr_core.episodes.rollout import play
-from agentr_core.methods.agent_r.pairs import shared_steps
+from agentr_core.episodes.rollout import play_replies
+from agentr_core.methods.agent_r.pairs import num_shared_steps
 from agentr_core.methods.agent_r.splice import REFLECTIONS
 from agentr_core.samples.rendering import Renderer
 from agentr_core.types import Critique, Instance, Path, PathPair, StepVerdict, StopReason, Trajectory, Verdict
@@ -37,7 +37,7 @@ class ToyTree:
 
     def path(self, *actions: str, thought: str = "") -> Path:
         replies = [reply(action, thought or self._thought) for action in actions]
-        first, outcomes = play(self._env, self.instance, replies)
+        first, outcomes = play_replies(self._env, self.instance, replies)
         replies = replies[: len(outcomes)]
         nodes = [self._nodes.setdefault(tuple(replies[: i + 1]), len(self._nodes) + 1) for i in range(len(replies))]
         steps = tuple(replace(o.step, token_ids=sampled_ids(o.step.reply)) for o in outcomes)
@@ -46,7 +46,7 @@ class ToyTree:
 
     def pair(self, good: Sequence[str], bad: Sequence[str]) -> PathPair:
         one, other = self.path(*good), self.path(*bad)
-        return PathPair(good=one, bad=other, split=shared_steps(one, other))
+        return PathPair(good=one, bad=other, split=num_shared_steps(one, other))
 
 
 def critique(first_error: int | None, length: int = 0) -> Critique:

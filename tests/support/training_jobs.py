@@ -16,7 +16,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.samples.identity import IGNORED
+from agentr_core.samples.identity import IGNORE_INDEX
 from agentr_core.training import trainers
 from agentr_core.training.job import Preference, PreferenceLoss, TrainingJob
 from agentr_core.training.packing import TokenPair, TokenRow
@@ -28,8 +28,8 @@ def random_row(length: int, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]
     """Return token ids and labels; about a third of the tokens, and never the first, carry loss."""
     generator = random.Random(seed)
     ids = tuple(generator.randrange(3, 300) for _ in range(length))
-    labels = [token if generator.random() < 0.35 else IGNORED for token in ids]
-    labels[0], labels[-1] = IGNORED, ids[-1]
+    labels = [token if generator.random() < 0.35 else IGNORE_INDEX for token in ids]
+    labels[0], labels[-1] = IGNORE_INDEX, ids[-1]
     return ids, tuple(labels)
 
 

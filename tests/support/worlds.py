@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentr_core.environment import Environment
 from agentr_core.environments.agentgym.server import app
-from agentr_core.environments.agentgym.wire import Wire
+from agentr_core.environments.agentgym.wire import WireFormat
 from agentr_core.types import Instance
 
 
@@ -59,7 +59,7 @@ class World:
     one.
     """
 
-    def __init__(self, make: Callable[[], Environment], wire: Wire, numbers: Mapping[int, Instance]) -> None:
+    def __init__(self, make: Callable[[], Environment], wire: WireFormat, numbers: Mapping[int, Instance]) -> None:
         self._make_app: Callable[[], Any] = lambda: app(make, wire, numbers)
         self._prefix = wire.prefix
         self._port = 0
@@ -105,7 +105,7 @@ class World:
 
 
 @contextmanager
-def served_world(make: Callable[[], Environment], wire: Wire, numbers: Mapping[int, Instance]) -> Iterator[World]:
+def served_world(make: Callable[[], Environment], wire: WireFormat, numbers: Mapping[int, Instance]) -> Iterator[World]:
     """Serve environments for the length of the block."""
     world = World(make, wire, numbers)
     world.start()

@@ -46,19 +46,19 @@ def export(folder: Path) -> None:
     (folder / "questions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
 
     async def choose() -> Any:
-        place = await groups.begun(file)
-        await rollout(place, 1)
-        await select_questions(place, 1)
-        return place
+        ctx = await groups.begun(file)
+        await rollout(ctx, 1)
+        await select_questions(ctx, 1)
+        return ctx
 
-    place = asyncio.run(choose())
-    print(export_folder(folder / "runs", place.run_id, folder / "verl", "verl"))  # noqa: T201
+    ctx = asyncio.run(choose())
+    print(export_folder(folder / "runs", ctx.run_id, folder / "verl", "verl"))  # noqa: T201
     renderer, expected = load_renderer(model), []
-    chosen = place.store.rows("select instance_id from selection where selected order by 1")
-    with place.worlds() as worlds:
+    chosen = ctx.store.rows("select instance_id from selection where selected order by 1")
+    with ctx.worlds() as worlds:
         instances = {one.key: one for _, env in worlds for one in env.instances("train")}
         for (key,) in chosen:
-            env = worlds.of(instances[key])
+            env = worlds.env_of(instances[key])
             prompt = transcript_of(env).prompt(env, env.reset(instances[key]), ())
             problem = env.problem(instances[key])
             known = {"instance_id": key, "ids": renderer.render_prompt(prompt), "golds": [*problem.golds]}

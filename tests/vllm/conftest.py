@@ -13,7 +13,7 @@ import pytest_asyncio
 from vllm_engine import ROOT, TINY, serving, settings
 
 from agentr_core.models.vllm.model import VllmModel
-from agentr_core.models.vllm.replicas import ensure, make_launch
+from agentr_core.models.vllm.replicas import ensure_environment, make_launch
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +22,7 @@ def engine() -> Path:
     if not os.environ.get("AGENTR_TEST_VLLM"):
         pytest.skip("a real vLLM is tested by `make test-vllm`, which installs gigabytes")
     folder = Path(os.environ.get("AGENTR_VLLM_ENV", ROOT / ".venv-vllm"))
-    ensure(folder, "cpu", tell=print)
+    ensure_environment(folder, "cpu", report_line=print)
     return folder
 
 

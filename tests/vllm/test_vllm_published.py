@@ -15,7 +15,7 @@ from agentr_core.methods.faults import parse
 from agentr_core.models.checkpoint_dir import weights_sha256
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.vllm.replicas import make_launch
-from agentr_core.runtime.start import begin, start
+from agentr_core.runtime.start import begin_iteration, start_run
 from agentr_core.types import Message, Request, Sampling
 from flows.commands.publishing import publish_checkpoint
 from tasks import wiring
@@ -38,13 +38,13 @@ async def given_away(folder: Path, base: Path) -> Path:
         "evaluation": {"max_steps": 1, "max_new_tokens": 4, "revision_test": {"enabled": False}},
     }
     made = parse(data)
-    place = wiring.quiet_workplace(wiring.reference(made), made)
-    await start(place)
-    await begin(place, 1)
+    ctx = wiring.quiet_context(wiring.run_reference(made), made)
+    await start_run(ctx)
+    await begin_iteration(ctx, 1)
     for name in ("demonstrate", "dataset", "train"):
-        await place.plan(1).stage(name).work(place, 1)
+        await ctx.plan(1).stage(name).work(ctx, 1)
     publish_checkpoint(
-        place.root, place.trained(1).id, folder / "given", base_model="somebody/tiny", licence="apache-2.0"
+        ctx.root, ctx.trained_checkpoint(1).id, folder / "given", base_model="somebody/tiny", licence="apache-2.0"
     )
     return folder / "given"
 

@@ -131,7 +131,7 @@ instances: {{train_limit: 14}}
 grpo: {{steps: 2, groups: 6, num_generations: 6, max_steps: 12, max_new_tokens: 72, repeats: 2, minibatches: 1}}
 training: {{learning_rate: {rate}, lora_r: {lora_r}, lr_scheduler_type: constant, warmup_ratio: 0.0}}
 """
-    place = await groups.begun(groups.write(tmp_path, TINY, more=more))
+    ctx = await groups.begun(groups.write(tmp_path, TINY, more=more))
     taken: list[dict[str, torch.Tensor]] = []
     reload = VllmModel.reload
 
@@ -140,9 +140,9 @@ training: {{learning_rate: {rate}, lora_r: {lora_r}, lr_scheduler_type: constant
         await reload(model, weights)
 
     monkeypatch.setattr(VllmModel, "reload", reload_and_keep)
-    await reinforce(place, 1)
+    await reinforce(ctx, 1)
 
-    steps = place.store.query("select * from rl_step order by step")
+    steps = ctx.store.query("select * from rl_step order by step")
     assert steps["step"].tolist() == [1, 2]
     assert (steps["trained_tokens"] > 0).all()
     first, second = taken
@@ -150,8 +150,8 @@ training: {{learning_rate: {rate}, lora_r: {lora_r}, lr_scheduler_type: constant
     assert moved > rate / 10, "step 1 changed the weights"
     # From the policy that sampled to what the trainer has, before its update.
     assert steps["sampler_kl"].tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
-    drawn = place.store.query("select distinct step, policy from rl_group order by step")
+    drawn = ctx.store.query("select distinct step, policy from rl_group order by step")
     assert drawn["policy"].str[-2:].tolist() == ["@0", "@1"]
-    (checkpoint,) = place.store.query("select path from checkpoint where parent_id is not null")["path"]
+    (checkpoint,) = ctx.store.query("select path from checkpoint where parent_id is not null")["path"]
     assert (Path(checkpoint) / "model.safetensors").is_file()
     assert (Path(checkpoint) / "adapter").is_dir() == bool(lora_r)

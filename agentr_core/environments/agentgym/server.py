@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from agentr_core.environment import Environment
-from agentr_core.environments.agentgym.wire import Wire
+from agentr_core.environments.agentgym.wire import WireFormat
 from agentr_core.episodes.rollout import take_step
 from agentr_core.errors import AgentrError, EnvironmentRefusal, EnvironmentUnavailable
 from agentr_core.http_server import Guard
@@ -30,57 +30,57 @@ Number = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 number with thousands of digits could not even be printed.
 """
 _NUMBER = TypeAdapter(Number)
-MOST_ENVIRONMENTS = 1024
+MAX_ENVIRONMENTS = 1024
 
 
 @dataclass(slots=True)
 class Slot:
-    """One environment of a client. `latest` is the last answer to a step or a reset, None before
-    the first; `reward` is the reward of the episode so far.
+    """One environment of a client. `last_answer` is the last answer to a step or a reset, None
+    before the first; `reward` is the reward of the episode so far.
 
-    `number` is the instance that a reset without a number begins.
+    `instance_number` is the instance that a reset without a number begins.
     """
 
     env: Environment
-    number: int = 0
-    closed: bool = False
+    instance_number: int = 0
+    is_closed: bool = False
     observation: str = ""
-    latest: Any = None
+    last_answer: Any = None
     reward: float = 0.0
     last_used: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class EnvironmentPool:
+class SlotPool:
     """The environments that clients have open, by id.
 
     Ids begin at a random number, so that an id from before a restart is unknown and refused.
 
     Args:
-        make: returns a new environment.
-        numbers: the instances that can be asked for, by number.
+        make_env: returns a new environment.
+        instances_by_number: the instances that can be asked for, by number.
         idle_s: seconds without use after which an environment is closed, once the next one is
             opened.
-        limit: the largest number of environments open at once.
+        max_slots: the largest number of environments open at once.
     """
 
     def __init__(
         self,
-        make: Callable[[], Environment],
-        wire: Wire,
-        numbers: Mapping[int, Instance],
+        make_env: Callable[[], Environment],
+        wire: WireFormat,
+        instances_by_number: Mapping[int, Instance],
         *,
         idle_s: float,
-        limit: int = MOST_ENVIRONMENTS,
+        max_slots: int = MAX_ENVIRONMENTS,
     ) -> None:
-        self._make = make
+        self._make_env = make_env
         self._wire = wire
-        self._numbers = numbers
-        self._order = sorted(numbers)
+        self._instances_by_number = instances_by_number
+        self._sorted_numbers = sorted(instances_by_number)
         self._idle_s = idle_s
-        self._limit = limit
-        self._opening = 0
-        self._next = secrets.randbelow(2**40)
+        self._max_slots = max_slots
+        self._num_opening = 0
+        self._next_id = secrets.randbelow(2**40)
         self._slots: dict[int, Slot] = {}
         self._lock = threading.Lock()
 
@@ -93,29 +93,34 @@ class EnvironmentPool:
         """Open an environment and return the answer, after closing idle ones. Raises
         `EnvironmentUnavailable` if too many are open.
         """
-        limit = time.monotonic() - self._idle_s
+        last_used_before = time.monotonic() - self._idle_s
         with self._lock:
-            idle = [env_id for env_id, slot in self._slots.items() if slot.last_used < limit and not slot.lock.locked()]
-            idle_slots = [self._slots.pop(env_id) for env_id in idle]
+            idle_ids = [
+                env_id
+                for env_id, slot in self._slots.items()
+                if slot.last_used < last_used_before and not slot.lock.locked()
+            ]
+            idle_slots = [self._slots.pop(env_id) for env_id in idle_ids]
         for slot in idle_slots:
             with slot.lock:
-                slot.closed = True
+                slot.is_closed = True
                 slot.env.close()
         with self._lock:
-            if len(self._slots) + self._opening >= self._limit:
+            if len(self._slots) + self._num_opening >= self._max_slots:
                 raise EnvironmentUnavailable(
-                    f"{self._limit} environments are open, and no more may be; close some, or raise --max-environments"
+                    f"{self._max_slots} environments are open, and no more may be; close some, or raise "
+                    "--max-environments"
                 )
-            self._opening += 1
-            env_id = self._next
-            self._next += 1
+            self._num_opening += 1
+            env_id = self._next_id
+            self._next_id += 1
         try:
-            number = body.get(self._wire.item) if self._wire.item_at_create else None
-            slot = Slot(self._make(), number=number or 0)
+            number = body.get(self._wire.item_key) if self._wire.create_takes_item else None
+            slot = Slot(self._make_env(), instance_number=number or 0)
             answer = self._wire.write_id(env_id)
-            if self._wire.created_ready:
+            if self._wire.is_ready_at_create:
                 try:
-                    answer = self._reset(env_id, slot, self._order[env_id % len(self._order)])
+                    answer = self._reset(env_id, slot, self._sorted_numbers[env_id % len(self._sorted_numbers)])
                 except BaseException:
                     slot.env.close()
                     raise
@@ -124,16 +129,16 @@ class EnvironmentPool:
             return answer
         finally:
             with self._lock:
-                self._opening -= 1
+                self._num_opening -= 1
 
     def reset(self, body: Mapping[str, Any]) -> Any:
         """Begin an instance and return the answer. Raises `EnvironmentRefusal` for an unknown id or
         instance.
         """
         env_id = body[self._wire.id_key]
-        number = body[self._wire.item]
+        number = body[self._wire.item_key]
         with self._locked(env_id) as slot:
-            return self._reset(env_id, slot, slot.number if number is None else number)
+            return self._reset(env_id, slot, slot.instance_number if number is None else number)
 
     def step(self, body: Mapping[str, Any]) -> Any:
         """Carry out an action and return the answer. Raises `EnvironmentRefusal` for an unknown id,
@@ -141,12 +146,12 @@ class EnvironmentPool:
         """
         env_id = body[self._wire.id_key]
         with self._locked(env_id) as slot:
-            if slot.latest is None:
+            if slot.last_answer is None:
                 raise EnvironmentRefusal(f"The id {env_id} was never reset.")
-            transition = take_step(slot.env, self._wire.unwrap(body["action"]))
-            slot.latest = self._wire.write_step(transition, before=slot.reward)
+            transition = take_step(slot.env, self._wire.unwrap_action(body["action"]))
+            slot.last_answer = self._wire.write_step(transition, previous_reward=slot.reward)
             slot.observation, slot.reward = transition.observation, transition.reward
-            return slot.latest
+            return slot.last_answer
 
     def close(self, body: Mapping[str, Any]) -> bool:
         """Close an environment, and return whether there was one with that id."""
@@ -155,7 +160,7 @@ class EnvironmentPool:
         if slot is None:
             return False
         with slot.lock:
-            slot.closed = True
+            slot.is_closed = True
             slot.env.close()
         return True
 
@@ -182,20 +187,20 @@ class EnvironmentPool:
         """
         slot = self.slot(env_id)
         with slot.lock:
-            if slot.closed:
+            if slot.is_closed:
                 raise EnvironmentRefusal(f"The id {env_id} is not valid.")
             yield slot
 
     def _reset(self, env_id: int, slot: Slot, number: int) -> Any:
-        instance = self._numbers.get(number)
+        instance = self._instances_by_number.get(number)
         if instance is None:
-            raise EnvironmentRefusal(f"The {self._wire.item} {number} is not served.")
+            raise EnvironmentRefusal(f"The {self._wire.item_key} {number} is not served.")
         slot.observation, slot.reward = slot.env.reset(instance), 0.0
-        slot.latest = self._wire.write_first(env_id, slot.observation)
-        return slot.latest
+        slot.last_answer = self._wire.write_first_observation(env_id, slot.observation)
+        return slot.last_answer
 
 
-def numbered(env: Environment, splits: Sequence[str]) -> dict[int, Instance]:
+def number_instances(env: Environment, splits: Sequence[str]) -> dict[int, Instance]:
     """Return the instances of some splits, keyed by the number that clients ask for.
 
     The number is the instance's index if no two splits share an index, as in TextCraft; otherwise
@@ -203,22 +208,22 @@ def numbered(env: Environment, splits: Sequence[str]) -> dict[int, Instance]:
     unknown split.
     """
     instances = [instance for split in splits for instance in env.instances(split)]
-    by_index = {instance.index: instance for instance in instances}
-    return by_index if len(by_index) == len(instances) else dict(enumerate(instances))
+    instances_by_index = {instance.index: instance for instance in instances}
+    return instances_by_index if len(instances_by_index) == len(instances) else dict(enumerate(instances))
 
 
 def app(
-    make: Callable[[], Environment],
-    wire: Wire,
-    numbers: Mapping[int, Instance],
+    make_env: Callable[[], Environment],
+    wire: WireFormat,
+    instances_by_number: Mapping[int, Instance],
     *,
     idle_s: float = 3600.0,
-    limit: int = MOST_ENVIRONMENTS,
+    max_slots: int = MAX_ENVIRONMENTS,
 ) -> Starlette:
     """Return the ASGI application, which closes its environments at shutdown. For the arguments see
-    `EnvironmentPool`.
+    `SlotPool`.
     """
-    pool = EnvironmentPool(make, wire, numbers, idle_s=idle_s, limit=limit)
+    pool = SlotPool(make_env, wire, instances_by_number, idle_s=idle_s, max_slots=max_slots)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -233,63 +238,65 @@ def app(
     async def list_envs(request: Request) -> Response:
         return JSONResponse(pool.ids())
 
-    create = create_model("Create", id=(Number | None, None)) if wire.item_at_create else create_model("Create")
-    key: dict[str, Any] = {wire.id_key: (Number, ...)}
-    reset = create_model("Reset", **(key | {wire.item: (Number | None, None)}))
-    step = create_model("Step", **key, action=(str, ...))
-    close = create_model("Close", **key)
+    create_body = create_model("Create", id=(Number | None, None)) if wire.create_takes_item else create_model("Create")
+    id_field: dict[str, Any] = {wire.id_key: (Number, ...)}
+    reset_body = create_model("Reset", **(id_field | {wire.item_key: (Number | None, None)}))
+    step_body = create_model("Step", **id_field, action=(str, ...))
+    close_body = create_model("Close", **id_field)
     routes = [
         Route("/", alive),
         Route(f"{wire.prefix}/list_envs", list_envs),
-        _get(wire, "/observation", lambda env_id: pool.slot(env_id).observation),
-        _get(wire, "/detail", lambda env_id: pool.slot(env_id).latest),
-        _post(wire, "/create", create, pool.create),
-        _post(wire, "/reset", reset, pool.reset),
-        _post(wire, "/step", step, pool.step),
-        _post(wire, "/close", close, pool.close),
+        _get_route(wire, "/observation", lambda env_id: pool.slot(env_id).observation),
+        _get_route(wire, "/detail", lambda env_id: pool.slot(env_id).last_answer),
+        _post_route(wire, "/create", create_body, pool.create),
+        _post_route(wire, "/reset", reset_body, pool.reset),
+        _post_route(wire, "/step", step_body, pool.step),
+        _post_route(wire, "/close", close_body, pool.close),
     ]
     return Starlette(lifespan=lifespan, middleware=[Middleware(Guard)], routes=routes)
 
 
-def _post(wire: Wire, path: str, model: type[BaseModel], act: Callable[[Mapping[str, Any]], Any]) -> Route:
+def _post_route(
+    wire: WireFormat, path: str, model: type[BaseModel], handle: Callable[[Mapping[str, Any]], Any]
+) -> Route:
     """Return the route of a POST request whose body is a `model`."""
 
     async def endpoint(request: Request) -> Response:
         try:
             body = model.model_validate_json(await request.body() or b"{}").model_dump()
         except ValidationError as error:
-            return _malformed(error)
-        return await _answer(wire, lambda: act(body))
+            return _invalid_request(error)
+        return await _respond(wire, lambda: handle(body))
 
     return Route(wire.prefix + path, endpoint, methods=["POST"])
 
 
-def _get(wire: Wire, path: str, look: Callable[[int], Any]) -> Route:
+def _get_route(wire: WireFormat, path: str, read_slot: Callable[[int], Any]) -> Route:
     """Return the route of a GET request about one environment."""
 
     async def endpoint(request: Request) -> Response:
         try:
             env_id = _NUMBER.validate_python(request.query_params.get(wire.id_key))
         except ValidationError as error:
-            return _malformed(error)
-        return await _answer(wire, lambda: look(env_id))
+            return _invalid_request(error)
+        return await _respond(wire, lambda: read_slot(env_id))
 
     return Route(wire.prefix + path, endpoint)
 
 
-def _malformed(error: ValidationError) -> Response:
+def _invalid_request(error: ValidationError) -> Response:
     """Return the response to an invalid request. It says what is wrong but does not quote the
     request, which may be long or not text.
     """
     return JSONResponse({"detail": error.errors(include_url=False, include_context=False, include_input=False)}, 422)
 
 
-async def _answer(wire: Wire, act: Callable[[], Any]) -> Response:
-    """Run `act` in a thread and return its result as the response; for an error of the environment,
-    an error in the style of the contract.
+async def _respond(wire: WireFormat, handle: Callable[[], Any]) -> Response:
+    """Run `handle` in a thread and return its result as the response; for an error of the
+    environment, an error in the style of the contract.
     """
     try:
-        return JSONResponse(await run_in_threadpool(act))
+        return JSONResponse(await run_in_threadpool(handle))
     except EnvironmentUnavailable as error:
         # Clients treat this status as temporary, and try again.
         return JSONResponse({"error": str(error)}, 503)

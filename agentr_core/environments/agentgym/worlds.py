@@ -18,21 +18,21 @@ from agentr_core.environments.agentgym import wire
 from agentr_core.environments.agentgym.client import AgentGymWorld
 from agentr_core.environments.crafting import textcraft
 from agentr_core.environments.crafting.game import INSTRUCTION, goal_line
-from agentr_core.environments.crafting.recipes import load_split
+from agentr_core.environments.crafting.recipes import load_splits
 from agentr_core.errors import ConfigError, EnvironmentServerError
-from agentr_core.replies import Labels
-from agentr_core.texts import outside_thoughts
+from agentr_core.replies import LabelStyle
+from agentr_core.texts import blank_thoughts
 from agentr_core.types import Instance
 
-_TAGGED = re.compile(r"<(search|answer)>.*?</\1>", re.DOTALL)
-_SQL = re.compile(r"```sql(.*?)```", re.DOTALL)
-_FENCED = re.compile(r"```(.*?)```", re.DOTALL)
+_SEARCH_OR_ANSWER = re.compile(r"<(search|answer)>.*?</\1>", re.DOTALL)
+_SQL_BLOCK = re.compile(r"```sql(.*?)```", re.DOTALL)
+_FENCED_BLOCK = re.compile(r"```(.*?)```", re.DOTALL)
 
 
 class _LabelledWorld(AgentGymWorld):
     """A world whose actions follow a label."""
 
-    labels: Labels = "lenient"
+    labels: LabelStyle = "lenient"
 
 
 class TextCraft(_LabelledWorld, world="textcraft"):
@@ -53,7 +53,7 @@ class TextCraft(_LabelledWorld, world="textcraft"):
 
     def published_ids(self) -> Mapping[str, Sequence[int]]:
         """Return the published splits."""
-        return load_split()
+        return load_splits()
 
     def parse(self, reply: str) -> str:
         """Return the line after the last "Action:" of a reply, in lower case, with letters, digits,
@@ -63,35 +63,35 @@ class TextCraft(_LabelledWorld, world="textcraft"):
 
     def depth(self, instance: Instance) -> int | None:
         """Return the length of the longest chain of crafts to the goal."""
-        return _native().depth(_local(instance))
+        return _native_world().depth(_native_instance(instance))
 
     def facts(self, instance: Instance) -> Mapping[str, Any]:
         """Return the number of crafts on the shortest way."""
-        return _native().facts(_local(instance))
+        return _native_world().facts(_native_instance(instance))
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
         """Return the replies of the expert of the world in this process, in which the same number
         has the same goal and recipes.
         """
-        return _native().expert(_local(instance))
+        return _native_world().expert(_native_instance(instance))
 
     def probes(self) -> Sequence[Instance]:
         """Return up to four instances of each split: on a server that does not sort its recipes,
         nearly all goals have other numbers.
         """
         return [
-            instances[part * (len(instances) - 1) // 3]
+            instances[quarter * (len(instances) - 1) // 3]
             for split in self.splits()
             if (instances := self.instances(split))
-            for part in range(4)
+            for quarter in range(4)
         ]
 
-    def check_first(self, instance: Instance, first: str) -> None:
+    def check_first_observation(self, instance: Instance, first_observation: str) -> None:
         """Raise `EnvironmentServerError` if the goal of an instance is not the one of its number in
         our table.
         """
-        _, label, goal = first.rpartition("\nGoal: ")
-        goals = _native().book.goals
+        _, label, goal = first_observation.rpartition("\nGoal: ")
+        goals = _native_world().book.goals
         table_goal = goal_line(goals[instance.index % len(goals)][0]).removeprefix("Goal: ")
         if label and goal.strip() != table_goal:
             raise EnvironmentServerError(
@@ -106,11 +106,11 @@ class TextCraft(_LabelledWorld, world="textcraft"):
 
 
 @lru_cache(maxsize=1)
-def _native() -> textcraft.TextCraft:
+def _native_world() -> textcraft.TextCraft:
     return textcraft.TextCraft()
 
 
-def _local(instance: Instance) -> Instance:
+def _native_instance(instance: Instance) -> Instance:
     return Instance(environment=textcraft.TextCraft.name, split=instance.split, index=instance.index)
 
 
@@ -155,14 +155,14 @@ class AlfWorld(_LabelledWorld, world="alfworld"):
         return _ALFWORLD_IDS
 
 
-def check_served(name: str, numbers: Mapping[int, Instance]) -> None:
+def check_numbers(name: str, instances_by_number: Mapping[int, Instance]) -> None:
     """Raise `ConfigError` if a world has instances of another split at the numbers by which clients
     ask for the published ones: their test games would be training games.
 
     This can only happen in ALFWorld, which without `ids_dir` numbers the games of each split from
     0.
     """
-    for number, instance in numbers.items() if name == "alfworld" else ():
+    for number, instance in instances_by_number.items() if name == "alfworld" else ():
         split = next((split for split, ids in _ALFWORLD_IDS.items() if number in ids), instance.split)
         if split != instance.split:
             raise ConfigError(
@@ -198,7 +198,7 @@ class SearchQA(AgentGymWorld, world="searchqa"):
 
     def parse(self, reply: str) -> str:
         """Return the last search or answer of a reply with its tags; empty if there is none."""
-        matches = [match[0] for match in _TAGGED.finditer(outside_thoughts(reply))]
+        matches = [match[0] for match in _SEARCH_OR_ANSWER.finditer(blank_thoughts(reply))]
         return matches[-1] if matches else ""
 
 
@@ -216,7 +216,7 @@ class SqlGym(AgentGymWorld, world="sqlgym"):
 
     def parse(self, reply: str) -> str:
         """Return the content of the last SQL block of a reply; empty if there is none."""
-        matches = _SQL.findall(outside_thoughts(reply))
+        matches = _SQL_BLOCK.findall(blank_thoughts(reply))
         return matches[-1].strip() if matches else ""
 
 
@@ -237,35 +237,35 @@ class Weather(_ToolWorld, world="weather"):
     reward.
     """
 
-    instruction = wire.tools("weather records and forecasts")
+    instruction = wire.tools_instruction("weather records and forecasts")
     step_limit = 10
 
 
 class Movie(_ToolWorld, world="movie"):
     """Questions about films and people."""
 
-    instruction = wire.tools("a film database")
+    instruction = wire.tools_instruction("a film database")
     step_limit = 12
 
 
 class Academia(_ToolWorld, world="academia"):
     """Questions about papers and authors; there are only test instances."""
 
-    instruction = wire.tools("a graph of papers and authors")
+    instruction = wire.tools_instruction("a graph of papers and authors")
     step_limit = 12
 
 
 class Todo(_ToolWorld, world="todo"):
     """A list of projects and tasks to ask about and to change."""
 
-    instruction = wire.tools("a list of projects and things to do")
+    instruction = wire.tools_instruction("a list of projects and things to do")
     step_limit = 15
 
 
 class Sheet(_ToolWorld, world="sheet"):
     """A spreadsheet to bring into a wanted state; there are only test instances."""
 
-    instruction = wire.tools("a spreadsheet")
+    instruction = wire.tools_instruction("a spreadsheet")
     step_limit = 15
 
 
@@ -276,13 +276,13 @@ class Maze(_LabelledWorld, world="maze"):
 
     instruction = wire.MAZE
     step_limit = 15
-    playable = range(25)
+    playable_ids = range(25)
 
     def parse(self, reply: str) -> str:
         """Return the line after the last "Action:" of a reply, or the first line of a reply without
         the label; a direction alone becomes a move.
         """
-        action = replies.line_after_label(reply, self.labels, unlabelled=True)
+        action = replies.line_after_label(reply, self.labels, allow_unlabelled=True)
         return f"move {action.lower()}" if action.lower() in ("up", "down", "left", "right") else action
 
 
@@ -302,7 +302,7 @@ class Wordle(_LabelledWorld, world="wordle"):
         """Return the letters of the guess in lower case, separated by spaces as the server wants
         them; the label may be missing.
         """
-        return " ".join("".join(replies.line_after_label(reply, self.labels, unlabelled=True).lower().split()))
+        return " ".join("".join(replies.line_after_label(reply, self.labels, allow_unlabelled=True).lower().split()))
 
 
 class WebArena(AgentGymWorld, world="webarena"):
@@ -313,5 +313,5 @@ class WebArena(AgentGymWorld, world="webarena"):
 
     def parse(self, reply: str) -> str:
         """Return the content of the last fenced block of a reply; empty if there is none."""
-        matches = _FENCED.findall(outside_thoughts(reply))
+        matches = _FENCED_BLOCK.findall(blank_thoughts(reply))
         return matches[-1].strip() if matches else ""

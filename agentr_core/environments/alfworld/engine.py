@@ -21,16 +21,16 @@ from textworld.core import EnvInfos, GameState
 from textworld.envs import PddlEnv
 
 # The problem translator and the grammar parser keep state in module globals.
-_ENGINE = threading.Lock()
-_LOOKED_AT = "checked"
+_ENGINE_LOCK = threading.Lock()
+_LOOKED_AT_PREDICATE = "checked"
 """The predicate that no action and no goal of ALFWorld's domain needs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class SavedState:
     """A state of the open game: its number, and the facts added and removed since the start."""
 
-    number: int
+    state_id: int
     added: frozenset[Any]
     removed: frozenset[Any]
 
@@ -45,15 +45,15 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
     def __init__(self) -> None:
         """Load the library. Raises `AttributeError` if it is too old to number its states."""
         super().__init__(EnvInfos(admissible_commands=True))
-        self._number = self.downward_lib.get_state_id
-        self._return_to = self.downward_lib.set_state_id
-        self._start: frozenset[Any] = frozenset()
+        self._get_state_id = self.downward_lib.get_state_id
+        self._set_state_id = self.downward_lib.set_state_id
+        self._start_facts: frozenset[Any] = frozenset()
         self._grammar = ""
-        self._commands: dict[tuple[str, ...], str] = {}
+        self._text_by_action: dict[tuple[str, ...], str] = {}
 
     def open(self, content: Mapping[str, Any]) -> str:
         """Open a game from the content of its file, and return its first text."""
-        with _ENGINE:
+        with _ENGINE_LOCK:
             arguments = sys.argv
             try:
                 self.load(dict(content))
@@ -62,25 +62,25 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
                 sys.argv = arguments
             for entity_id, name in display_names(self._entity_infos).items():
                 self._entity_infos[entity_id].name = name
-            self._start = frozenset(self._pddl_state.facts)
+            self._start_facts = frozenset(self._pddl_state.facts)
             self._grammar = str(content["grammar"])
-            self._commands = {}
+            self._text_by_action = {}
             text = str(self._logic.grammar.derive("#intro#", self._context({})))
         # `reset` would translate the problem a second time.
         self._moves = 0
-        self.go_back(Mark(self._number(), frozenset(), frozenset()))
+        self.restore_state(SavedState(self._get_state_id(), frozenset(), frozenset()))
         return text
 
     def act(self, command: str) -> str:
         """Carry out a command and return the game's answer; it says so if the command is
         impossible.
         """
-        with _ENGINE:
+        with _ENGINE_LOCK:
             self.step(command)
         return str(self.state.feedback)
 
     @property
-    def won(self) -> bool:
+    def is_won(self) -> bool:
         """Whether the task is done in the present state."""
         return bool(self.state["won"])
 
@@ -93,38 +93,40 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
         """Return commands that lead from the present state to a won one; empty if there are
         none.
         """
-        with _ENGINE:
+        with _ENGINE_LOCK:
             return list(self._pddl_state.replan(self._entity_infos))
 
-    def mark(self) -> Mark:
-        """Return the present state, which `go_back` can restore until another game is opened."""
+    def save_state(self) -> SavedState:
+        """Return the present state, which `restore_state` brings back until another game is
+        opened.
+        """
         facts = frozenset(self._pddl_state.facts)
-        return Mark(self._number(), facts - self._start, self._start - facts)
+        return SavedState(self._get_state_id(), facts - self._start_facts, self._start_facts - facts)
 
-    def changes(self) -> str:
+    def changed_facts(self) -> str:
         """Return the facts that differ between the present state and the start, one on each line,
         sorted: "+" before a fact that holds now, "-" before one that no longer holds.
 
         Facts without an effect are left out: that a thing was looked at, and negated facts, unless
         the game's grammar reads them.
         """
-        mark = self.mark()
-        signed_facts = [*(("+", fact) for fact in mark.added), *(("-", fact) for fact in mark.removed)]
+        state = self.save_state()
+        signed_facts = [*(("+", fact) for fact in state.added), *(("-", fact) for fact in state.removed)]
         return "\n".join(
             sorted(
                 f"{sign} {fact}"
                 for sign, fact in signed_facts
-                if fact.name != _LOOKED_AT and (not fact.is_negation or fact.name in self._grammar)
+                if fact.name != _LOOKED_AT_PREDICATE and (not fact.is_negation or fact.name in self._grammar)
             )
         )
 
-    def go_back(self, mark: Mark) -> None:
-        """Put the game into a state that `mark` returned."""
+    def restore_state(self, saved_state: SavedState) -> None:
+        """Put the game into a state that `save_state` returned."""
         facts = defaultdict(set)
-        for fact in (self._start - mark.removed) | mark.added:
+        for fact in (self._start_facts - saved_state.removed) | saved_state.added:
             facts[fact.signature].add(fact)
-        with _ENGINE:
-            self._return_to(mark.number)
+        with _ENGINE_LOCK:
+            self._set_state_id(saved_state.state_id)
             # The engine's own `remove_fact` is not used: it miscounts the objects of facts that an
             # effect has made false.
             self._pddl_state._facts = facts
@@ -133,12 +135,12 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
             self._gather_infos()
 
     def release(self) -> None:
-        """Make the game available to the next caller of `borrow`.
+        """Make the game available to the next caller of `acquire_game`.
 
         Its library is never unloaded: all copies share registries, and after an unload the next
         copy to be loaded would crash.
         """
-        _IDLE.append(self)
+        _IDLE_GAMES.append(self)
 
     def _gather_infos(self) -> None:
         """Fill in the parts of the state that `step` needs.
@@ -151,12 +153,12 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
         commands = []
         for action in actions:
             key = (action.name, *(entity_id.name for entity_id in action.mapping.values()))
-            if key not in self._commands:
+            if key not in self._text_by_action:
                 context = self._context(action.mapping)
-                names = {entity_id: info.name for entity_id, info in self._entity_infos.items()}
+                name_by_entity = {entity_id: info.name for entity_id, info in self._entity_infos.items()}
                 action.command_template = self._logic.grammar.derive(action.command_template, context)
-                self._commands[key] = str(action.format_command(names))
-            commands.append(self._commands[key])
+                self._text_by_action[key] = str(action.format_command(name_by_entity))
+            commands.append(self._text_by_action[key])
         self.state["won"] = self._pddl_state.check_goal()
         self.state["lost"] = False
         self.state["_valid_actions"] = actions
@@ -176,13 +178,13 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
         }
 
 
-_IDLE: list[HouseGame] = []
+_IDLE_GAMES: list[HouseGame] = []
 
 
-def borrow() -> HouseGame:
+def acquire_game() -> HouseGame:
     """Return a released game, or a new one if there is none."""
     try:
-        return _IDLE.pop()
+        return _IDLE_GAMES.pop()
     except IndexError:
         return HouseGame()
 
@@ -194,12 +196,12 @@ def display_names(ids: Iterable[str]) -> dict[str, str]:
     Things of a kind are numbered from 1, in descending order of their ids. Ids that do not belong
     to a thing in the room stay unchanged.
     """
-    counts: Counter[str] = Counter()
-    names = {}
+    num_by_kind: Counter[str] = Counter()
+    name_by_id = {}
     for entity_id in sorted(ids, reverse=True):
-        kind, bar, _ = entity_id.partition("_bar_")
-        if bar:
+        kind, separator, _ = entity_id.partition("_bar_")
+        if separator:
             kind += "basin" if "basin" in entity_id else ""
-            counts[kind] += 1
-        names[entity_id] = f"{kind} {counts[kind]}" if bar else entity_id
-    return names
+            num_by_kind[kind] += 1
+        name_by_id[entity_id] = f"{kind} {num_by_kind[kind]}" if separator else entity_id
+    return name_by_id

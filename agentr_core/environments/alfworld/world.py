@@ -25,11 +25,11 @@ from agentr_core.environment import Environment, Instances
 from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault
 from agentr_core.fingerprint import fingerprint
 from agentr_core.system import content_sha256
-from agentr_core.texts import placed
+from agentr_core.texts import path_for_message
 from agentr_core.types import Instance, Transition
 
 if TYPE_CHECKING:
-    from agentr_core.environments.alfworld.engine import HouseGame, Mark
+    from agentr_core.environments.alfworld.engine import HouseGame, SavedState
 
 
 # The games of ALFWorld in their original folders, and lists of games that are cached on disk.
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 # Source: ALFWorld (arXiv 2010.03768), its public data, and the rules of its text environment for
 # which games are playable.
 
-VERSION = 2
+LIST_VERSION = 2
 """Raise it when the same folders would give a different list."""
 
-KINDS = (
+TASK_KINDS = (
     "pick_and_place_simple",
     "look_at_obj_in_light",
     "pick_clean_then_place_in_recep",
@@ -55,7 +55,7 @@ KINDS = (
 """The six kinds of tasks, in the order in which the benchmark numbers them from 1."""
 
 GAME_FILE = "game.tw-pddl"
-_UNSUPPORTED = ("movable", "Sliced")
+_UNSUPPORTED_WORDS = ("movable", "Sliced")
 REINSTALL_HINT = "get it again with `alfworld-download`"
 
 
@@ -71,7 +71,7 @@ class Game:
     sha256: str
 
 
-_GAMES = TypeAdapter(tuple[Game, ...])
+_GAMES_ADAPTER = TypeAdapter(tuple[Game, ...])
 
 
 def find_root(folder: Path) -> Path:
@@ -82,7 +82,8 @@ def find_root(folder: Path) -> Path:
         if (root / "train").is_dir():
             return root
     raise ConfigError(
-        f"environment.options.data_dir: {placed(folder)} has no folder train, nor json_2.1.1/train; name the folder "
+        f"environment.options.data_dir: {path_for_message(folder)} has no folder train, nor json_2.1.1/train; "
+        "name the folder "
         "that `alfworld-download` filled"
     )
 
@@ -99,45 +100,48 @@ def list_games(root: Path, split: str, cache: Path) -> tuple[Game, ...]:
     folder = root / split
     try:
         tasks = sorted(path.name for path in folder.iterdir() if path.is_dir())
-        content = content_sha256(folder, cache)
+        content_hash = content_sha256(folder, cache)
     except OSError as error:
         raise ConfigError(f"environment.options.data_dir: {folder} cannot be read ({error.strerror})") from error
-    cache_file = cache / f"{fingerprint('alfworld', VERSION, content)}.json"
+    cache_file = cache / f"{fingerprint('alfworld', LIST_VERSION, content_hash)}.json"
     if not cache_file.is_file():
-        games = _read_all(folder, tasks)
+        games = _read_games(folder, tasks)
         try:
             cache_file.parent.mkdir(parents=True, exist_ok=True)
-            draft = cache_file.with_name(f"{cache_file.name}.{os.getpid()}")
-            draft.write_bytes(_GAMES.dump_json(games))
-            draft.replace(cache_file)
+            temporary_file = cache_file.with_name(f"{cache_file.name}.{os.getpid()}")
+            temporary_file.write_bytes(_GAMES_ADAPTER.dump_json(games))
+            temporary_file.replace(cache_file)
         except OSError as error:
             raise ConfigError(
                 f"environment.options.cache_dir: {cache_file.parent} cannot be written ({error}); name another"
             ) from error
     try:
-        return _GAMES.validate_json(cache_file.read_bytes())
+        return _GAMES_ADAPTER.validate_json(cache_file.read_bytes())
     except (OSError, ValidationError) as error:
         raise DataFileError(f"the list of games {cache_file} is damaged; delete it to have it rebuilt") from error
 
 
-def listed_games(root: Path, split: str, mapping: Path, cache: Path) -> dict[int, Game]:
+def games_by_number(root: Path, split: str, mapping_file: Path, cache: Path) -> dict[int, Game]:
     """Return the games that one of AgentGym's mapping files names, keyed by their numbers in it.
     Raises `DataFileError` if the file is malformed or names a game that the split does not have.
     """
-    by_trial = {(game.task, game.trial): game for game in list_games(root, split, cache)}
+    game_by_trial = {(game.task, game.trial): game for game in list_games(root, split, cache)}
     try:
-        trials = {
-            int(entry["item_id"]): (entry["task_type"], entry["task_id"]) for entry in json.loads(mapping.read_bytes())
+        trial_by_number = {
+            int(entry["item_id"]): (entry["task_type"], entry["task_id"])
+            for entry in json.loads(mapping_file.read_bytes())
         }
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataFileError(f"{mapping} cannot be read ({error}); it must be a file of AgentGym's configs") from error
-    missing = [f"{task}/{trial}" for task, trial in trials.values() if (task, trial) not in by_trial]
+        raise DataFileError(
+            f"{mapping_file} cannot be read ({error}); it must be a file of AgentGym's configs"
+        ) from error
+    missing = [f"{task}/{trial}" for task, trial in trial_by_number.values() if (task, trial) not in game_by_trial]
     if missing:
         raise DataFileError(
-            f"{mapping} names {len(missing)} games that {root / split} does not have, such as {missing[0]}; "
+            f"{mapping_file} names {len(missing)} games that {root / split} does not have, such as {missing[0]}; "
             f"{REINSTALL_HINT}"
         )
-    return {number: by_trial[key] for number, key in trials.items()}
+    return {number: game_by_trial[key] for number, key in trial_by_number.items()}
 
 
 def read_game(path: Path, game: Game) -> Mapping[str, Any]:
@@ -145,7 +149,7 @@ def read_game(path: Path, game: Game) -> Mapping[str, Any]:
     has changed since it was listed.
     """
     try:
-        content, sha256 = _object(path)
+        content, sha256 = _read_object(path)
     except DataFileError as error:
         raise EnvironmentFault(f"{error}") from error
     if sha256 != game.sha256:
@@ -158,7 +162,7 @@ def read_game(path: Path, game: Game) -> Mapping[str, Any]:
     return content
 
 
-def _read_all(folder: Path, tasks: list[str]) -> tuple[Game, ...]:
+def _read_games(folder: Path, tasks: list[str]) -> tuple[Game, ...]:
     """Return the playable games of a split: solvable ones of a known kind, with nothing to slice
     and without movable containers. Raises `DataFileError` if there are none.
     """
@@ -166,12 +170,15 @@ def _read_all(folder: Path, tasks: list[str]) -> tuple[Game, ...]:
     for task in tasks:
         for trial in sorted(path.name for path in (folder / task).iterdir()):
             trial_folder = folder / task / trial
-            if any(word in f"{task}/{trial}" for word in _UNSUPPORTED) or not (trial_folder / GAME_FILE).is_file():
+            if (
+                any(word in f"{task}/{trial}" for word in _UNSUPPORTED_WORDS)
+                or not (trial_folder / GAME_FILE).is_file()
+            ):
                 continue
-            kind = _object(trial_folder / "traj_data.json")[0].get("task_type")
-            if kind not in KINDS:
+            kind = _read_object(trial_folder / "traj_data.json")[0].get("task_type")
+            if kind not in TASK_KINDS:
                 continue
-            content, sha256 = _object(trial_folder / GAME_FILE)
+            content, sha256 = _read_object(trial_folder / GAME_FILE)
             if content.get("solvable"):
                 games.append(Game(task=task, trial=trial, kind=kind, sha256=sha256))
     if not games:
@@ -181,7 +188,7 @@ def _read_all(folder: Path, tasks: list[str]) -> tuple[Game, ...]:
     return tuple(games)
 
 
-def _object(path: Path) -> tuple[Mapping[str, Any], str]:
+def _read_object(path: Path) -> tuple[Mapping[str, Any], str]:
     """Return the JSON object in a file, and the file's SHA-256. Raises `DataFileError`."""
     try:
         raw = path.read_bytes()
@@ -216,12 +223,12 @@ inventory
 Things and places have numbers, as in "mug 1" or "drawer 2". You carry one thing at a time. What you do not see may be
 in something that is closed. "Nothing happens." means that an action was not possible."""
 
-_ARRIVED = re.compile(r"^You arrive at loc \d+\. ")
-_PUT = re.compile(r'action\s+PutObject\s*\{\s*template\s*::\s*"([\w /]*\{o\}[\w /]*\{r\})"')
-_EXTRA = "in the checkout, pip install -c constraints.txt -e '.[alfworld]'"
-_FOLDERS = {"train": "train", "seen": "valid_seen", "test": "valid_unseen"}
-_AGENTGYM_FOLDERS = {"train": "train", "test": "valid_train"}
-_THOUGHTS = {
+_ARRIVAL = re.compile(r"^You arrive at loc \d+\. ")
+_PUT_TEMPLATE = re.compile(r'action\s+PutObject\s*\{\s*template\s*::\s*"([\w /]*\{o\}[\w /]*\{r\})"')
+_INSTALL_COMMAND = "in the checkout, pip install -c constraints.txt -e '.[alfworld]'"
+_FOLDER_BY_SPLIT = {"train": "train", "seen": "valid_seen", "test": "valid_unseen"}
+_AGENTGYM_FOLDER_BY_SPLIT = {"train": "train", "test": "valid_train"}
+_THOUGHT_BY_VERB = {
     "go": "I go to where I need to be, or where it may be.",
     "open": "It is closed; I open it.",
     "close": "I close it again.",
@@ -234,19 +241,19 @@ _THOUGHTS = {
     "cool": "It must be cool.",
     "slice": "It must be sliced.",
 }
-_LOOK = "I look closer."
+_LOOK_THOUGHT = "I look closer."
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A state: the instance, the actions that led to it, and a mark, valid while `opening` is the
-    number of the game that is open.
+    """A state: the instance, the actions that led to it, and the saved state, valid while
+    `num_openings` is the number of the game that is open.
     """
 
     instance: Instance
     actions: tuple[str, ...]
-    opening: int
-    mark: Mark
+    num_openings: int
+    saved_state: SavedState
 
 
 class AlfWorld(Environment):
@@ -285,23 +292,25 @@ class AlfWorld(Environment):
             textworld_version = version("textworld")
             version("fast-downward-textworld")
         except PackageNotFoundError as error:
-            raise ConfigError(f"alfworld needs the package {error.name}: {_EXTRA}") from error
+            raise ConfigError(f"alfworld needs the package {error.name}: {_INSTALL_COMMAND}") from error
         if not (1, 6) <= tuple(int(part) for part in textworld_version.split(".")[:2] if part.isdecimal()) < (1, 8):
-            raise ConfigError(f"alfworld needs TextWorld 1.6 or 1.7, but {textworld_version} is installed: {_EXTRA}")
+            raise ConfigError(
+                f"alfworld needs TextWorld 1.6 or 1.7, but {textworld_version} is installed: {_INSTALL_COMMAND}"
+            )
         if not data_dir:
             raise ConfigError(
                 "alfworld needs a folder of games: set environment.options.data_dir or the variable ALFWORLD_DATA; "
                 "`alfworld-download` fills one, `python data/alfworld/make.py runs/alfworld` makes a small one"
             )
         self._root = find_root(Path(data_dir))
-        self._settings = (self._root, ids_dir, Path(cache_dir))
-        self._folders = _AGENTGYM_FOLDERS if ids_dir else _FOLDERS
-        self._admissible = admissible_commands
+        self._list_arguments = (self._root, ids_dir, Path(cache_dir))
+        self._folder_by_split = _AGENTGYM_FOLDER_BY_SPLIT if ids_dir else _FOLDER_BY_SPLIT
+        self._shows_commands = admissible_commands
         self._game: HouseGame | None = None
-        self._opening = 0
+        self._num_openings = 0
         self._instance: Instance | None = None
-        self._first = ""
-        self._start: Mark | None = None
+        self._first_text = ""
+        self._start_state: SavedState | None = None
         self._actions: tuple[str, ...] = ()
 
     @staticmethod
@@ -311,94 +320,100 @@ class AlfWorld(Environment):
         """
         if not options.get("data_dir"):
             return ()
-        root, ids = find_root(Path(options["data_dir"])), options.get("ids_dir")
-        folders = _AGENTGYM_FOLDERS if ids else _FOLDERS
-        splits = (root / folder for folder in folders.values() if (root / folder).is_dir())
-        return tuple(map(str, (*splits, *(_listed_in(ids, split) for split in folders if ids))))
+        root, ids_dir = find_root(Path(options["data_dir"])), options.get("ids_dir")
+        folder_by_split = _AGENTGYM_FOLDER_BY_SPLIT if ids_dir else _FOLDER_BY_SPLIT
+        splits = (root / folder for folder in folder_by_split.values() if (root / folder).is_dir())
+        return tuple(map(str, (*splits, *(_mapping_file(ids_dir, split) for split in folder_by_split if ids_dir))))
 
     @cached_property
     def instruction(self) -> str:  # type: ignore[override]
         """The first user message. Its wording depends on the games: older ones have the action `put
         ... in/on ...`, newer ones `move ... to ...`.
         """
-        first = next(iter(self._games("train").values()))
-        template = _PUT.search(self._content("train", first)["grammar"])
+        first_game = next(iter(self._games_of("train").values()))
+        template = _PUT_TEMPLATE.search(self._game_content("train", first_game)["grammar"])
         phrase = template[1] if template else "move {o} to {r}"
         return _INSTRUCTION.format(put=phrase.format(o="THING", r="PLACE"))
 
     def splits(self) -> tuple[str, ...]:
         """Return the names of the splits."""
-        return tuple(self._folders)
+        return tuple(self._folder_by_split)
 
     def instances(self, split: str) -> Sequence[Instance]:
         """Return the instances of a split. Raises `ConfigError` if there is no such split, and
         `DataFileError` for a malformed file.
         """
-        if split not in self._folders:
+        if split not in self._folder_by_split:
             raise ConfigError(f"alfworld has no split {split!r}; it has {', '.join(self.splits())}")
-        return Instances(self.name, split, tuple(self._games(split)))
+        return Instances(self.name, split, tuple(self._games_of(split)))
 
     def reset(self, instance: Instance) -> str:
         """Begin an episode and return the description of the room and the task. Raises
         `EnvironmentFault` for an unknown or broken game, and `ConfigError` if the engine cannot be
         loaded.
         """
-        if instance == self._instance and self._game is not None and self._start is not None:
-            self._game.go_back(self._start)
+        if instance == self._instance and self._game is not None and self._start_state is not None:
+            self._game.restore_state(self._start_state)
         else:
-            game = self._find(instance)
-            content = self._content(instance.split, game)
+            game = self._game_of(instance)
+            content = self._game_content(instance.split, game)
             self._instance = None
-            self._opening += 1
+            self._num_openings += 1
             if self._game is None:
                 try:
-                    from agentr_core.environments.alfworld.engine import borrow
+                    from agentr_core.environments.alfworld.engine import acquire_game
 
-                    self._game = borrow()
+                    self._game = acquire_game()
                 except (ImportError, AttributeError, OSError) as error:
-                    raise ConfigError(f"the engine of alfworld cannot be loaded ({error}): {_EXTRA}") from error
+                    raise ConfigError(
+                        f"the engine of alfworld cannot be loaded ({error}): {_INSTALL_COMMAND}"
+                    ) from error
             try:
                 text = self._game.open(content)
             # The parsers raise many types of errors, and the problem translator even tries to exit
             # the process.
             except (Exception, SystemExit) as error:
                 detail = " ".join(str(error).split())[:200] or type(error).__name__
-                path = self._path(instance.split, game)
+                path = self._game_path(instance.split, game)
                 raise EnvironmentFault(f"game file {path} is broken ({detail}); {REINSTALL_HINT}") from error
-            self._first = "\n".join(text.split("\n\n")[1:])
-            self._start = self._game.mark()
+            self._first_text = "\n".join(text.split("\n\n")[1:])
+            self._start_state = self._game.save_state()
             self._instance = instance
         self._actions = ()
-        return self._with_actions(self._first)
+        return self._with_actions(self._first_text)
 
     def step(self, action: str) -> Transition:
         """Carry out an action and return the transition; completing the task gives reward 1 and
         ends the episode.
         """
-        game = self._present()
+        game = self._current_game()
         valid = action.strip() in game.commands
         observation = game.act(action)
         self._actions += (action,)
         return Transition(
-            self._with_actions(observation), float(game.won), game.won, False, {"success": game.won, "valid": valid}
+            self._with_actions(observation),
+            float(game.is_won),
+            game.is_won,
+            False,
+            {"success": game.is_won, "valid": valid},
         )
 
     def state(self) -> str:
         """Return the facts that differ from the start of the game; the facts decide all texts and
-        what is possible. Nothing that has an effect is left out; see `HouseGame.changes`.
+        what is possible. Nothing that has an effect is left out; see `HouseGame.changed_facts`.
         """
-        return self._present().changes()
+        return self._current_game().changed_facts()
 
     def snapshot(self) -> Any:
         """Return the present state as a `Snapshot`, which is small and immutable."""
-        game = self._present()
+        game = self._current_game()
         assert self._instance is not None
-        return Snapshot(self._instance, self._actions, self._opening, game.mark())
+        return Snapshot(self._instance, self._actions, self._num_openings, game.save_state())
 
     def restore(self, snapshot: Any) -> None:
         """Put the episode back into a snapshot; if another game was opened since, by replay."""
-        if snapshot.opening == self._opening:
-            self._present().go_back(snapshot.mark)
+        if snapshot.num_openings == self._num_openings:
+            self._current_game().restore_state(snapshot.saved_state)
             self._actions = snapshot.actions
             return
         self.reset(snapshot.instance)
@@ -407,45 +422,48 @@ class AlfWorld(Environment):
 
     def depth(self, instance: Instance) -> int | None:
         """Return the number of the task's kind, from 1 to 6 as in the benchmark."""
-        return KINDS.index(self._find(instance).kind) + 1
+        return TASK_KINDS.index(self._game_of(instance).kind) + 1
 
     def facts(self, instance: Instance) -> Mapping[str, Any]:
         """Return the name of the task's kind, whose number is `depth`."""
-        return {"kind": self._find(instance).kind}
+        return {"kind": self._game_of(instance).kind}
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
         """Return the game's walkthrough as replies, or None if its file has none."""
-        commands = self._content(instance.split, self._find(instance)).get("walkthrough")
+        commands = self._game_content(instance.split, self._game_of(instance)).get("walkthrough")
         if not commands:
             return None
-        return [f"Thought: {_THOUGHTS.get(command.split()[0], _LOOK)}\nAction: {command}" for command in commands]
+        return [
+            f"Thought: {_THOUGHT_BY_VERB.get(command.split()[0], _LOOK_THOUGHT)}\nAction: {command}"
+            for command in commands
+        ]
 
     def close(self) -> None:
         """Release the engine for other environments."""
         if self._game is not None:
             self._game.release()
-        self._game = self._instance = self._start = None
-        self._opening += 1
+        self._game = self._instance = self._start_state = None
+        self._num_openings += 1
 
     def _with_actions(self, text: str) -> str:
-        observation = _ARRIVED.sub("", text)
+        observation = _ARRIVAL.sub("", text)
         return (
-            f"{observation}\nAVAILABLE ACTIONS: {','.join(self._present().commands)}"
-            if self._admissible
+            f"{observation}\nAVAILABLE ACTIONS: {','.join(self._current_game().commands)}"
+            if self._shows_commands
             else observation
         )
 
-    def _present(self) -> HouseGame:
+    def _current_game(self) -> HouseGame:
         if self._game is None or self._instance is None:
             raise EnvironmentFault("alfworld: there is no episode; call reset first")
         return self._game
 
-    def _games(self, split: str) -> Mapping[int, Game]:
-        return _list(*self._settings, split)
+    def _games_of(self, split: str) -> Mapping[int, Game]:
+        return _games_by_index(*self._list_arguments, split)
 
-    def _find(self, instance: Instance) -> Game:
-        is_listed = instance.environment == self.name and instance.split in self._folders
-        games = self._games(instance.split) if is_listed else {}
+    def _game_of(self, instance: Instance) -> Game:
+        is_listed = instance.environment == self.name and instance.split in self._folder_by_split
+        games = self._games_of(instance.split) if is_listed else {}
         if instance.index not in games:
             raise EnvironmentFault(
                 f"alfworld has no instance {instance.key}; it has the splits {', '.join(self.splits())}"
@@ -453,20 +471,20 @@ class AlfWorld(Environment):
             )
         return games[instance.index]
 
-    def _path(self, split: str, game: Game) -> Path:
-        return self._root / self._folders[split] / game.task / game.trial / GAME_FILE
+    def _game_path(self, split: str, game: Game) -> Path:
+        return self._root / self._folder_by_split[split] / game.task / game.trial / GAME_FILE
 
-    def _content(self, split: str, game: Game) -> Mapping[str, Any]:
-        return read_game(self._path(split, game), game)
+    def _game_content(self, split: str, game: Game) -> Mapping[str, Any]:
+        return read_game(self._game_path(split, game), game)
 
 
 # A run has hundreds of environments, and a list may have thousands of games.
 @lru_cache(maxsize=8)
-def _list(root: Path, ids_dir: str, cache: Path, split: str) -> Mapping[int, Game]:
+def _games_by_index(root: Path, ids_dir: str, cache: Path, split: str) -> Mapping[int, Game]:
     if ids_dir:
-        return listed_games(root, _AGENTGYM_FOLDERS[split], _listed_in(ids_dir, split), cache)
-    return dict(enumerate(list_games(root, _FOLDERS[split], cache)))
+        return games_by_number(root, _AGENTGYM_FOLDER_BY_SPLIT[split], _mapping_file(ids_dir, split), cache)
+    return dict(enumerate(list_games(root, _FOLDER_BY_SPLIT[split], cache)))
 
 
-def _listed_in(ids_dir: str, split: str) -> Path:
+def _mapping_file(ids_dir: str, split: str) -> Path:
     return Path(ids_dir) / f"mappings_{split}.json"

@@ -21,29 +21,29 @@ from agentr_core.environments.crafting.game import (
     INSTRUCTION,
     CraftingGame,
     CraftingProblem,
-    apply_last_hop,
+    apply_last_link,
     chain,
-    command,
+    craft_command,
     first_observation,
     lazy_reply,
     optimal_replies,
-    plan,
+    shortest_plan,
 )
 from agentr_core.environments.crafting.recipes import (
     NAMESPACE,
-    RECIPES,
-    SPLIT,
+    RECIPES_FILE,
+    SPLIT_FILE,
     Ingredient,
     Recipe,
     RecipeBook,
     build_book,
     load_folder,
     load_shipped,
-    load_split,
+    load_splits,
 )
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.fingerprint import canonical, derive_seed
-from agentr_core.replies import Labels, words_after_label
+from agentr_core.replies import LabelStyle, words_after_label
 from agentr_core.system import data_path
 from agentr_core.types import Instance, Transition, Verdict
 
@@ -60,7 +60,7 @@ _PUBLISHED_SEED = 42
 
 
 def listed_commands(
-    world: RecipeBook, goal: str, instance: Instance, *, distractors: Distractors = "distinct"
+    book: RecipeBook, goal: str, instance: Instance, *, distractors: Distractors = "distinct"
 ) -> tuple[Recipe, ...]:
     """Return the recipes that an instance lists: all that the goal may need and up to 10
     distractors, in an order drawn from the instance's index.
@@ -72,64 +72,67 @@ def listed_commands(
     with the fixed seed of the public code, so that there are as many distractors as in the
     published world.
     """
-    needed_recipes = _recipes_for(world, goal, frozenset())
+    needed_recipes = _needed_recipes(book, goal, frozenset())
     rng = random.Random(derive_seed("textcraft-commands", instance.split == "procedural", instance.index))
     if distractors == "published":
-        occurrences = list(_occurrences(world, goal, frozenset()))
+        occurrences = list(_occurrences(book, goal, frozenset()))
         # The public code seeds its generator anew at each reset.
         published_rng = random.Random(_PUBLISHED_SEED)
-        drawable: dict[str, Recipe] = {}
+        candidate_by_command: dict[str, Recipe] = {}
         for recipe in occurrences:
             for ingredient in recipe.inputs:
-                users = world.users_twice[ingredient.name]
-                for distractor in published_rng.sample(users, min(MAX_DISTRACTORS, len(users))):
-                    drawable.setdefault(command(distractor), distractor)
-        candidates = [drawable[line] for line in sorted(drawable.keys() - {command(recipe) for recipe in occurrences})]
+                using_recipes = book.recipes_by_ingredient_twice[ingredient.name]
+                for distractor in published_rng.sample(using_recipes, min(MAX_DISTRACTORS, len(using_recipes))):
+                    candidate_by_command.setdefault(craft_command(distractor), distractor)
+        candidates = [
+            candidate_by_command[line]
+            for line in sorted(candidate_by_command.keys() - {craft_command(recipe) for recipe in occurrences})
+        ]
     else:
-        once_each: dict[Recipe, None] = {}
+        drawn_recipes: dict[Recipe, None] = {}
         for recipe in needed_recipes:
             for ingredient in recipe.inputs:
-                users = world.users[ingredient.name]
-                once_each.update(dict.fromkeys(rng.sample(users, min(MAX_DISTRACTORS, len(users)))))
-        candidates = [recipe for recipe in once_each if recipe not in needed_recipes]
+                using_recipes = book.recipes_by_ingredient[ingredient.name]
+                drawn_recipes.update(dict.fromkeys(rng.sample(using_recipes, min(MAX_DISTRACTORS, len(using_recipes)))))
+        candidates = [recipe for recipe in drawn_recipes if recipe not in needed_recipes]
     listing = [*needed_recipes, *rng.sample(candidates, min(MAX_DISTRACTORS, len(candidates)))]
     rng.shuffle(listing)
     return tuple(listing)
 
 
-def _recipes_for(world: RecipeBook, name: str, path: frozenset[str]) -> dict[Recipe, None]:
+def _needed_recipes(book: RecipeBook, name: str, path: frozenset[str]) -> dict[Recipe, None]:
     recipes: dict[Recipe, None] = {}
     if name in path:
         return recipes
-    for recipe in _recipes_of(world, name):
+    for recipe in _recipes_of(book, name):
         recipes[recipe] = None
         for ingredient in recipe.inputs:
-            recipes.update(_recipes_for(world, ingredient.name, path | {name}))
+            recipes.update(_needed_recipes(book, ingredient.name, path | {name}))
     return recipes
 
 
-def _occurrences(world: RecipeBook, name: str, path: frozenset[str]) -> Iterator[Recipe]:
+def _occurrences(book: RecipeBook, name: str, path: frozenset[str]) -> Iterator[Recipe]:
     """Yield the recipes of a name and of everything below it, each as often as it occurs in the
     tree; for an official goal at most 163.
     """
     if name in path:
         return
-    yield from _recipes_of(world, name)
-    for recipe in _recipes_of(world, name):
+    yield from _recipes_of(book, name)
+    for recipe in _recipes_of(book, name):
         for ingredient in recipe.inputs:
-            yield from _occurrences(world, ingredient.name, path | {name})
+            yield from _occurrences(book, ingredient.name, path | {name})
 
 
-def _recipes_of(world: RecipeBook, name: str) -> tuple[Recipe, ...]:
-    return world.by_item.get(name) or world.by_tag.get(name, ())
+def _recipes_of(book: RecipeBook, name: str) -> tuple[Recipe, ...]:
+    return book.recipes_by_item.get(name) or book.recipes_by_tag.get(name, ())
 
 
-RENAMINGS = 1_000_000
+NUM_RENAMINGS = 1_000_000
 """The number of renamed versions of each official instance."""
-RENAMED = {"renamed": "train", "renamed-test": "test", "renamed-rest": "rest"}
+OFFICIAL_SPLIT_BY_RENAMED = {"renamed": "train", "renamed-test": "test", "renamed-rest": "rest"}
 """The splits with renamed items, and the official split that each is made from."""
 
-_INVENTED: Mapping[str, Callable[[RecipeBook], ProceduralWorlds | ShapedWorlds]] = {
+_MAKE_WORLDS_BY_SPLIT: Mapping[str, Callable[[RecipeBook], ProceduralWorlds | ShapedWorlds]] = {
     "procedural": lambda book: ProceduralWorlds(),
     "shaped": lambda book: ShapedWorlds(book),
 }
@@ -159,7 +162,7 @@ class TextCraft(Environment):
     name = "textcraft"
     licence = "Apache-2.0; its recipes are derived from minecraft-data, which is MIT"
     instruction = INSTRUCTION
-    labels: Labels = "lenient"
+    labels: LabelStyle = "lenient"
 
     def __init__(
         self,
@@ -175,34 +178,34 @@ class TextCraft(Environment):
                 f"environment.options.distractors must be {' or '.join(get_args(Distractors))}, not {distractors!r}"
             )
         self.book = load_folder(Path(recipes_dir)) if recipes_dir else _shipped_book()
-        self._split = _shipped_split()
-        self._families: dict[str, ProceduralWorlds | ShapedWorlds] = {}
-        self._expert = expert
+        self._indices_by_split = _shipped_split()
+        self._worlds_by_split: dict[str, ProceduralWorlds | ShapedWorlds] = {}
+        self._expert_kind = expert
         self._distractors = distractors
-        self._world: RecipeBook = self.book
+        self._episode_book: RecipeBook = self.book
         self._goal = ""
-        self._game = CraftingGame(self._world)
+        self._game = CraftingGame(self._episode_book)
 
     @staticmethod
     def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the recipe file or folder, and the file of splits."""
-        recipes = options.get("recipes_dir") or str(data_path(*RECIPES))
-        return recipes, str(data_path(*SPLIT))
+        recipes = options.get("recipes_dir") or str(data_path(*RECIPES_FILE))
+        return recipes, str(data_path(*SPLIT_FILE))
 
     def splits(self) -> tuple[str, ...]:
         """Return the names of the splits."""
-        return ("train", "test", "rest", *_INVENTED, *RENAMED)
+        return ("train", "test", "rest", *_MAKE_WORLDS_BY_SPLIT, *OFFICIAL_SPLIT_BY_RENAMED)
 
     def instances(self, split: str) -> Sequence[Instance]:
         """Return the instances of a split; in train, test and rest, an index is the published
         `data_idx`.
         """
-        if split in _INVENTED:
-            indices: Sequence[int] = range(self._invented(split).count)
-        elif split in RENAMED:
-            indices = range(RENAMINGS * len(self._published(RENAMED[split])))
-        elif split in self._split:
-            indices = self._published(split)
+        if split in _MAKE_WORLDS_BY_SPLIT:
+            indices: Sequence[int] = range(self._invented_worlds(split).count)
+        elif split in OFFICIAL_SPLIT_BY_RENAMED:
+            indices = range(NUM_RENAMINGS * len(self._published_indices(OFFICIAL_SPLIT_BY_RENAMED[split])))
+        elif split in self._indices_by_split:
+            indices = self._published_indices(split)
         else:
             raise ConfigError(f"textcraft has no split {split!r}; it has {', '.join(self.splits())}")
         return Instances(self.name, split, indices)
@@ -211,13 +214,13 @@ class TextCraft(Environment):
         """Return the goal and the listed commands of an instance. Raises `EnvironmentFault` for an
         unknown one.
         """
-        return self._open(instance)[0]
+        return self._problem_and_book(instance)[0]
 
     def reset(self, instance: Instance) -> str:
         """Begin an episode with an empty inventory, and return the listed commands and the goal."""
-        problem, self._world = self._open(instance)
+        problem, self._episode_book = self._problem_and_book(instance)
         self._goal = problem.goal
-        self._game = CraftingGame(self._world)
+        self._game = CraftingGame(self._episode_book)
         return first_observation(problem)
 
     def parse(self, reply: str) -> str:
@@ -231,14 +234,18 @@ class TextCraft(Environment):
         reward 1 and ends the episode.
         """
         observation, item = self._game.act(action)
-        won = item == self._goal
+        is_won = item == self._goal
         return Transition(
-            observation, float(won), won, False, {"success": won, "valid": bool(item) or action.startswith("inventory")}
+            observation,
+            float(is_won),
+            is_won,
+            False,
+            {"success": is_won, "valid": bool(item) or action.startswith("inventory")},
         )
 
     def snapshot(self) -> Any:
         """Return a copy of the inventory with its world and goal."""
-        return self._world, self._goal, self._game.entries
+        return self._episode_book, self._goal, self._game.entries
 
     def state(self) -> str:
         """Return the carried items as text: nothing else changes during an episode."""
@@ -246,8 +253,8 @@ class TextCraft(Environment):
 
     def restore(self, snapshot: Any) -> None:
         """Put the episode back into a snapshot."""
-        self._world, self._goal, entries = snapshot
-        self._game = CraftingGame(self._world, entries)
+        self._episode_book, self._goal, entries = snapshot
+        self._game = CraftingGame(self._episode_book, entries)
 
     @property
     def inventory(self) -> Mapping[str, int]:
@@ -258,17 +265,17 @@ class TextCraft(Environment):
         """Return the number of crafts in the longest chain to the goal: 1 to 4 for official
         goals.
         """
-        if instance.split in _INVENTED:
-            world, goal = self._invented(instance.split).world(instance.index)
-            return world.depth(goal)
+        if instance.split in _MAKE_WORLDS_BY_SPLIT:
+            book, goal = self._invented_worlds(instance.split).world(instance.index)
+            return book.depth(goal)
         return self.book.goals[self.origin(instance).index][1]
 
     def facts(self, instance: Instance) -> Mapping[str, Any]:
         """Return the number of crafts on the shortest way, which may be above `depth`; an empty
         mapping if the goal is out of reach.
         """
-        shortest = plan(self.problem(instance), {})
-        return {} if shortest is None else {"crafts": sum(shortest.crafts.values())}
+        shortest = shortest_plan(self.problem(instance), {})
+        return {} if shortest is None else {"crafts": sum(shortest.craft_counts.values())}
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
         """Return the replies of the expert, with thoughts and actions; None if the goal is out of
@@ -277,46 +284,48 @@ class TextCraft(Environment):
         problem = self.problem(instance)
         inventory: dict[str, int] = {}
         replies: list[str] = []
-        first = plan(problem, inventory)
-        if first is None:
+        first_plan = shortest_plan(problem, inventory)
+        if first_plan is None:
             return None
-        if self._expert == "optimal":
-            return optimal_replies(problem, first)
+        if self._expert_kind == "optimal":
+            return optimal_replies(problem, first_plan)
         while not inventory.get(problem.goal):
-            present = plan(problem, inventory)
-            if present is None:
+            current_plan = shortest_plan(problem, inventory)
+            if current_plan is None:
                 return None
-            hops = chain(problem, inventory, present)
-            replies.append(lazy_reply(hops, present.items))
-            apply_last_hop(inventory, hops, present.items)
+            links = chain(problem, inventory, current_plan)
+            replies.append(lazy_reply(links, current_plan.item_by_tag))
+            apply_last_link(inventory, links, current_plan.item_by_tag)
         return replies
 
     def oracle(self, instance: Instance, actions: Sequence[str]) -> tuple[Verdict, ...]:
         """Return the true verdict on each action of an episode, played from its start."""
-        return game.verdicts(*self._open(instance), actions)
+        return game.verdicts(*self._problem_and_book(instance), actions)
 
-    def _invented(self, split: str) -> ProceduralWorlds | ShapedWorlds:
+    def _invented_worlds(self, split: str) -> ProceduralWorlds | ShapedWorlds:
         """Return the worlds of an invented split; they are made on first use, which takes a
         moment.
         """
-        if split not in self._families:
-            self._families[split] = _INVENTED[split](self.book)
-        return self._families[split]
+        if split not in self._worlds_by_split:
+            self._worlds_by_split[split] = _MAKE_WORLDS_BY_SPLIT[split](self.book)
+        return self._worlds_by_split[split]
 
-    def _published(self, split: str) -> list[int]:
-        return [index for index in self._split[split] if index < len(self.book.goals)]
+    def _published_indices(self, split: str) -> list[int]:
+        return [index for index in self._indices_by_split[split] if index < len(self.book.goals)]
 
     def origin(self, instance: Instance) -> Instance:
         """Return the official instance that a renamed one was made from; any other instance
         itself.
         """
-        if instance.split not in RENAMED:
+        if instance.split not in OFFICIAL_SPLIT_BY_RENAMED:
             return instance
-        split = RENAMED[instance.split]
-        official = self._published(split)
-        return Instance(environment=self.name, split=split, index=official[instance.index % len(official)])
+        split = OFFICIAL_SPLIT_BY_RENAMED[instance.split]
+        official_indices = self._published_indices(split)
+        return Instance(
+            environment=self.name, split=split, index=official_indices[instance.index % len(official_indices)]
+        )
 
-    def _open(self, instance: Instance) -> tuple[CraftingProblem, RecipeBook]:
+    def _problem_and_book(self, instance: Instance) -> tuple[CraftingProblem, RecipeBook]:
         """Return the problem of an instance and the recipes of its world. Raises `EnvironmentFault`
         for an unknown instance.
         """
@@ -324,29 +333,29 @@ class TextCraft(Environment):
             raise EnvironmentFault(f"textcraft has no instance {instance.key}")
         origin = self.origin(instance)
         distractors: Distractors = "distinct"
-        if instance.split in _INVENTED:
-            world, goal = self._invented(instance.split).world(instance.index)
+        if instance.split in _MAKE_WORLDS_BY_SPLIT:
+            book, goal = self._invented_worlds(instance.split).world(instance.index)
         elif origin.index < len(self.book.goals):
-            world, goal, distractors = self.book, self.book.goals[origin.index][0], self._distractors
+            book, goal, distractors = self.book, self.book.goals[origin.index][0], self._distractors
         else:
             raise EnvironmentFault(f"textcraft has no instance {instance.key}")
-        commands = listed_commands(world, goal, origin, distractors=distractors)
-        problem = CraftingProblem(goal=goal, commands=commands, item_to_tag=world.item_to_tag)
-        if instance.split in RENAMED:
+        commands = listed_commands(book, goal, origin, distractors=distractors)
+        problem = CraftingProblem(goal=goal, commands=commands, item_to_tag=book.item_to_tag)
+        if instance.split in OFFICIAL_SPLIT_BY_RENAMED:
             # The split `renamed` existed before the other two: its texts stay as they were.
             split_key = () if instance.split == "renamed" else (instance.split,)
             rng = random.Random(derive_seed("textcraft-renamed", *split_key, instance.index))
             problem = rename(problem, free_names(self.book), rng)
-            world = build_book(problem.commands, item_to_tag=problem.item_to_tag)
-        return problem, world
+            book = build_book(problem.commands, item_to_tag=problem.item_to_tag)
+        return problem, book
 
 
 # Every search tree in flight has an environment of its own, so making one must be cheap.
 _shipped_book = cache(load_shipped)
-_shipped_split = cache(load_split)
+_shipped_split = cache(load_splits)
 
 
-def parse_action(reply: str, labels: Labels = "lenient") -> str:
+def parse_action(reply: str, labels: LabelStyle = "lenient") -> str:
     """Return the line after the last "Action:" of a reply, in lower case, with letters, digits,
     commas and spaces only; empty if there is none.
 
@@ -393,16 +402,16 @@ class ProceduralWorlds:
         self._seed = seed
         # An episode asks for its one world again and again. Hundreds of environments in flight each
         # keep one.
-        self.world = lru_cache(maxsize=1)(self._world)
+        self.world = lru_cache(maxsize=1)(self._make_world)
 
-    def _world(self, index: int) -> tuple[RecipeBook, str]:
+    def _make_world(self, index: int) -> tuple[RecipeBook, str]:
         """Return the recipe book of a world and its goal item, whose depth is `index % max_depth +
         1`.
         """
         rng = random.Random(derive_seed("procedural-world", self._seed, index))
         depth = index % self._max_depth + 1
-        names = _names(rng)
-        levels = [[next(names) for _ in range(rng.randint(3, 6))]]
+        names = _invented_names(rng)
+        items_by_level = [[next(names) for _ in range(rng.randint(3, 6))]]
         recipes: list[Recipe] = []
         for level in range(1, depth + 1):
             outputs = []
@@ -410,15 +419,15 @@ class ProceduralWorlds:
                 output = next(names)
                 # One ingredient from the level below fixes the depth; the others come from anywhere
                 # below.
-                inputs = [rng.choice(levels[-1])]
-                lower = [item for below in levels for item in below if item not in inputs]
-                inputs += rng.sample(lower, min(len(lower), rng.choice(_NUM_INPUTS) - 1))
+                inputs = [rng.choice(items_by_level[-1])]
+                lower_items = [item for level_items in items_by_level for item in level_items if item not in inputs]
+                inputs += rng.sample(lower_items, min(len(lower_items), rng.choice(_NUM_INPUTS) - 1))
                 rng.shuffle(inputs)
                 recipes.append(_recipe(output, inputs, rng))
                 outputs.append(output)
-            levels.append(outputs)
-        goal = levels[-1][0]
-        all_items = list(itertools.chain(*levels[:-1]))
+            items_by_level.append(outputs)
+        goal = items_by_level[-1][0]
+        all_items = list(itertools.chain(*items_by_level[:-1]))
         recipes += [
             _recipe(next(names), rng.sample(all_items, min(len(all_items), rng.choice(_NUM_INPUTS))), rng)
             for _ in range(rng.randint(2, 10))
@@ -427,7 +436,7 @@ class ProceduralWorlds:
         return build_book(recipes), goal
 
 
-def _names(rng: random.Random) -> itertools.chain[str]:
+def _invented_names(rng: random.Random) -> itertools.chain[str]:
     def draw() -> str:
         return f"minecraft:{rng.choice(_QUALITIES)}_{rng.choice(_MATERIALS)}_{rng.choice(_FORMS)}"
 
@@ -456,35 +465,39 @@ def free_names(book: RecipeBook) -> list[str]:
     """Return the names that any item may get: the items of a book without a tag that a recipe asks
     for.
     """
-    kinds = {i.name for recipe in book.recipes for i in recipe.inputs if i.is_tag}
-    return sorted(item for item in book.items if book.item_to_tag.get(item) not in kinds)
+    used_tags = {i.name for recipe in book.recipes for i in recipe.inputs if i.is_tag}
+    return sorted(item for item in book.items if book.item_to_tag.get(item) not in used_tags)
 
 
 def rename(problem: CraftingProblem, names: Sequence[str], rng: random.Random) -> CraftingProblem:
     """Return the problem with its items renamed at random (those without a used tag get some of
     `names`) and its commands shuffled.
     """
-    items = dict.fromkeys(i for r in problem.commands for i in (r.output, *(x.name for x in r.inputs if not x.is_tag)))
+    items = dict.fromkeys(
+        i
+        for r in problem.commands
+        for i in (r.output, *(ingredient.name for ingredient in r.inputs if not ingredient.is_tag))
+    )
     item_to_tag = problem.item_to_tag
     used_tags = {i.name for r in problem.commands for i in r.inputs if i.is_tag}
-    mapping: dict[str, str] = {}
+    new_name_by_item: dict[str, str] = {}
     for tag in sorted(used_tags):
-        members = sorted(item for item, of in item_to_tag.items() if of == tag)
-        mapping.update(zip(members, rng.sample(members, len(members)), strict=True))
-    free = [item for item in items if item not in mapping]
-    mapping.update(zip(free, rng.sample(names, len(free)), strict=True))
+        members = sorted(item for item, item_tag in item_to_tag.items() if item_tag == tag)
+        new_name_by_item.update(zip(members, rng.sample(members, len(members)), strict=True))
+    untagged_items = [item for item in items if item not in new_name_by_item]
+    new_name_by_item.update(zip(untagged_items, rng.sample(names, len(untagged_items)), strict=True))
     commands = [
         replace(
             recipe,
-            output=mapping[recipe.output],
+            output=new_name_by_item[recipe.output],
             output_tag=recipe.output_tag if recipe.output_tag in used_tags else None,
-            inputs=tuple(i if i.is_tag else replace(i, name=mapping[i.name]) for i in recipe.inputs),
+            inputs=tuple(i if i.is_tag else replace(i, name=new_name_by_item[i.name]) for i in recipe.inputs),
         )
         for recipe in problem.commands
     ]
     rng.shuffle(commands)
     return CraftingProblem(
-        goal=mapping[problem.goal],
+        goal=new_name_by_item[problem.goal],
         commands=tuple(commands),
         item_to_tag={item: tag for item, tag in item_to_tag.items() if tag in used_tags},
     )
@@ -497,11 +510,11 @@ MAX_DEPTH = 4
 PLANKS = f"{NAMESPACE}:planks"
 
 # Approximate counts of each value among the official goals of `train` and `test`.
-_RAW_INPUTS: Weights[int] = {1: 20, 2: 3, 3: 1}
+_NUM_RAW_INPUTS: Weights[int] = {1: 20, 2: 3, 3: 1}
 """The number of ingredients, all raw, of a goal of depth 1; parts of depth 1 nearly always have
 one.
 """
-_INPUTS: dict[int, Weights[tuple[int, int]]] = {
+_NUM_CRAFTED_AND_RAW_INPUTS: dict[int, Weights[tuple[int, int]]] = {
     2: {(1, 0): 125, (1, 1): 63, (1, 2): 18, (2, 0): 60, (2, 1): 3},
     3: {(1, 0): 30, (1, 1): 20, (1, 2): 5, (2, 0): 42, (3, 0): 2},
     4: {(1, 0): 3, (1, 1): 2, (2, 0): 4},
@@ -514,22 +527,22 @@ _CRAFTED_COUNT: dict[int, Weights[int]] = {
     3: {1: 127, 2: 23, 3: 37, 4: 7, 6: 14, 8: 3},
     4: {1: 11, 2: 2, 3: 3, 6: 1},
 }
-_GOAL_MAKES: dict[int, Weights[int]] = {
+_GOAL_YIELD: dict[int, Weights[int]] = {
     1: {1: 66, 2: 5, 3: 19, 4: 22, 6: 10, 8: 4},
     2: {1: 132, 2: 12, 3: 27, 4: 26, 6: 31, 8: 38, 16: 7},
     3: {1: 44, 3: 11, 4: 3, 6: 8, 8: 7},
     4: {1: 8, 3: 1, 6: 1, 8: 1},
 }
-_PART_MAKES: Weights[int] = {1: 64, 2: 12, 3: 2, 4: 40, 6: 2, 8: 1}
-_DISTRACTOR_INPUTS: Weights[int] = {1: 31, 2: 57, 3: 10, 4: 2}
-_DISTRACTOR_MAKES: Weights[int] = {1: 56, 2: 6, 3: 10, 4: 6, 6: 8, 8: 14}
-_DISTRACTORS: dict[int, Weights[int]] = {
+_PART_YIELD: Weights[int] = {1: 64, 2: 12, 3: 2, 4: 40, 6: 2, 8: 1}
+_NUM_DISTRACTOR_INPUTS: Weights[int] = {1: 31, 2: 57, 3: 10, 4: 2}
+_DISTRACTOR_YIELD: Weights[int] = {1: 56, 2: 6, 3: 10, 4: 6, 6: 8, 8: 14}
+_NUM_DISTRACTORS: dict[int, Weights[int]] = {
     1: {0: 39, 1: 22, 2: 7, 3: 16, 4: 2, 5: 2, 7: 6, 9: 9, 10: 35},
     2: {3: 12, 5: 14, 6: 6, 8: 23, 9: 43, 10: 194},
     3: {3: 2, 7: 4, 10: 66},
     4: {10: 1},
 }
-_OTHER_RECIPES: Weights[int] = {1: 90, 2: 7, 3: 6, 4: 10}
+_NUM_OTHER_RECIPES: Weights[int] = {1: 90, 2: 7, 3: 6, 4: 10}
 """The number of further recipes of a part that can be made in several ways."""
 
 
@@ -539,25 +552,25 @@ class _Rates:
 
     planks_needed: float
     """Worlds in which a part may be made of planks; these list all planks."""
-    planks_beside: float
+    planks_in_distractors: float
     """Of the other worlds, those in which only useless commands take planks."""
     several_recipes: float
     """Items of depth 1 that can be made in several ways."""
 
 
 _RATES = {
-    1: _Rates(planks_needed=0.0, planks_beside=0.2, several_recipes=0.1),
-    2: _Rates(planks_needed=0.3, planks_beside=0.11, several_recipes=0.36),
-    3: _Rates(planks_needed=0.48, planks_beside=0.08, several_recipes=0.48),
-    4: _Rates(planks_needed=0.65, planks_beside=0.08, several_recipes=0.15),
+    1: _Rates(planks_needed=0.0, planks_in_distractors=0.2, several_recipes=0.1),
+    2: _Rates(planks_needed=0.3, planks_in_distractors=0.11, several_recipes=0.36),
+    3: _Rates(planks_needed=0.48, planks_in_distractors=0.08, several_recipes=0.48),
+    4: _Rates(planks_needed=0.65, planks_in_distractors=0.08, several_recipes=0.15),
 }
-_OF_PLANKS = 0.58
+_PLANKS_NEEDED_SHARE = 0.58
 """The share of worlds listing planks in which the goal needs them; in the others, only an
 alternative recipe of a part does.
 """
-_ANY_PLANKS = 0.7
+_ANY_PLANKS_SHARE = 0.7
 """The share of recipes that need planks and take any sort; the others take one sort."""
-_FEW_CRAFTS = 0.35
+_REDRAW_PROBABILITY = 0.35
 """The probability that the yield is drawn again for a part that takes three or more crafts."""
 
 
@@ -582,26 +595,26 @@ class ShapedWorlds:
         self._seed = seed
         self._planks = tuple(sorted(official.members(PLANKS)))
         self._names = sorted(official.items.difference(self._planks))
-        self._official = {_who_needs_what(recipe) for recipe in official.recipes}
+        self._official = {_signature(recipe) for recipe in official.recipes}
         # An episode asks for its one world again and again. Hundreds of environments in flight each
         # keep one.
-        self.world = lru_cache(maxsize=1)(self._world)
+        self.world = lru_cache(maxsize=1)(self._make_world)
 
-    def _world(self, index: int) -> tuple[RecipeBook, str]:
+    def _make_world(self, index: int) -> tuple[RecipeBook, str]:
         """Return the recipe book of a world and its goal item, whose depth is `index % MAX_DEPTH +
         1`.
         """
         rng = random.Random(derive_seed("shaped-world", self._seed, index))
         while True:
-            draft = _Draft(rng=rng, names=iter(rng.sample(self._names, len(self._names))), planks=self._planks)
+            draft = _WorldDraft(rng=rng, names=iter(rng.sample(self._names, len(self._names))), planks=self._planks)
             goal = draft.draw(index % MAX_DEPTH + 1)
-            if not any(_who_needs_what(recipe) in self._official for recipe in draft.recipes):
+            if not any(_signature(recipe) in self._official for recipe in draft.recipes):
                 rng.shuffle(draft.recipes)
                 return build_book(draft.recipes, item_to_tag=dict.fromkeys(self._planks, PLANKS)), goal
 
 
 @dataclass(slots=True, kw_only=True)
-class _Draft:
+class _WorldDraft:
     """A world while it is being drawn."""
 
     rng: random.Random
@@ -613,64 +626,72 @@ class _Draft:
         """Draw all recipes of a world and return its goal."""
         rates = _RATES[depth]
         planks_needed = self.rng.random() < rates.planks_needed
-        in_plan = planks_needed and self.rng.random() < _OF_PLANKS
-        goal = self._item(depth, need=1, is_goal=True, rates=rates)
+        is_needed = planks_needed and self.rng.random() < _PLANKS_NEEDED_SHARE
+        goal = self._draw_item(depth, num_needed=1, is_goal=True, rates=rates)
         if planks_needed:
-            self._bring_in_planks(in_plan=in_plan)
-        planks_beside = not planks_needed and self.rng.random() < rates.planks_beside
-        self._distract(goal, self._pick(_DISTRACTORS[depth]), planks=planks_needed or planks_beside)
+            self._add_planks(is_needed=is_needed)
+        planks_in_distractors = not planks_needed and self.rng.random() < rates.planks_in_distractors
+        self._add_distractors(
+            goal, self._sample(_NUM_DISTRACTORS[depth]), planks=planks_needed or planks_in_distractors
+        )
         return goal
 
-    def _item(self, depth: int, *, need: int, is_goal: bool, rates: _Rates) -> str:
-        """Draw an item of a depth with everything that it is made of, and return its name. `need`
-        is how many pieces of it are needed.
+    def _draw_item(self, depth: int, *, num_needed: int, is_goal: bool, rates: _Rates) -> str:
+        """Draw an item of a depth with everything that it is made of, and return its name.
+        `num_needed` is how many pieces of it are needed.
         """
         name = next(self.names)
-        makes = self._pick(_GOAL_MAKES[depth]) if is_goal else self._pick(_PART_MAKES)
-        if not is_goal and -(-need // makes) > 2 and self.rng.random() < _FEW_CRAFTS:
-            makes = self._pick(_PART_MAKES)
-        times = -(-need // makes)
+        output_count = self._sample(_GOAL_YIELD[depth]) if is_goal else self._sample(_PART_YIELD)
+        if not is_goal and -(-num_needed // output_count) > 2 and self.rng.random() < _REDRAW_PROBABILITY:
+            output_count = self._sample(_PART_YIELD)
+        num_crafts = -(-num_needed // output_count)
         inputs = []
         if depth == 1:
             counts = _ONLY_RAW_COUNT if is_goal else _RAW_COUNT
-            for _ in range(self._pick(_RAW_INPUTS) if is_goal else 1):
-                inputs.append(_ingredient(next(self.names), self._pick(counts)))
+            for _ in range(self._sample(_NUM_RAW_INPUTS) if is_goal else 1):
+                inputs.append(_ingredient(next(self.names), self._sample(counts)))
         else:
-            num_crafted, num_raw = self._pick(_INPUTS[depth])
+            num_crafted, num_raw = self._sample(_NUM_CRAFTED_AND_RAW_INPUTS[depth])
             for number in range(num_crafted):
-                count = self._pick(_CRAFTED_COUNT[depth])
-                below = depth - 1 if number == 0 else self.rng.randint(1, depth - 1)
-                inputs.append(_ingredient(self._item(below, need=times * count, is_goal=False, rates=rates), count))
-            inputs += [_ingredient(next(self.names), self._pick(_RAW_COUNT)) for _ in range(num_raw)]
+                count = self._sample(_CRAFTED_COUNT[depth])
+                part_depth = depth - 1 if number == 0 else self.rng.randint(1, depth - 1)
+                inputs.append(
+                    _ingredient(
+                        self._draw_item(part_depth, num_needed=num_crafts * count, is_goal=False, rates=rates), count
+                    )
+                )
+            inputs += [_ingredient(next(self.names), self._sample(_RAW_COUNT)) for _ in range(num_raw)]
             self.rng.shuffle(inputs)
-        self.recipes.append(Recipe(output=name, count=makes, output_tag=None, inputs=tuple(inputs)))
+        self.recipes.append(Recipe(output=name, count=output_count, output_tag=None, inputs=tuple(inputs)))
         if depth == 1 and self.rng.random() < rates.several_recipes:
-            for _ in range(self._pick(_OTHER_RECIPES)):
-                alternative = (_ingredient(next(self.names), self._pick(_RAW_COUNT)),)
+            for _ in range(self._sample(_NUM_OTHER_RECIPES)):
+                alternative = (_ingredient(next(self.names), self._sample(_RAW_COUNT)),)
                 self.recipes.append(
-                    Recipe(output=name, count=self._pick(_PART_MAKES), output_tag=None, inputs=alternative)
+                    Recipe(output=name, count=self._sample(_PART_YIELD), output_tag=None, inputs=alternative)
                 )
         return name
 
-    def _bring_in_planks(self, *, in_plan: bool) -> None:
-        """Add recipes for all planks. A part of depth 1 is replaced by planks if `in_plan`;
+    def _add_planks(self, *, is_needed: bool) -> None:
+        """Add recipes for all planks. A part of depth 1 is replaced by planks if `is_needed`;
         otherwise it gets an alternative recipe of planks.
         """
-        makes, takes = self._pick({4: 6, 2: 2, 3: 1, 6: 1}), self._pick({1: 8, 2: 1})
-        inner = {i.name for r in self.recipes for i in r.inputs}
+        output_count, input_count = self._sample({4: 6, 2: 2, 3: 1, 6: 1}), self._sample({1: 8, 2: 1})
+        ingredient_names = {i.name for r in self.recipes for i in r.inputs}
         outputs = {r.output for r in self.recipes}
-        parts = sorted({r.output for r in self.recipes if not any(i.name in outputs for i in r.inputs)} & inner)
+        parts = sorted(
+            {r.output for r in self.recipes if not any(i.name in outputs for i in r.inputs)} & ingredient_names
+        )
         part = self.rng.choice(parts)
-        if in_plan:
-            any_planks = self.rng.random() < _ANY_PLANKS
-            stands = PLANKS if any_planks else self.rng.choice(self.planks)
+        if is_needed:
+            any_planks = self.rng.random() < _ANY_PLANKS_SHARE
+            substitute = PLANKS if any_planks else self.rng.choice(self.planks)
             self.recipes = [
                 Recipe(
                     output=r.output,
                     count=r.count,
                     output_tag=r.output_tag,
                     inputs=tuple(
-                        Ingredient(name=stands, count=i.count, is_tag=any_planks) if i.name == part else i
+                        Ingredient(name=substitute, count=i.count, is_tag=any_planks) if i.name == part else i
                         for i in r.inputs
                     ),
                 )
@@ -678,35 +699,37 @@ class _Draft:
                 if r.output != part
             ]
         else:
-            inputs = (Ingredient(name=PLANKS, count=self._pick({1: 2, 2: 5, 3: 1, 4: 1}), is_tag=True),)
-            self.recipes.append(Recipe(output=part, count=self._pick(_PART_MAKES), output_tag=None, inputs=inputs))
+            inputs = (Ingredient(name=PLANKS, count=self._sample({1: 2, 2: 5, 3: 1, 4: 1}), is_tag=True),)
+            self.recipes.append(Recipe(output=part, count=self._sample(_PART_YIELD), output_tag=None, inputs=inputs))
         for planks in self.planks:
-            source = (_ingredient(next(self.names), takes),)
-            self.recipes.append(Recipe(output=planks, count=makes, output_tag=PLANKS, inputs=source))
+            source = (_ingredient(next(self.names), input_count),)
+            self.recipes.append(Recipe(output=planks, count=output_count, output_tag=PLANKS, inputs=source))
 
-    def _distract(self, goal: str, number: int, *, planks: bool) -> None:
-        """Draw `number` useless commands that share an ingredient with needed ones."""
+    def _add_distractors(self, goal: str, num_distractors: int, *, planks: bool) -> None:
+        """Draw `num_distractors` useless commands that share an ingredient with needed ones."""
         outputs = {r.output for r in self.recipes} - set(self.planks)
         ingredients = {i.name for r in self.recipes if r.output not in self.planks for i in r.inputs}
         crafted_items = sorted((ingredients & outputs) - {goal}) or [goal]
         raw_items = sorted(ingredients - outputs - {PLANKS})
         extra_names = [next(self.names) for _ in range(4)]
-        for position in range(number):
+        for position in range(num_distractors):
             takes_planks = planks and (position == 0 or self.rng.random() < 0.2)
             takes_crafted = self.rng.random() < (0.65 if len(outputs) > 1 else 0.12)
             ingredient = self.rng.choice(crafted_items if takes_crafted or not raw_items else raw_items)
-            inputs = [_ingredient(ingredient, self._pick(_ONLY_RAW_COUNT))]
+            inputs = [_ingredient(ingredient, self._sample(_ONLY_RAW_COUNT))]
             if takes_planks:
-                inputs.append(Ingredient(name=PLANKS, count=self._pick(_ONLY_RAW_COUNT), is_tag=True))
-            more = max(0, self._pick(_DISTRACTOR_INPUTS) - len(inputs))
-            common = self.rng.sample(extra_names, min(more, len(extra_names))) if more else []
-            names = [name if self.rng.random() < 0.5 else next(self.names) for name in common]
-            inputs += [_ingredient(name, self._pick(_RAW_COUNT)) for name in names]
+                inputs.append(Ingredient(name=PLANKS, count=self._sample(_ONLY_RAW_COUNT), is_tag=True))
+            num_more = max(0, self._sample(_NUM_DISTRACTOR_INPUTS) - len(inputs))
+            shared_names = self.rng.sample(extra_names, min(num_more, len(extra_names))) if num_more else []
+            names = [name if self.rng.random() < 0.5 else next(self.names) for name in shared_names]
+            inputs += [_ingredient(name, self._sample(_RAW_COUNT)) for name in names]
             self.rng.shuffle(inputs)
-            makes = self._pick(_DISTRACTOR_MAKES)
-            self.recipes.append(Recipe(output=next(self.names), count=makes, output_tag=None, inputs=tuple(inputs)))
+            output_count = self._sample(_DISTRACTOR_YIELD)
+            self.recipes.append(
+                Recipe(output=next(self.names), count=output_count, output_tag=None, inputs=tuple(inputs))
+            )
 
-    def _pick(self, weights: Weights[T]) -> T:
+    def _sample(self, weights: Weights[T]) -> T:
         return self.rng.choices(list(weights), list(weights.values()))[0]
 
 
@@ -714,5 +737,5 @@ def _ingredient(name: str, count: int) -> Ingredient:
     return Ingredient(name=name, count=count, is_tag=False)
 
 
-def _who_needs_what(recipe: Recipe) -> tuple[str, frozenset[str]]:
+def _signature(recipe: Recipe) -> tuple[str, frozenset[str]]:
     return recipe.output, frozenset(ingredient.name for ingredient in recipe.inputs)

@@ -25,10 +25,10 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from agentr_core.environment import Environment, Part
-from agentr_core.episodes.transcript import ANEW, TURNS, calls_in, reply_turn
+from agentr_core.environment import Conversation, Environment
+from agentr_core.episodes.transcript import NEW_CONVERSATION, TURN_LIST_START, readable_calls, reply_turn
 from agentr_core.errors import IllTypedAnswer
-from agentr_core.texts import outside_thoughts
+from agentr_core.texts import blank_thoughts
 from agentr_core.types import Message, Role, Sampling, Step
 
 Turn: TypeAlias = Message | int
@@ -48,57 +48,57 @@ _SPACE = re.compile(r"\s+")
 # it shares. A turn that is a known reply is stored as the number of its step.
 
 
-def format_turns(
-    turns: Sequence[Turn], *, after: int | None = None, num_shared: int = 0, num_respelled: int = 0
+def format_observation(
+    turns: Sequence[Turn], *, parent_step: int | None = None, num_shared: int = 0, num_respelled: int = 0
 ) -> str:
     """Return the turns that a call adds as the text of an observation.
 
     Args:
-        after: None if the call continues the conversation of the last reply. Otherwise it shares
-            its first `num_shared` turns with another conversation: the prompt of step `after` and
-            its reply.
+        parent_step: None if the call continues the conversation of the last reply. Otherwise it
+            shares its first `num_shared` turns with another conversation: the prompt of step
+            `parent_step` and its reply.
         num_respelled: how many replies came back with such changes that only the ids of their calls
             identified them.
     """
-    if after is None and len(turns) == 1 and isinstance(turns[0], Message) and turns[0].role == "user":
-        plain = turns[0].text
-        if plain and not plain.startswith(TURNS):
-            return plain
-    head: dict[str, Any] = {"role": ANEW}
+    if parent_step is None and len(turns) == 1 and isinstance(turns[0], Message) and turns[0].role == "user":
+        text = turns[0].text
+        if text and not text.startswith(TURN_LIST_START):
+            return text
+    head: dict[str, Any] = {"role": NEW_CONVERSATION}
     if num_shared:
-        head |= {"after": after, "turns": num_shared}
+        head |= {"after": parent_step, "turns": num_shared}
     if num_respelled:
         head["respelled"] = num_respelled
     records = [
         {"role": "assistant", "step": turn} if isinstance(turn, int) else {"role": turn.role, "content": turn.text}
         for turn in turns
     ]
-    return json.dumps([*([] if after is None else [head]), *records], ensure_ascii=False)
+    return json.dumps([*([] if parent_step is None else [head]), *records], ensure_ascii=False)
 
 
-def read_turns(text: str, prompts: Sequence[Prompt] = ()) -> Prompt:
+def read_prompt(observation: str, prompts: Sequence[Prompt] = ()) -> Prompt:
     """Return the prompt that an observation leads to. `prompts` are those of the replies so far;
     the observation follows the last of them. An empty text adds only that last reply.
     """
-    before: Prompt = (*prompts[-1], len(prompts) - 1) if prompts else ()
-    if not text.startswith(TURNS):
-        return (*before, Message(role="user", text=text)) if text else before
-    records: list[dict[str, Any]] = json.loads(text)
-    if records[0]["role"] == ANEW:
+    prefix: Prompt = (*prompts[-1], len(prompts) - 1) if prompts else ()
+    if not observation.startswith(TURN_LIST_START):
+        return (*prefix, Message(role="user", text=observation)) if observation else prefix
+    records: list[dict[str, Any]] = json.loads(observation)
+    if records[0]["role"] == NEW_CONVERSATION:
         head = records.pop(0)
         num_shared = head.get("turns", 0)
-        before = (*prompts[head["after"]], head["after"])[:num_shared] if num_shared else ()
+        prefix = (*prompts[head["after"]], head["after"])[:num_shared] if num_shared else ()
     new_turns = (
         turn["step"] if "step" in turn else Message(role=turn["role"], text=turn["content"]) for turn in records
     )
-    return (*before, *new_turns)
+    return (*prefix, *new_turns)
 
 
 def prompts_of(first_observation: str, steps: Sequence[Step]) -> list[Prompt]:
     """Return the prompts of all replies of an episode, in order, and that of the next reply."""
-    prompts = [read_turns(first_observation)]
+    prompts = [read_prompt(first_observation)]
     for step in steps:
-        prompts.append(read_turns(step.observation, prompts))
+        prompts.append(read_prompt(step.observation, prompts))
     return prompts
 
 
@@ -128,9 +128,9 @@ class Conversations:
     def __init__(self) -> None:
         self._prompts: list[Prompt] = []
         self._replies: list[str] = []
-        self._steps: dict[str, int] = {}
+        self._steps_by_call_id: dict[str, int] = {}
         """The step of each tool call, by the call's id."""
-        self._respelled: set[int] = set()
+        self._respelled_steps: set[int] = set()
 
     def add(self, prompt: Prompt, reply: str) -> tuple[str, ...]:
         """Add the next reply to the conversation that it answers, and return the ids of its tool
@@ -140,106 +140,112 @@ class Conversations:
         self._prompts.append(prompt)
         self._replies.append(reply)
         ids = call_ids(step, reply)
-        self._steps |= dict.fromkeys(ids, step)
+        self._steps_by_call_id |= dict.fromkeys(ids, step)
         return ids
 
     def drop_last(self) -> None:
         """Forget the last reply, which did not reach the agent."""
         self._prompts.pop()
         self._replies.pop()
-        self._steps = {key: step for key, step in self._steps.items() if step < len(self._prompts)}
+        self._steps_by_call_id = {
+            call_id: step for call_id, step in self._steps_by_call_id.items() if step < len(self._prompts)
+        }
 
-    def has_last(self, call: Sequence[CallTurn]) -> bool:
+    def has_last_reply(self, call_turns: Sequence[CallTurn]) -> bool:
         """Return whether the last reply is in the history of a call."""
         last = len(self._prompts) - 1
-        return last in self._follow(_ordered(call), range(last, -1, -1))[0]
+        return last in self._longest_match(_order_results(call_turns), range(last, -1, -1))[0]
 
-    def place(self, call: Sequence[CallTurn]) -> tuple[Prompt, str]:
+    def match_call(self, call_turns: Sequence[CallTurn]) -> tuple[Prompt, str]:
         """Find the known conversation that a call continues. Return the prompt for the policy, and
         the text of the observation that leads to it.
         """
-        turns, last = _ordered(call), len(self._prompts) - 1
+        ordered_turns, last = _order_results(call_turns), len(self._prompts) - 1
         if last < 0:
-            first = tuple(Message(role=turn.role, text=turn.text) for turn in turns)
-            return first, format_turns(first)
-        prompt, after, num_shared = self._follow(turns, [last])
+            messages = tuple(Message(role=turn.role, text=turn.text) for turn in ordered_turns)
+            return messages, format_observation(messages)
+        prompt, parent_step, num_shared = self._longest_match(ordered_turns, [last])
         if num_shared <= len(self._prompts[last]):
-            prompt, after, num_shared = self._follow(turns, range(last, -1, -1))
+            prompt, parent_step, num_shared = self._longest_match(ordered_turns, range(last, -1, -1))
         respelled_steps = {
             turn
-            for turn, call_turn in zip(prompt, turns, strict=True)
-            if isinstance(turn, int) and _normal(call_turn.text) != _normal(self._replies[turn])
-        } - self._respelled
-        self._respelled |= respelled_steps
-        goes_on = (after, num_shared) == (last, len(self._prompts[last]) + 1) and not respelled_steps
-        text = format_turns(
+            for turn, call_turn in zip(prompt, ordered_turns, strict=True)
+            if isinstance(turn, int) and _normalise_reply(call_turn.text) != _normalise_reply(self._replies[turn])
+        } - self._respelled_steps
+        self._respelled_steps |= respelled_steps
+        continues_last = (parent_step, num_shared) == (last, len(self._prompts[last]) + 1) and not respelled_steps
+        observation = format_observation(
             prompt[num_shared:],
-            after=None if goes_on else after,
+            parent_step=None if continues_last else parent_step,
             num_shared=num_shared,
             num_respelled=len(respelled_steps),
         )
-        return prompt, text
+        return prompt, observation
 
-    def _follow(self, call: Sequence[CallTurn], steps: Iterable[int]) -> tuple[Prompt, int, int]:
+    def _longest_match(self, call_turns: Sequence[CallTurn], steps: Iterable[int]) -> tuple[Prompt, int, int]:
         """Return a call as a prompt, then the step whose conversation, including its reply, shares
         the most turns with it (of equal ones, the first in `steps`), and the number of shared
         turns.
         """
-        rivals, after, num_shared = list(steps), 0, 0
+        candidates, parent_step, num_shared = list(steps), 0, 0
         prompt: list[Turn] = []
-        for position, call_turn in enumerate(call):
+        for position, call_turn in enumerate(call_turns):
             matches = [
                 (step, turn)
-                for step in rivals
-                if (turn := self._turn(step, position)) is not None and self._is(turn, call_turn)
+                for step in candidates
+                if (turn := self._turn_at(step, position)) is not None and self._is_same_turn(turn, call_turn)
             ]
             if matches:
                 # Equal replies may have been given twice; the conversation that comes first in
                 # `steps` decides.
-                (after, turn), num_shared = matches[0], position + 1
-                rivals = [step for step, candidate in matches if candidate == turn]
+                (parent_step, turn), num_shared = matches[0], position + 1
+                candidates = [step for step, candidate_turn in matches if candidate_turn == turn]
             else:
-                rivals, turn = [], self._elsewhere(call_turn, prompt)
+                candidates, turn = [], self._unmatched_turn(call_turn, prompt)
             prompt.append(turn)
-        return tuple(prompt), after, num_shared
+        return tuple(prompt), parent_step, num_shared
 
-    def _turn(self, step: int, position: int) -> Turn | None:
+    def _turn_at(self, step: int, position: int) -> Turn | None:
         """Return a turn of the conversation that ends with the reply of a step; None beyond its
         end.
         """
         prompt = self._prompts[step]
         return prompt[position] if position < len(prompt) else step if position == len(prompt) else None
 
-    def _is(self, turn: Turn, call_turn: CallTurn) -> bool:
+    def _is_same_turn(self, turn: Turn, call_turn: CallTurn) -> bool:
         """Return whether a turn of a call is this known turn."""
         if isinstance(turn, Message):
             return (turn.role, turn.text) == (call_turn.role, call_turn.text)
         if call_turn.role != "assistant":
             return False
-        named_step = self._named(call_turn)
-        return turn == named_step if named_step is not None else _normal(self._replies[turn]) == _normal(call_turn.text)
+        identified_step = self._identified_step(call_turn)
+        return (
+            turn == identified_step
+            if identified_step is not None
+            else _normalise_reply(self._replies[turn]) == _normalise_reply(call_turn.text)
+        )
 
-    def _elsewhere(self, call_turn: CallTurn, prompt: Sequence[Turn]) -> Turn:
+    def _unmatched_turn(self, call_turn: CallTurn, prompt: Sequence[Turn]) -> Turn:
         """Return a turn that continues no known conversation: the step of a reply that it repeats,
         or else the message as it was sent.
         """
         if call_turn.role == "assistant":
-            if (named_step := self._named(call_turn)) is not None:
-                return named_step
-            key = _normal(call_turn.text)
-            before = max((turn for turn in prompt if isinstance(turn, int)), default=-1)
-            for step in range(before + 1, len(self._replies)):
-                if key and _normal(self._replies[step]) == key:
+            if (identified_step := self._identified_step(call_turn)) is not None:
+                return identified_step
+            normal_reply = _normalise_reply(call_turn.text)
+            last_step = max((turn for turn in prompt if isinstance(turn, int)), default=-1)
+            for step in range(last_step + 1, len(self._replies)):
+                if normal_reply and _normalise_reply(self._replies[step]) == normal_reply:
                     return step
         return Message(role=call_turn.role, text=call_turn.text)
 
-    def _named(self, call_turn: CallTurn) -> int | None:
+    def _identified_step(self, call_turn: CallTurn) -> int | None:
         """Return the step that an id in an assistant's turn names, or None. Some agents write the
         ids of calls into the text.
         """
-        for key in (*call_turn.ids, *_CALL_ID.findall(call_turn.text)):
-            if key in self._steps:
-                return self._steps[key]
+        for call_id in (*call_turn.ids, *_CALL_ID.findall(call_turn.text)):
+            if call_id in self._steps_by_call_id:
+                return self._steps_by_call_id[call_id]
         return None
 
 
@@ -249,31 +255,31 @@ def call_ids(step: int, reply: str) -> tuple[str, ...]:
     identifies nothing.
     """
     digest = hashlib.sha256(reply.encode()).hexdigest()[:8]
-    return tuple(f"call_{step}_{number}_{digest}" for number in range(len(calls_in(reply))))
+    return tuple(f"call_{step}_{number}_{digest}" for number in range(len(readable_calls(reply))))
 
 
-def _ordered(call: Sequence[CallTurn]) -> list[CallTurn]:
+def _order_results(call_turns: Sequence[CallTurn]) -> list[CallTurn]:
     """Return the turns of a call with the results of tool calls in the order of these calls: a chat
     template does not show which result belongs to which call.
     """
-    turns = list(call)
+    turns = list(call_turns)
     for position, turn in enumerate(turns):
         if turn.role == "assistant" and len(turn.ids) > 1:
-            order = {key: rank for rank, key in enumerate(turn.ids)}
-            results = list(takewhile(lambda later: later.role == "tool", turns[position + 1 :]))
-            results.sort(key=lambda result: order.get("".join(result.ids), len(order)))
+            ranks_by_id = {call_id: rank for rank, call_id in enumerate(turn.ids)}
+            results = list(takewhile(lambda next_turn: next_turn.role == "tool", turns[position + 1 :]))
+            results.sort(key=lambda result: ranks_by_id.get("".join(result.ids), len(ranks_by_id)))
             turns[position + 1 : position + 1 + len(results)] = results
     return turns
 
 
 @lru_cache(maxsize=4096)
-def _normal(reply: str) -> str:
+def _normalise_reply(reply: str) -> str:
     """Return the part of a reply that an agent may not change if it is to be recognised: its calls,
     and its text without thoughts and white space.
     """
-    if not (calls := calls_in(reply)):
-        return _SPACE.sub("", outside_thoughts(reply))
-    beside = _SPACE.sub("", outside_thoughts(calls[0].beside))
+    if not (calls := readable_calls(reply)):
+        return _SPACE.sub("", blank_thoughts(reply))
+    beside = _SPACE.sub("", blank_thoughts(calls[0].text_outside))
     return json.dumps([beside, *([call.name, dict(call.arguments)] for call in calls)], sort_keys=True)
 
 
@@ -293,7 +299,7 @@ class OutsideTurns:
 
     def prompt(self, env: Environment, first_observation: str, steps: Sequence[Step]) -> tuple[Message, ...]:
         """Return the conversation that the next reply answers."""
-        return _messages(prompts_of(first_observation, steps)[-1], steps, [False] * len(steps))
+        return _to_messages(prompts_of(first_observation, steps)[-1], steps, [False] * len(steps))
 
     def sample(
         self, env: Environment, first_observation: str, steps: Sequence[Step], train: Sequence[bool]
@@ -301,13 +307,13 @@ class OutsideTurns:
         """Return the conversation of the last reply, up to that reply."""
         prompts = prompts_of(first_observation, steps)
         last = len(steps) - 1
-        return _messages((*prompts[last], last) if steps else prompts[0], steps, train)
+        return _to_messages((*prompts[last], last) if steps else prompts[0], steps, train)
 
     def sampling(self, sampling: Sampling) -> Sampling:
         """Return the settings unchanged: the recipe decides how replies are sampled."""
         return sampling
 
-    def parts(self, first_observation: str, steps: Sequence[Step]) -> tuple[Part, ...]:
+    def parts(self, first_observation: str, steps: Sequence[Step]) -> tuple[Conversation, ...]:
         """Return the conversations; see `Dividing`. Each reply belongs to one of them: if two
         conversations continue it, it is trained in the first, and is part of the other without
         loss.
@@ -317,31 +323,46 @@ class OutsideTurns:
         # the step before.
         chains: list[list[int]] = []
         for step, prompt in enumerate(prompts[:-1]):
-            replies = [position for position, turn in enumerate(prompt) if isinstance(turn, int)]
-            before = prompt[replies[-1]] if replies else None
-            chain = next((c for c in chains if c[-1] == before and prompt[: replies[-1]] == prompts[c[-1]]), [])
+            reply_positions = [position for position, turn in enumerate(prompt) if isinstance(turn, int)]
+            parent_step = prompt[reply_positions[-1]] if reply_positions else None
+            chain = next(
+                (
+                    candidate
+                    for candidate in chains
+                    if candidate[-1] == parent_step and prompt[: reply_positions[-1]] == prompts[candidate[-1]]
+                ),
+                [],
+            )
             if not chain:
                 chains.append(chain)
             chain.append(step)
         parts = []
-        for chain, side in zip(chains, _are_side(chains, prompts), strict=True):
-            train = [step in chain and (not side or self.side_calls == "train") for step in range(len(steps))]
-            parts.append(Part(tuple(chain), _messages((*prompts[chain[-1]], chain[-1]), steps, train), side))
+        for chain, is_side in zip(chains, _side_flags(chains, prompts), strict=True):
+            train = [step in chain and (not is_side or self.side_calls == "train") for step in range(len(steps))]
+            parts.append(
+                Conversation(tuple(chain), _to_messages((*prompts[chain[-1]], chain[-1]), steps, train), is_side)
+            )
         return tuple(parts)
 
 
-def _messages(prompt: Prompt, steps: Sequence[Step], train: Sequence[bool]) -> tuple[Message, ...]:
+def _to_messages(prompt: Prompt, steps: Sequence[Step], train: Sequence[bool]) -> tuple[Message, ...]:
     return tuple(reply_turn(steps[turn], train[turn]) if isinstance(turn, int) else turn for turn in prompt)
 
 
-def _are_side(chains: Sequence[Sequence[int]], prompts: Sequence[Prompt]) -> list[bool]:
+def _side_flags(chains: Sequence[Sequence[int]], prompts: Sequence[Prompt]) -> list[bool]:
     """Return for each conversation whether it is a side conversation; see `OutsideTurns`."""
     openings = [[turn for turn in prompts[chain[0]] if isinstance(turn, Message)][:2] for chain in chains]
-    tools = [bool(opening) and opening[0].role == "tools" for opening in openings]
-    firsts = [opening[has_tools : has_tools + 1] for opening, has_tools in zip(openings, tools, strict=True)]
-    rivals = [number for number, has_tools in enumerate(tools) if has_tools or not any(tools)]
-    longest = max(rivals, key=lambda number: len(chains[number]), default=0)
-    odd = [number for number in rivals if len(chains[number]) == 1 and firsts[number] != firsts[longest]]
+    have_tools = [bool(opening) and opening[0].role == "tools" for opening in openings]
+    first_messages = [
+        opening[has_tools : has_tools + 1] for opening, has_tools in zip(openings, have_tools, strict=True)
+    ]
+    candidates = [number for number, has_tools in enumerate(have_tools) if has_tools or not any(have_tools)]
+    longest_chain = max(candidates, key=lambda number: len(chains[number]), default=0)
+    deviating = [
+        number
+        for number in candidates
+        if len(chains[number]) == 1 and first_messages[number] != first_messages[longest_chain]
+    ]
     # Some agents open a new conversation for nearly every reply; these are not side conversations.
-    few = 2 * len(odd) < sum(len(chains[number]) for number in rivals)
-    return [number not in rivals or (few and number in odd) for number in range(len(chains))]
+    are_few = 2 * len(deviating) < sum(len(chains[number]) for number in candidates)
+    return [number not in candidates or (are_few and number in deviating) for number in range(len(chains))]

@@ -26,10 +26,10 @@ import httpx
 
 from agentr_core import guard
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentServerError
-from agentr_core.system import LOOPBACK, Scratch, in_thread, writing
-from agentr_core.texts import quoted, visible
+from agentr_core.system import LOOPBACK, Scratch, report_write_errors, run_in_thread
+from agentr_core.texts import escape_invisible, quoted
 
-Reward = Literal["report", "line", "exit"]
+RewardSource = Literal["report", "line", "exit"]
 PLACEHOLDERS: Final = (
     *("task", "task_file", "base_url", "anthropic_url", "key", "model"),
     *("split", "index", "episode", "episode_url", "folder"),
@@ -39,29 +39,29 @@ task.
 """
 
 _TAKE_SECONDS = 20.0
-_TIMEOUT = 60.0
-_PATIENCE = 30.0
+_TIMEOUT_SECONDS = 60.0
+_PATIENCE_SECONDS = 30.0
 """Seconds for which the launcher waits for a gateway that cannot be reached."""
-_PAUSE = 1.0
+_PAUSE_SECONDS = 1.0
 _POLL_SECONDS = 2.0
 """Seconds between two checks whether a copy's episode is over."""
 _LEAVE_SECONDS = 10.0
 """Seconds that a copy has to end by itself once its episode is over."""
-_LINE_SECONDS = 10.0
-_MOST_FRUITLESS = 10
-_MOST_BYTES = 2**20
+_PROGRESS_SECONDS = 10.0
+_MAX_FRUITLESS_COPIES = 10
+_MAX_OUTPUT_BYTES = 2**20
 """The most bytes that are kept of a copy's output."""
-_MOST_IN_A_WORD = 2**17 - 256
+_MAX_ARGUMENT_BYTES = 2**17 - 256
 """The most bytes of an argument, or of a variable with its name; a limit of Linux (MAX_ARG_STRLEN),
 less a margin.
 """
-_QUOTED = 200
+_MAX_QUOTED_CHARS = 200
 
 # `${name}` is left to the shell, and braces around anything but a name to the command.
 _PLACEHOLDER = re.compile(
     r"\{\{(?P<literal>[a-z_]+(?:\.[\w-]+)?)\}\}|(?<!\$)\{(?P<name>[a-z_]+)(?:\.(?P<part>[\w-]+))?\}"
 )
-_SWITCHES: Final = {
+_HARNESS_VARIABLES: Final = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "MSWEA_CONFIGURED": "true",
@@ -73,7 +73,7 @@ _SWITCHES: Final = {
 """Variables that keep harnesses from using the network for anything but the model, and from asking
 a user.
 """
-_HOMES: Final = ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "MSWEA_GLOBAL_CONFIG_DIR")
+_HOME_VARIABLES: Final = ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "MSWEA_GLOBAL_CONFIG_DIR")
 """Variables that name the folder in which a harness keeps its state."""
 
 
@@ -83,25 +83,25 @@ class Launch:
 
     Args:
         command: the words of the command, with placeholders.
-        copies: how many run at once.
-        reward: the source of the reward: the agent posts it (`report`), it is the last line that
-            the command prints (`line`), or it follows from its exit status (`exit`).
-        score: the words of a second command, which runs after the first; its last line is the
-            reward.
+        num_copies: how many run at once.
+        reward_source: the source of the reward: the agent posts it (`report`), it is the last line
+            that the command prints (`line`), or it follows from its exit status (`exit`).
+        score_command: the words of a second command, which runs after the first; its last line is
+            the reward.
         directory: the working directory of all copies; by default, each has a temporary folder.
-        logs: the folder for the output of each copy.
-        time_limit: the most seconds that one command of a copy may run.
-        idle: the seconds without an episode after which the launcher ends.
+        log_folder: the folder for the output of each copy.
+        time_limit_s: the most seconds that one command of a copy may run.
+        idle_s: the seconds without an episode after which the launcher ends.
     """
 
     command: tuple[str, ...]
-    copies: int
-    reward: Reward = "report"
-    score: tuple[str, ...] = ()
+    num_copies: int
+    reward_source: RewardSource = "report"
+    score_command: tuple[str, ...] = ()
     directory: Path | None = None
-    logs: Path | None = None
-    time_limit: float | None = None
-    idle: float | None = None
+    log_folder: Path | None = None
+    time_limit_s: float | None = None
+    idle_s: float | None = None
 
 
 class Offer(TypedDict):
@@ -115,42 +115,42 @@ class Offer(TypedDict):
     task: dict[str, Any] | None
 
 
-class _Failed(Exception):
+class _CopyFailed(Exception):
     """A copy ended without a reward for its episode, for the given reason."""
 
 
-class _Away(_Failed):
+class _GatewayUnreachable(_CopyFailed):
     """The gateway cannot be reached."""
 
 
-class _Idle(Exception):
-    """No episode was offered for `Launch.idle` seconds."""
+class _NoEpisodes(Exception):
+    """No episode was offered for `Launch.idle_s` seconds."""
 
 
-def checked(words: Sequence[str]) -> tuple[str, ...]:
+def resolved_command(words: Sequence[str]) -> tuple[str, ...]:
     """Return the words of a command, with those that name a file here made absolute paths, since
     copies work in another directory.
 
     Raises `ConfigError` if the program does not exist, or a placeholder is unknown.
     """
     for match in (match for word in words for match in _PLACEHOLDER.finditer(word)):
-        name, part = match["name"], match["part"]
-        if name is not None and (name not in PLACEHOLDERS or (part is not None and name != "task")):
+        name, task_field = match["name"], match["part"]
+        if name is not None and (name not in PLACEHOLDERS or (task_field is not None and name != "task")):
             raise ConfigError(
                 f"{match[0]} is no placeholder of a command; there are {', '.join(PLACEHOLDERS)} and task.FIELD; for "
                 f"braces as they are, write {{{match[0]}}}"
             )
-    program = _absolute(words[0]) if "/" in words[0] else words[0]
+    program = _absolute_path(words[0]) if "/" in words[0] else words[0]
     if not _PLACEHOLDER.search(program) and shutil.which(program) is None:
-        raise ConfigError(f"there is no program {quoted(program, _QUOTED)}; name one that can be run")
-    return (program, *map(_absolute, words[1:]))
+        raise ConfigError(f"there is no program {quoted(program, _MAX_QUOTED_CHARS)}; name one that can be run")
+    return (program, *map(_absolute_path, words[1:]))
 
 
-def _absolute(word: str) -> str:
+def _absolute_path(word: str) -> str:
     path = Path(word)
     # A folder may have the name of a split, or of anything.
-    names_a_path = path.is_file() or ("/" in word and path.exists())
-    return str(path.absolute()) if len(word) < 1000 and names_a_path else word
+    is_path = path.is_file() or ("/" in word and path.exists())
+    return str(path.absolute()) if len(word) < 1000 and is_path else word
 
 
 def read_reward(line: str) -> dict[str, Any]:
@@ -175,11 +175,11 @@ def read_reward(line: str) -> dict[str, Any]:
     return {"reward": float(reward)} | ({} if success is None else {"success": success})
 
 
-class _Output(Protocol):
+class _OutputWriter(Protocol):
     def write(self, data: bytes) -> None: ...
 
 
-class _Tail:
+class _OutputTail:
     """A stream whose last bytes are kept, at least 1 MiB."""
 
     def __init__(self) -> None:
@@ -187,37 +187,37 @@ class _Tail:
 
     def write(self, data: bytes) -> None:
         self._bytes += data
-        if len(self._bytes) > 2 * _MOST_BYTES:
-            del self._bytes[:-_MOST_BYTES]
+        if len(self._bytes) > 2 * _MAX_OUTPUT_BYTES:
+            del self._bytes[:-_MAX_OUTPUT_BYTES]
 
     def clear(self) -> None:
         self._bytes.clear()
 
     def text(self) -> str:
-        return self._bytes[-_MOST_BYTES:].decode("utf-8", "replace")
+        return self._bytes[-_MAX_OUTPUT_BYTES:].decode("utf-8", "replace")
 
     def last_line(self) -> str:
         """Return the last line that is not blank, or the empty string."""
         return next((line.strip() for line in reversed(self.text().splitlines()) if line.strip()), "")
 
 
-class _Log:
+class _LogFile:
     """A file with the end of a copy's output: all of it, or the last half MiB at least."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with writing(path):
+        with report_write_errors(path):
             self._file = path.open("w+b", buffering=0)
 
     def write(self, data: bytes) -> None:
-        with writing(self.path):
+        with report_write_errors(self.path):
             self._file.write(data)
-            if self._file.tell() > _MOST_BYTES:
-                self._file.seek(-_MOST_BYTES // 2, os.SEEK_END)
-                rest = self._file.read()
+            if self._file.tell() > _MAX_OUTPUT_BYTES:
+                self._file.seek(-_MAX_OUTPUT_BYTES // 2, os.SEEK_END)
+                tail = self._file.read()
                 self._file.seek(0)
                 self._file.truncate()
-                self._file.write(b"[what came before is left out]\n" + rest)
+                self._file.write(b"[what came before is left out]\n" + tail)
 
     def close(self) -> None:
         self._file.close()
@@ -225,91 +225,92 @@ class _Log:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copy:
-    """An episode, and the process that plays it. `url` is the address of the episode, `private` the
-    folder that is removed when the copy ends, and `values` has the values of placeholders.
+    """An episode, and the process that plays it. `episode_url` is the address of the episode,
+    `temp_folder` the folder that is removed when the copy ends, and `values` has the values of
+    placeholders.
     """
 
     offer: Offer
-    url: str
-    private: Path
+    episode_url: str
+    temp_folder: Path
     values: Mapping[str, str]
     variables: Mapping[str, str]
-    log: _Log | None
-    output: _Tail = field(default_factory=_Tail)
-    errors: _Tail = field(default_factory=_Tail)
+    log: _LogFile | None
+    stdout: _OutputTail = field(default_factory=_OutputTail)
+    stderr: _OutputTail = field(default_factory=_OutputTail)
 
     @property
     def instance(self) -> str:
         return f"{self.offer['split']}/{self.offer['index']}"
 
-    def fill(self, words: Sequence[str]) -> list[str]:
-        """Return a command with its placeholders replaced. Raises `_Failed` if a word is too long
-        for an argument, and `ConfigError` if the task lacks a field that the command names.
+    def fill_placeholders(self, words: Sequence[str]) -> list[str]:
+        """Return a command with its placeholders replaced. Raises `_CopyFailed` if a word is too
+        long for an argument, and `ConfigError` if the task lacks a field that the command names.
         """
-        command = [_PLACEHOLDER.sub(self._value, word) for word in words]
-        if not all(map(_fits, command)):
-            raise _Failed("its task is too long for an argument, or cannot be one; use {task_file} in its place")
+        command = [_PLACEHOLDER.sub(self._placeholder_value, word) for word in words]
+        if not all(map(_fits_argument, command)):
+            raise _CopyFailed("its task is too long for an argument, or cannot be one; use {task_file} in its place")
         return command
 
-    def _value(self, match: re.Match[str]) -> str:
+    def _placeholder_value(self, match: re.Match[str]) -> str:
         if match["literal"] is not None:
             return f"{{{match['literal']}}}"
         if match["part"] is None:
             return self.values[match["name"]]
         task = self.offer["task"] or {}
         if match["part"] not in task:
-            fields = ", ".join(task) or "none"
-            raise ConfigError(f"the task of {self.instance} has no field {match['part']!r}; it has {fields}")
-        return _text(task[match["part"]])
+            field_names = ", ".join(task) or "none"
+            raise ConfigError(f"the task of {self.instance} has no field {match['part']!r}; it has {field_names}")
+        return _as_text(task[match["part"]])
 
-    def ended(self, status: int) -> str:
+    def describe_exit(self, status: int) -> str:
         """Return in words how the process ended, with its last line on standard error, else on
         standard output.
         """
-        number = -status if status < 0 else status - 128
-        how = f"ended with status {status}"
+        signal_number = -status if status < 0 else status - 128
+        ending = f"ended with status {status}"
         with suppress(ValueError):
-            how = f"was ended by {signal.Signals(number).name}"
-        line = self.errors.last_line() or self.output.last_line()
-        return f"{how}: {visible(line)[:_QUOTED]}" if line else how
+            ending = f"was ended by {signal.Signals(signal_number).name}"
+        line = self.stderr.last_line() or self.stdout.last_line()
+        return f"{ending}: {escape_invisible(line)[:_MAX_QUOTED_CHARS]}" if line else ending
 
 
-def _text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _fits(text: str) -> bool:
+def _fits_argument(text: str) -> bool:
     try:
-        return len(content := os.fsencode(text)) <= _MOST_IN_A_WORD and b"\0" not in content
+        return len(content := os.fsencode(text)) <= _MAX_ARGUMENT_BYTES and b"\0" not in content
     except UnicodeEncodeError:
         return False
 
 
-def copy_values(offer: Offer, *, token: str, private: Path) -> dict[str, str]:
+def placeholder_values(offer: Offer, *, token: str, temp_folder: Path) -> dict[str, str]:
     """Return the value of each placeholder, by name; `task_file` is the path for a file with the
     task, which is not written here, and is empty if there is no task.
     """
-    folder, task = private / "work", offer["task"]
-    file = "" if task is None else str(folder / ("task.txt" if isinstance(task, str) else "task.json"))
+    folder, task = temp_folder / "work", offer["task"]
+    task_file = "" if task is None else str(folder / ("task.txt" if isinstance(task, str) else "task.json"))
     url = offer["base_url"].removesuffix("/v1")
     fields: dict[str, Any] = {"anthropic_url": url, "key": token or offer["episode"], **offer}
     names = ("base_url", "anthropic_url", "key", "model", "split", "index", "episode")
     return {name: str(fields[name]) for name in names} | {
-        "task": "" if task is None else _text(task),
-        "task_file": file,
+        "task": "" if task is None else _as_text(task),
+        "task_file": task_file,
         "episode_url": url,
         "folder": str(folder),
     }
 
 
 def copy_variables(
-    values: Mapping[str, str], outer: Mapping[str, str], *, home: Path, directory: Path
+    values: Mapping[str, str], inherited: Mapping[str, str], *, home: Path, directory: Path
 ) -> dict[str, str]:
     """Return the environment variables of a copy, given the values of its placeholders. A task that
     is too long for a variable is left out.
 
     Args:
-        outer: the variables of this process, which are passed on; they take precedence over the
+        inherited: the variables of this process, which are passed on; they take precedence over the
             defaults for harnesses, but not over what the copy needs.
         home: a folder for the state of harnesses.
         directory: the copy's working directory.
@@ -328,208 +329,212 @@ def copy_variables(
         # Some harnesses work in the folder that this names.
         "PWD": str(directory),
     }
-    if _fits(values["task"]):
+    if _fits_argument(values["task"]):
         variables["AGENTR_TASK"] = values["task"]
     host = urlsplit(values["base_url"]).hostname
     if host in LOOPBACK:
         # Otherwise clients would use a proxy for this machine.
-        no_proxy = outer.get("no_proxy") or outer.get("NO_PROXY") or ""
+        no_proxy = inherited.get("no_proxy") or inherited.get("NO_PROXY") or ""
         variables |= dict.fromkeys(("NO_PROXY", "no_proxy"), ",".join(filter(None, (no_proxy, host))))
-    defaults = _SWITCHES | {name: str(home) for name in _HOMES}
+    defaults = _HARNESS_VARIABLES | {name: str(home) for name in _HOME_VARIABLES}
     # The task of an outer launcher must not be taken for that of this copy.
-    outer = {name: value for name, value in outer.items() if name != "AGENTR_TASK"}
-    return {**defaults, **outer, **variables}
+    inherited = {name: value for name, value in inherited.items() if name != "AGENTR_TASK"}
+    return {**defaults, **inherited, **variables}
 
 
 class Launcher:
     """Plays the episodes of a gateway with copies of a command."""
 
-    def __init__(self, launch: Launch, *, url: str, token: str, say: Callable[[str], Any]) -> None:
+    def __init__(self, launch: Launch, *, url: str, token: str, print_line: Callable[[str], Any]) -> None:
         """Check the commands; nothing is started yet.
 
         Args:
             url: the address of the gateway.
             token: the gateway's token; empty if it has none.
-            say: is called with each line for the user.
+            print_line: is called with each line for the user.
 
         Raises `ConfigError` if a program does not exist, or a placeholder is unknown.
         """
-        self._command = checked(launch.command)
-        self._score = checked(launch.score) if launch.score else ()
+        self._command = resolved_command(launch.command)
+        self._score_command = resolved_command(launch.score_command) if launch.score_command else ()
         self._launch = launch
         self._url = url.rstrip("/")
         self._token = token
-        self._say = say
-        self._counts = {"rewarded": 0, "closed by their run": 0, "failed": 0}
-        self._at_work = 0
-        self._fruitless = 0
-        self._last_work = 0.0
-        self._away = False
+        self._print_line = print_line
+        self._num_by_ending = {"rewarded": 0, "closed by their run": 0, "failed": 0}
+        self._num_at_work = 0
+        self._num_fruitless = 0
+        self._last_work_time = 0.0
+        self._is_unreachable = False
 
     async def run(self) -> None:
-        """Play episodes until cancelled, or until none was offered for `idle` seconds (it then
+        """Play episodes until cancelled, or until none was offered for `idle_s` seconds (it then
         returns). Copies that still run are then ended, and their episodes reported as failed.
 
         Raises `EnvironmentServerError` if the address has no gateway, or it wants another token,
         `ConfigError` if ten copies in a row ended before they asked the policy anything, and
         `DiskError` if a log cannot be written.
         """
-        if self._launch.logs is not None:
-            with writing(self._launch.logs):
-                self._launch.logs.mkdir(parents=True, exist_ok=True)
+        if self._launch.log_folder is not None:
+            with report_write_errors(self._launch.log_folder):
+                self._launch.log_folder.mkdir(parents=True, exist_ok=True)
         self._http = httpx.AsyncClient(
             base_url=self._url,
             headers={"Authorization": f"Bearer {self._token}"} if self._token else {},
-            timeout=_TIMEOUT,
+            timeout=_TIMEOUT_SECONDS,
             limits=httpx.Limits(max_connections=None),
             trust_env=urlsplit(self._url).hostname not in LOOPBACK,
         )
         async with self._http:
-            await self._reach()
-            scratch, self._last_work = Scratch("copies"), time.monotonic()
+            await self._check_gateway()
+            scratch, self._last_work_time = Scratch("copies"), time.monotonic()
             try:
                 async with asyncio.TaskGroup() as group:
-                    for _ in range(self._launch.copies):
-                        group.create_task(self._play_on(Path(scratch.path)))
-                    group.create_task(self._watch())
-            except BaseExceptionGroup as faults:
+                    for _ in range(self._launch.num_copies):
+                        group.create_task(self._play_episodes(Path(scratch.path)))
+                    group.create_task(self._monitor())
+            except BaseExceptionGroup as errors:
                 # The first error ends all copies.
-                if not isinstance(faults.exceptions[0], _Idle):
-                    raise faults.exceptions[0] from None
+                if not isinstance(errors.exceptions[0], _NoEpisodes):
+                    raise errors.exceptions[0] from None
             finally:
-                self._say(self.summary())
+                self._print_line(self.summary())
                 scratch.close()
 
-    async def _reach(self) -> None:
+    async def _check_gateway(self) -> None:
         try:
-            async with asyncio.timeout(_PATIENCE + _PAUSE):
-                answer = await self._request("GET", "/", say=False)
-        except (_Away, TimeoutError) as fault:
+            async with asyncio.timeout(_PATIENCE_SECONDS + _PAUSE_SECONDS):
+                response = await self._request("GET", "/", reports_outage=False)
+        except (_GatewayUnreachable, TimeoutError) as fault:
             reason = str(fault) or f"{self._url} gives no answer"
             raise EnvironmentServerError(f"{reason}; `agentr gateway` starts one") from None
-        if answer.status_code != httpx.codes.OK or "gateway" not in answer.text:
-            raise self._no_gateway("/", answer)
+        if response.status_code != httpx.codes.OK or "gateway" not in response.text:
+            raise self._wrong_server_error("/", response)
 
-    async def _watch(self) -> None:
-        """Report progress from time to time, and raise `_Idle` once there has been no work for
-        `idle` seconds.
+    async def _monitor(self) -> None:
+        """Report progress from time to time, and raise `_NoEpisodes` once there has been no work
+        for `idle_s` seconds.
         """
-        idle, summary, last_line = self._launch.idle, self.summary(), time.monotonic()
+        idle_s, summary, last_report_time = self._launch.idle_s, self.summary(), time.monotonic()
         while True:
-            await asyncio.sleep(min(_PAUSE, idle or _PAUSE))
+            await asyncio.sleep(min(_PAUSE_SECONDS, idle_s or _PAUSE_SECONDS))
             now = time.monotonic()
-            if now - last_line >= _LINE_SECONDS and summary != self.summary():
-                summary, last_line = self.summary(), now
-                self._say(f"{time.strftime('%H:%M:%S')}  {summary}")
-            if idle is not None and not self._at_work and now - self._last_work >= idle:
-                raise _Idle
+            if now - last_report_time >= _PROGRESS_SECONDS and summary != self.summary():
+                summary, last_report_time = self.summary(), now
+                self._print_line(f"{time.strftime('%H:%M:%S')}  {summary}")
+            if idle_s is not None and not self._num_at_work and now - self._last_work_time >= idle_s:
+                raise _NoEpisodes
 
     def summary(self) -> str:
         """Return in words how many copies are at work, and how the finished episodes ended."""
-        counts = ", ".join(f"{count:,} {how}" for how, count in self._counts.items() if count)
-        total = sum(self._counts.values())
-        return f"{self._at_work} at work; {total:,} episodes over{': ' if counts else ''}{counts}"
+        counts = ", ".join(f"{count:,} {ending}" for ending, count in self._num_by_ending.items() if count)
+        num_episodes = sum(self._num_by_ending.values())
+        return f"{self._num_at_work} at work; {num_episodes:,} episodes over{': ' if counts else ''}{counts}"
 
-    async def _play_on(self, folder: Path) -> None:
+    async def _play_episodes(self, folder: Path) -> None:
         while True:
-            offer = await self._take()
-            self._at_work += 1
-            private = folder / offer["episode"]
+            offer = await self._take_episode()
+            self._num_at_work += 1
+            temp_folder = folder / offer["episode"]
             try:
-                await self._play(offer, private)
+                await self._play_episode(offer, temp_folder)
             finally:
-                self._at_work -= 1
-                self._last_work = time.monotonic()
-                await in_thread(partial(shutil.rmtree, private, ignore_errors=True))
+                self._num_at_work -= 1
+                self._last_work_time = time.monotonic()
+                await run_in_thread(partial(shutil.rmtree, temp_folder, ignore_errors=True))
 
-    async def _take(self) -> Offer:
+    async def _take_episode(self) -> Offer:
         while True:
-            answer = await self._request("POST", "/episodes", {"wait": _TAKE_SECONDS}, patience=float("inf"))
-            if answer.status_code == httpx.codes.OK:
-                offer: Offer = answer.json()
+            response = await self._request("POST", "/episodes", {"wait": _TAKE_SECONDS}, patience_s=float("inf"))
+            if response.status_code == httpx.codes.OK:
+                offer: Offer = response.json()
                 return offer
-            if answer.status_code != httpx.codes.NO_CONTENT:
-                raise self._no_gateway("/episodes", answer)
+            if response.status_code != httpx.codes.NO_CONTENT:
+                raise self._wrong_server_error("/episodes", response)
 
-    async def _play(self, offer: Offer, private: Path) -> None:
-        copy = self._prepare(offer, private)
+    async def _play_episode(self, offer: Offer, temp_folder: Path) -> None:
+        copy = self._prepare(offer, temp_folder)
         try:
-            reward = await self._outcome(copy)
+            reward = await self._run_copy(copy)
             if reward is not None:
-                answer = await self._request("POST", f"{copy.url}/reward", reward)
-                if answer.status_code not in (httpx.codes.OK, httpx.codes.GONE):
-                    raise _Failed(f"the gateway refused its reward: {answer.text[:_QUOTED]}")
-            state = await self._state(copy)
+                response = await self._request("POST", f"{copy.episode_url}/reward", reward)
+                if response.status_code not in (httpx.codes.OK, httpx.codes.GONE):
+                    raise _CopyFailed(f"the gateway refused its reward: {response.text[:_MAX_QUOTED_CHARS]}")
+            state = await self._episode_state(copy)
             if "over" not in state:
-                raise _Failed(f"{copy.ended(0)}, and no reward was reported")
-            self._count(state)
-        except _Failed as failure:
-            await self._fail(copy, failure)
+                raise _CopyFailed(f"{copy.describe_exit(0)}, and no reward was reported")
+            self._count_ending(state)
+        except _CopyFailed as failure:
+            await self._report_failure(copy, failure)
         except BaseException as error:
-            why = "the launcher was ended" if isinstance(error, asyncio.CancelledError) else "the launcher broke"
+            reason = "the launcher was ended" if isinstance(error, asyncio.CancelledError) else "the launcher broke"
             with suppress(httpx.HTTPError):
-                await self._http.post(f"{copy.url}/failed", json={"reason": why}, timeout=_PAUSE)
+                await self._http.post(f"{copy.episode_url}/failed", json={"reason": reason}, timeout=_PAUSE_SECONDS)
             raise
         finally:
             if copy.log is not None:
                 copy.log.close()
 
-    def _prepare(self, offer: Offer, private: Path) -> _Copy:
-        home, folder = private / "home", private / "work"
-        values = copy_values(offer, token=self._token, private=private)
-        with writing(private):
+    def _prepare(self, offer: Offer, temp_folder: Path) -> _Copy:
+        home, folder = temp_folder / "home", temp_folder / "work"
+        values = placeholder_values(offer, token=self._token, temp_folder=temp_folder)
+        with report_write_errors(temp_folder):
             home.mkdir(parents=True)
             folder.mkdir()
             if values["task_file"]:
                 Path(values["task_file"]).write_text(values["task"], encoding="utf-8", errors="surrogatepass")
         log = None
-        if self._launch.logs is not None:
+        if self._launch.log_folder is not None:
             split = re.sub(r"[^\w-]", "_", offer["split"])
-            log = _Log(self._launch.logs / f"{split}-{offer['index']}-{offer['episode']}.log")
+            log = _LogFile(self._launch.log_folder / f"{split}-{offer['index']}-{offer['episode']}.log")
         variables = copy_variables(values, os.environ, home=home, directory=self._launch.directory or folder)
-        url = values["episode_url"]
-        return _Copy(offer=offer, url=url, private=private, values=values, variables=variables, log=log)
+        episode_url = values["episode_url"]
+        return _Copy(
+            offer=offer, episode_url=episode_url, temp_folder=temp_folder, values=values, variables=variables, log=log
+        )
 
-    async def _outcome(self, copy: _Copy) -> dict[str, Any] | None:
+    async def _run_copy(self, copy: _Copy) -> dict[str, Any] | None:
         """Run a copy and return its reward; None if the agent reports it itself, or its episode was
-        over first. Raises `_Failed` if there is no valid reward.
+        over first. Raises `_CopyFailed` if there is no valid reward.
         """
-        status, over = await self._execute(copy, self._command, copy.variables)
-        if over:
+        status, is_over = await self._run_command(copy, self._command, copy.variables)
+        if is_over:
             return None
         launch = self._launch
-        if launch.reward == "exit" and not launch.score:
+        if launch.reward_source == "exit" and not launch.score_command:
             # A program that was killed or could not be started has not judged the episode.
             if status < 0 or status == guard.NOT_STARTED or status - 128 in range(1, signal.NSIG):
-                raise _Failed(copy.ended(status))
+                raise _CopyFailed(copy.describe_exit(status))
             return {"reward": float(status == 0)}
-        if launch.reward == "report" and not launch.score:
-            if status and "over" not in await self._state(copy):
-                raise _Failed(f"{copy.ended(status)}, and no reward was reported")
+        if launch.reward_source == "report" and not launch.score_command:
+            if status and "over" not in await self._episode_state(copy):
+                raise _CopyFailed(f"{copy.describe_exit(status)}, and no reward was reported")
             return None
         if status:
-            raise _Failed(copy.ended(status))
-        if launch.score:
-            output = copy.private / "output.txt"
-            output.write_text(copy.output.text(), encoding="utf-8")
-            copy.output.clear()
-            status, over = await self._execute(copy, self._score, {**copy.variables, "AGENTR_OUTPUT": str(output)})
-            if over:
+            raise _CopyFailed(copy.describe_exit(status))
+        if launch.score_command:
+            output_file = copy.temp_folder / "output.txt"
+            output_file.write_text(copy.stdout.text(), encoding="utf-8")
+            copy.stdout.clear()
+            status, is_over = await self._run_command(
+                copy, self._score_command, {**copy.variables, "AGENTR_OUTPUT": str(output_file)}
+            )
+            if is_over:
                 return None
             if status:
-                raise _Failed(f"the score command {copy.ended(status)}")
-        line = copy.output.last_line()
+                raise _CopyFailed(f"the score command {copy.describe_exit(status)}")
+        line = copy.stdout.last_line()
         try:
             return read_reward(line)
         except ValueError as error:
-            whose = "the score command printed" if launch.score else "it printed"
-            raise _Failed(f"the last line that {whose}, {quoted(line, _QUOTED)}, {error}") from None
+            subject = "the score command printed" if launch.score_command else "it printed"
+            raise _CopyFailed(f"the last line that {subject}, {quoted(line, _MAX_QUOTED_CHARS)}, {error}") from None
 
-    async def _execute(self, copy: _Copy, words: Sequence[str], variables: Mapping[str, str]) -> tuple[int, bool]:
+    async def _run_command(self, copy: _Copy, words: Sequence[str], variables: Mapping[str, str]) -> tuple[int, bool]:
         """Run a command to its end. Return its exit status, and whether its episode was over first:
-        it then has a few seconds to end by itself. Raises `_Failed` if it takes too long.
+        it then has a few seconds to end by itself. Raises `_CopyFailed` if it takes too long.
         """
-        command = [sys.executable, "-I", "-S", guard.__file__, *copy.fill(words)]
+        command = [sys.executable, "-I", "-S", guard.__file__, *copy.fill_placeholders(words)]
         process = await asyncio.create_subprocess_exec(
             *command,
             # When this pipe closes, the guard knows that this process is gone.
@@ -541,109 +546,114 @@ class Launcher:
             # An interrupt at the terminal must reach this process only.
             start_new_session=True,
         )
-        logs = (copy.log,) if copy.log is not None else ()
+        log_files = (copy.log,) if copy.log is not None else ()
         assert process.stdout is not None
         assert process.stderr is not None
-        streams = (process.stdout, copy.output), (process.stderr, copy.errors)
-        reading = asyncio.gather(*(_read(stream, tail, *logs) for stream, tail in streams))
+        streams = (process.stdout, copy.stdout), (process.stderr, copy.stderr)
+        reading_task = asyncio.gather(*(_read_stream(stream, tail, *log_files) for stream, tail in streams))
         exit_task = asyncio.ensure_future(process.wait())
-        over = asyncio.ensure_future(self._until_over(copy))
+        over_task = asyncio.ensure_future(self._wait_until_over(copy))
         # A copy whose output can no longer be written would wait for ever.
-        reading.add_done_callback(lambda task: over.cancel() if not task.cancelled() and task.exception() else None)
+        reading_task.add_done_callback(
+            lambda task: over_task.cancel() if not task.cancelled() and task.exception() else None
+        )
         try:
-            await asyncio.wait((exit_task, over), timeout=self._launch.time_limit, return_when=asyncio.FIRST_COMPLETED)
-            is_over = over.done() and not exit_task.done()
+            await asyncio.wait(
+                (exit_task, over_task), timeout=self._launch.time_limit_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            is_over = over_task.done() and not exit_task.done()
             if is_over:
                 await asyncio.wait((exit_task,), timeout=_LEAVE_SECONDS)
             elif not exit_task.done():
-                raise _Failed(f"it took more than {self._launch.time_limit:g} s")
+                raise _CopyFailed(f"it took more than {self._launch.time_limit_s:g} s")
         finally:
-            over.cancel()
-            await _end(process, exit_task)
+            over_task.cancel()
+            await _end_process(process, exit_task)
             # The pipes are closed by now, unless the guard was killed.
-            await asyncio.wait((reading,), timeout=_PAUSE)
-            reading.cancel()
-        if reading.done() and not reading.cancelled():
-            reading.result()
+            await asyncio.wait((reading_task,), timeout=_PAUSE_SECONDS)
+            reading_task.cancel()
+        if reading_task.done() and not reading_task.cancelled():
+            reading_task.result()
         return (exit_task.result() if exit_task.done() else -signal.SIGKILL), is_over
 
-    async def _until_over(self, copy: _Copy) -> None:
+    async def _wait_until_over(self, copy: _Copy) -> None:
         while True:
             await asyncio.sleep(_POLL_SECONDS)
-            with suppress(_Away):
-                if "over" in await self._state(copy):
+            with suppress(_GatewayUnreachable):
+                if "over" in await self._episode_state(copy):
                     return
 
-    async def _state(self, copy: _Copy) -> dict[str, Any]:
+    async def _episode_state(self, copy: _Copy) -> dict[str, Any]:
         """Return what the gateway knows of an episode; it has the key `over` if the episode is over
-        or unknown. Raises `_Away`.
+        or unknown. Raises `_GatewayUnreachable`.
         """
-        answer = await self._request("GET", copy.url)
-        state: dict[str, Any] = answer.json() if answer.status_code == httpx.codes.OK else {"over": "it is unknown"}
+        response = await self._request("GET", copy.episode_url)
+        state: dict[str, Any] = response.json() if response.status_code == httpx.codes.OK else {"over": "it is unknown"}
         return state
 
-    async def _fail(self, copy: _Copy, failure: _Failed) -> None:
+    async def _report_failure(self, copy: _Copy, failure: _CopyFailed) -> None:
         """Report a copy's failure, unless its episode is over. Raises `ConfigError` if this was the
         tenth copy in a row to fail before it asked the policy anything.
         """
-        asked = True
-        if not isinstance(failure, _Away):
-            with suppress(_Away):
-                state = await self._state(copy)
+        has_asked = True
+        if not isinstance(failure, _GatewayUnreachable):
+            with suppress(_GatewayUnreachable):
+                state = await self._episode_state(copy)
                 if "over" in state:
-                    self._count(state)
+                    self._count_ending(state)
                     return
-                asked = state["asked"]
-                await self._request("POST", f"{copy.url}/failed", {"reason": str(failure)})
-        self._counts["failed"] += 1
-        self._say(f"{copy.instance} failed: {failure}")
+                has_asked = state["asked"]
+                await self._request("POST", f"{copy.episode_url}/failed", {"reason": str(failure)})
+        self._num_by_ending["failed"] += 1
+        self._print_line(f"{copy.instance} failed: {failure}")
         if copy.log is not None:
-            self._say(f"  {copy.log.path}")
-        self._fruitless = 0 if asked else self._fruitless + 1
-        if self._fruitless >= _MOST_FRUITLESS:
+            self._print_line(f"  {copy.log.path}")
+        self._num_fruitless = 0 if has_asked else self._num_fruitless + 1
+        if self._num_fruitless >= _MAX_FRUITLESS_COPIES:
             raise ConfigError(
-                f"{_MOST_FRUITLESS} copies in a row ended before they asked the policy anything; the last one: "
+                f"{_MAX_FRUITLESS_COPIES} copies in a row ended before they asked the policy anything; the last one: "
                 f"{failure}"
             )
 
-    def _count(self, state: Mapping[str, Any]) -> None:
-        self._fruitless = 0
-        self._counts["closed by their run" if state.get("reward") is None else "rewarded"] += 1
+    def _count_ending(self, state: Mapping[str, Any]) -> None:
+        self._num_fruitless = 0
+        self._num_by_ending["closed by their run" if state.get("reward") is None else "rewarded"] += 1
 
     async def _request(
-        self, method: str, path: str, body: Any = None, *, patience: float | None = None, say: bool = True
+        self, method: str, path: str, body: Any = None, *, patience_s: float | None = None, reports_outage: bool = True
     ) -> httpx.Response:
-        """Return the gateway's answer, waiting up to `patience` seconds for a gateway that cannot
-        be reached, by default 30. Raises `_Away` after that.
+        """Return the gateway's answer, waiting up to `patience_s` seconds for a gateway that cannot
+        be reached, by default 30. Raises `_GatewayUnreachable` after that.
         """
-        deadline = time.monotonic() + (_PATIENCE if patience is None else patience)
+        deadline = time.monotonic() + (_PATIENCE_SECONDS if patience_s is None else patience_s)
         while True:
             try:
-                answer = await self._http.request(method, path, json=body)
-                reason = f"it answered {answer.status_code}"
-                if answer.status_code < httpx.codes.INTERNAL_SERVER_ERROR:
-                    if self._away:
-                        self._say(f"the gateway at {self._url} is back")
-                    self._away = False
-                    return answer
+                response = await self._http.request(method, path, json=body)
+                reason = f"it answered {response.status_code}"
+                if response.status_code < httpx.codes.INTERNAL_SERVER_ERROR:
+                    if self._is_unreachable:
+                        self._print_line(f"the gateway at {self._url} is back")
+                    self._is_unreachable = False
+                    return response
             except httpx.RequestError as error:
                 reason = str(error) or type(error).__name__
             message = f"the gateway at {self._url} cannot be reached ({reason})"
             if time.monotonic() >= deadline:
-                raise _Away(message)
-            if say and not self._away:
-                self._away = True
-                self._say(f"{message}; it is waited for")
-            await asyncio.sleep(_PAUSE)
+                raise _GatewayUnreachable(message)
+            if reports_outage and not self._is_unreachable:
+                self._is_unreachable = True
+                self._print_line(f"{message}; it is waited for")
+            await asyncio.sleep(_PAUSE_SECONDS)
 
-    def _no_gateway(self, path: str, answer: httpx.Response) -> AgentrError:
+    def _wrong_server_error(self, path: str, response: httpx.Response) -> AgentrError:
         return EnvironmentServerError(
-            f"{self._url}{path} answered {answer.status_code} ({answer.text[:_QUOTED]}): this is not a gateway of "
-            "agentr of this version, or it wants another token; correct the address, or set AGENTR_GATEWAY_TOKEN"
+            f"{self._url}{path} answered {response.status_code} ({response.text[:_MAX_QUOTED_CHARS]}): this is not "
+            "a gateway of agentr of this version, or it wants another token; correct the address, or set "
+            "AGENTR_GATEWAY_TOKEN"
         )
 
 
-async def _read(stream: asyncio.StreamReader, *outputs: _Output) -> None:
+async def _read_stream(stream: asyncio.StreamReader, *outputs: _OutputWriter) -> None:
     """Read a stream to its end, whatever its length: a process blocks if nobody reads its
     output.
     """
@@ -652,7 +662,7 @@ async def _read(stream: asyncio.StreamReader, *outputs: _Output) -> None:
             output.write(data)
 
 
-async def _end(process: asyncio.subprocess.Process, exit_task: asyncio.Future[int]) -> None:
+async def _end_process(process: asyncio.subprocess.Process, exit_task: asyncio.Future[int]) -> None:
     """Have the guard end its program, and wait; kill the guard if it does not end in time."""
     if exit_task.done():
         return
@@ -664,4 +674,4 @@ async def _end(process: asyncio.subprocess.Process, exit_task: asyncio.Future[in
         if not exit_task.done():
             with suppress(ProcessLookupError):
                 process.kill()
-            await asyncio.wait((exit_task,), timeout=_PAUSE)
+            await asyncio.wait((exit_task,), timeout=_PAUSE_SECONDS)

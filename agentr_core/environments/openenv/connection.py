@@ -21,8 +21,8 @@ from agentr_core.errors import EnvironmentServerError, EnvironmentUnavailable, I
 from agentr_core.system import LOOPBACK, RetryPolicy, wait_before_retry
 from agentr_core.texts import abbreviate
 
-_NOT_NOW = (429, 502, 503, 504)
-_NO_TASKS = (404, 405, 501)
+_RETRY_STATUSES = (429, 502, 503, 504)
+_NO_TASK_API_STATUSES = (404, 405, 501)
 _CONNECT_SECONDS = 10.0
 _CLOSE_SECONDS = 1.0
 
@@ -35,25 +35,25 @@ class Session:
     def __init__(self, url: str, socket: ClientConnection, timeout_s: float, answer_mib: int) -> None:
         self._url = url
         self._socket = socket
-        self._timeout = timeout_s
+        self._timeout_s = timeout_s
         self._answer_mib = answer_mib
 
-    def ask(self, kind: str, data: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    def ask(self, message_type: str, data: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         """Send a message and return the answer: an error, or what was asked for. After an exception
         the session must not be used again: a late answer would be taken for the next one.
 
         Raises `EnvironmentUnavailable` if the connection breaks or there is no answer in time,
         `IllTypedAnswer` if the answer is too large, and `MalformedAnswer`.
         """
-        message = {"type": kind} if data is None else {"type": kind, "data": data}
+        message = {"type": message_type} if data is None else {"type": message_type, "data": data}
         try:
             # A full server sends a message before it closes, which can still be read.
             with suppress(ConnectionClosed):
                 self._socket.send(json.dumps(message))
-            text = self._socket.recv(timeout=self._timeout)
+            text = self._socket.recv(timeout=self._timeout_s)
         except TimeoutError as error:
             raise EnvironmentUnavailable(
-                f"{self._url} gave no answer within {self._timeout:g} s; see whether the server works, or raise "
+                f"{self._url} gave no answer within {self._timeout_s:g} s; see whether the server works, or raise "
                 "timeout_s"
             ) from error
         except ConnectionClosed as error:
@@ -67,13 +67,13 @@ class Session:
             answer = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise MalformedAnswer(f"{self._url} did not answer with JSON: {abbreviate(text)}") from error
-        expected_kind = "observation" if kind in ("reset", "step") else kind
+        expected_type = "observation" if message_type in ("reset", "step") else message_type
         if (
             not isinstance(answer, dict)
-            or answer.get("type") not in ("error", expected_kind)
+            or answer.get("type") not in ("error", expected_type)
             or not isinstance(answer.get("data"), dict)
         ):
-            raise MalformedAnswer(f"{self._url}: a {kind} was answered with {abbreviate(answer)}")
+            raise MalformedAnswer(f"{self._url}: a {message_type} was answered with {abbreviate(answer)}")
         return answer
 
     def close(self) -> None:
@@ -92,23 +92,25 @@ class Server:
 
     def __init__(self, url: str, timeout_s: float, patience_s: float, answer_mib: int) -> None:
         self.url = url
-        self._timeout = timeout_s
-        self._patience = RetryPolicy(retries=10**6, seconds=patience_s)
+        self._timeout_s = timeout_s
+        self._retry_policy = RetryPolicy(retries=10**6, seconds=patience_s)
         self._answer_mib = answer_mib
 
-    def begin(self, kind: str, data: Mapping[str, Any] | None = None) -> tuple[Session, Mapping[str, Any]]:
+    def open_session(
+        self, message_type: str, data: Mapping[str, Any] | None = None
+    ) -> tuple[Session, Mapping[str, Any]]:
         """Open a session and return it with the answer to its first message. While the server
         cannot be reached or has no free place, this is tried again for `patience_s` seconds. Raises
         `EnvironmentUnavailable` after that, and as `Session.ask`.
         """
 
         def attempt() -> tuple[Session, Mapping[str, Any]]:
-            session = self._open()
+            session = self._connect()
             try:
-                answer = session.ask(kind, data)
+                answer = session.ask(message_type, data)
                 error = answer["data"] if answer["type"] == "error" else {}
                 if error.get("code") == "CAPACITY_REACHED":
-                    raise _NotNowError(
+                    raise _TemporaryError(
                         f"{self.url} has no place free ({error.get('message')}); lower scale.concurrency to the number "
                         "of its places, or have it started with more (max_concurrent_envs)"
                     )
@@ -117,10 +119,10 @@ class Server:
                 session.close()
                 raise
 
-        began: tuple[Session, Mapping[str, Any]] = self._patiently(attempt)
-        return began
+        session_and_answer: tuple[Session, Mapping[str, Any]] = self._retry(attempt)
+        return session_and_answer
 
-    def _open(self) -> Session:
+    def _connect(self) -> Session:
         parts = urlsplit(self.url)
         url = f"{'wss' if parts.scheme == 'https' else 'ws'}://{parts.netloc}{parts.path}/ws"
         try:
@@ -137,38 +139,41 @@ class Server:
             )
         except InvalidStatus as error:
             status = error.response.status_code
-            if status in _NOT_NOW:
-                raise _NotNowError(f"{url} answered {status}") from error
+            if status in _RETRY_STATUSES:
+                raise _TemporaryError(f"{url} answered {status}") from error
             raise EnvironmentServerError(
                 f"{url} answered {status}: this is no OpenEnv server; correct the address"
             ) from error
         # A server that dies during the handshake closes a connection that was never open.
         except (OSError, InvalidHandshake, ConnectionClosed, EOFError) as error:
-            raise self._absent(error) from error
-        return Session(url, socket, self._timeout, self._answer_mib)
+            raise self._unreachable_error(error) from error
+        return Session(url, socket, self._timeout_s, self._answer_mib)
 
-    def _absent(self, error: Exception) -> _NotNowError:
+    def _unreachable_error(self, error: Exception) -> _TemporaryError:
         reason = str(error) or type(error).__name__
-        return _NotNowError(f"{self.url} cannot be reached ({reason}); start the server, or correct its address")
+        return _TemporaryError(f"{self.url} cannot be reached ({reason}); start the server, or correct its address")
 
-    def _patiently(self, attempt: Callable[[], Any]) -> Any:
+    def _retry(self, attempt: Callable[[], Any]) -> Any:
         start, failures = time.monotonic(), 0
         while True:
             try:
                 return attempt()
-            except _NotNowError:
+            except _TemporaryError:
                 failures += 1
-                seconds = time.monotonic() - start
+                elapsed_s = time.monotonic() - start
                 # The wait is at most half a second before the second try, and four seconds from the
                 # fifth try on, since a place may become free at any moment.
-                wait = wait_before_retry(
-                    self._patience, failures=min(failures, 4), elapsed=seconds, uniform=random.random()
+                wait_s = wait_before_retry(
+                    self._retry_policy,
+                    num_failures=min(failures, 4),
+                    elapsed_seconds=elapsed_s,
+                    random_fraction=random.random(),
                 )
-                if wait is None:
+                if wait_s is None:
                     raise
-                time.sleep(wait)
+                time.sleep(wait_s)
 
-    def _http(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    def _request_json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Return the JSON answer to a request that changes nothing; None if the server has no such
         path.
         """
@@ -176,12 +181,12 @@ class Server:
 
         def attempt() -> httpx.Response:
             try:
-                return httpx.request(method, url, json=body, timeout=self._timeout)
+                return httpx.request(method, url, json=body, timeout=self._timeout_s)
             except httpx.HTTPError as error:
-                raise self._absent(error) from error
+                raise self._unreachable_error(error) from error
 
-        response: httpx.Response = self._patiently(attempt)
-        if response.status_code in _NO_TASKS:
+        response: httpx.Response = self._retry(attempt)
+        if response.status_code in _NO_TASK_API_STATUSES:
             return None
         try:
             return response.raise_for_status().json()
@@ -191,31 +196,39 @@ class Server:
             ) from error
 
     @property
-    def calls(self) -> bool:
+    def takes_tool_calls(self) -> bool:
         """Whether the server's actions are calls of tools."""
-        return self.action.get("title") == "CallToolAction"
+        return self.action_schema.get("title") == "CallToolAction"
 
     @cached_property
-    def action(self) -> Mapping[str, Any]:
+    def action_schema(self) -> Mapping[str, Any]:
         """The JSON schema of an action."""
-        schema = self._http("GET", "/schema")
+        schema = self._request_json("GET", "/schema")
         if not isinstance(schema, dict) or not isinstance(schema.get("action"), dict):
             raise EnvironmentServerError(f"{self.url}/schema has no schema of actions: this is no OpenEnv server")
         action: Mapping[str, Any] = schema["action"]
         return action
 
     @cached_property
-    def tasks(self) -> Mapping[str, tuple[str, int]]:
+    def task_splits(self) -> Mapping[str, tuple[str, int]]:
         """The type and size of each split of the Task API, by its name; empty if the server has no
         Task API.
         """
-        names = self._http("GET", "/list_environments")
-        splits = self._http("GET", f"/{names[0]}/splits") if names and isinstance(names, list) else None
+        environment_names = self._request_json("GET", "/list_environments")
+        splits = (
+            self._request_json("GET", f"/{environment_names[0]}/splits")
+            if environment_names and isinstance(environment_names, list)
+            else None
+        )
         try:
             return {
                 split["name"]: (
                     str(split.get("type")),
-                    int(self._http("POST", f"/{names[0]}/num_tasks", {"split": split["name"]})["num_tasks"]),
+                    int(
+                        self._request_json("POST", f"/{environment_names[0]}/num_tasks", {"split": split["name"]})[
+                            "num_tasks"
+                        ]
+                    ),
                 )
                 for split in splits or ()
             }
@@ -229,13 +242,15 @@ class Server:
         """The tools that a model may call; if the server has none, a single tool `act` that takes
         the fields of an action. The server is asked when they are first used.
 
-        Raises `EnvironmentServerError` if the list cannot be read, and what `begin` raises.
+        Raises `EnvironmentServerError` if the list cannot be read, and what `open_session` raises.
         """
-        if not self.calls:
-            fields = {name: schema for name, schema in properties(self.action).items() if name != "metadata"}
-            schema = {**self.action, "properties": fields}
+        if not self.takes_tool_calls:
+            field_schemas = {
+                name: schema for name, schema in properties(self.action_schema).items() if name != "metadata"
+            }
+            schema = {**self.action_schema, "properties": field_schemas}
             return (ServerTool(name="act", description="Do one thing in the world.", arguments=(), schema=schema),)
-        session, answer = self.begin("step", {"type": "list_tools"})
+        session, answer = self.open_session("step", {"type": "list_tools"})
         session.close()
         observation = answer["data"].get("observation", {})
         try:
@@ -252,7 +267,7 @@ class Server:
             raise EnvironmentServerError(f"{self.url} lists no tools that can be read: {abbreviate(answer)}") from error
 
 
-class _NotNowError(EnvironmentUnavailable):
+class _TemporaryError(EnvironmentUnavailable):
     """The server is absent or full."""
 
 
@@ -270,7 +285,7 @@ class ServerTool(Tool):
 
 
 @cache
-def server_at(url: str, timeout_s: float, patience_s: float, answer_mib: int) -> Server:
+def shared_server(url: str, timeout_s: float, patience_s: float, answer_mib: int) -> Server:
     """Return this process's only server with these settings, so that its schema and tasks are
     fetched once.
     """

@@ -16,22 +16,22 @@ from functools import cached_property
 from itertools import product
 
 from agentr_core.environments.reasoning.formulas import (
-    MOST_CHARACTERS,
-    Unreadable,
+    MAX_NUM_CHARACTERS,
+    FormulaError,
     Value,
-    bare,
-    difference,
-    equal,
+    comparison_text,
+    constant_ratio,
+    differences,
+    evaluate,
     has_printed_float,
-    plain,
-    ratio,
-    tokens,
-    values,
+    is_equal,
+    normalise_notation,
+    tokenise,
 )
 
 # Units at the end of an answer in mathematics, such as cm, percent or dollars.
 
-_ALIASES = {
+_ALIASES_BY_UNIT = {
     "mm": "millimeter millimetre",
     "cm": "centimeter centimetre",
     "dm": "decimeter decimetre",
@@ -72,18 +72,18 @@ _ALIASES = {
     "am": "",
     "pm": "",
 }
-_NORMAL = {alias: unit for unit, aliases in _ALIASES.items() for alias in (unit, *aliases.split())}
-_POWERS = {"square": 2, "squared": 2, "sq": 2, "cubic": 3, "cubed": 3, "cu": 3}
-_TIMES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_ANY = "unit"
+_UNIT_BY_ALIAS = {alias: unit for unit, aliases in _ALIASES_BY_UNIT.items() for alias in (unit, *aliases.split())}
+_POWER_BY_WORD = {"square": 2, "squared": 2, "sq": 2, "cubic": 3, "cubed": 3, "cu": 3}
+_EXPONENT_BY_WORD = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_ANY_UNIT = "unit"
 _NO_UNITS = frozenset(
     {"pi", "and", "or", "mod", "base", "if", "for", "is", "sin", "cos", "tan", "ln", "log", "exp", "sqrt"}
 )
 _WORD = r"[A-Za-z]+"
-_END = re.compile(rf"(?P<word>{_WORD})\s*(?P<power>\^\s*(?:\{{\s*)?(?P<exponent>-?[123])(?:\s*\}})?)?\s*$")
+_LAST_WORD = re.compile(rf"(?P<word>{_WORD})\s*(?P<power>\^\s*(?:\{{\s*)?(?P<exponent>-?[123])(?:\s*\}})?)?\s*$")
 
 _LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
-_OVER = re.compile(rf"\s{_WORD}(?:\s*\^\s*\{{?\s*\d\s*\}}?)?\s*/\s*$")
+_UNIT_BEFORE_SLASH = re.compile(rf"\s{_WORD}(?:\s*\^\s*\{{?\s*\d\s*\}}?)?\s*/\s*$")
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,12 @@ class Quantity:
     power: int = 0
     """The power of ten by which a word such as million multiplies the value."""
 
-    def compatible(self, b: Quantity) -> bool:
+    def is_compatible(self, b: Quantity) -> bool:
         """Return whether the units do not contradict each other: equal, or missing on one side, for
         example.
         """
         units = {self.unit, b.unit}
-        if len(units) == 1 or "" in units or any(unit.partition("^")[0] == _ANY for unit in units):
+        if len(units) == 1 or "" in units or any(unit.partition("^")[0] == _ANY_UNIT for unit in units):
             return True
         return "deg" in units and all(unit.startswith("deg") for unit in units)
 
@@ -114,81 +114,85 @@ class Quantity:
             yield (scale / 100, other_scale) if self.unit == "%" else (scale, other_scale / 100)
 
 
-def quantity(text: str) -> Quantity:
+def parse_quantity(text: str) -> Quantity:
     """Return the value and the unit of an answer in the notation of `formulas.plain`."""
     text = text.strip()
     if text.endswith("%"):
         return Quantity(text[:-1].strip(), "%")
     if match := re.fullmatch(r"(.*\S)\s*\\deg\s*([CFK]?)", text):
         return Quantity(match[1], f"deg{match[2]}")
-    unit, rest = _unit_at_the_end(text)
+    unit, value_text = _split_unit(text)
     power = 0
-    while (times := re.fullmatch(rf"(.*[\d)}}])\s*({'|'.join(_TIMES)})s?", rest, re.IGNORECASE)) is not None:
-        rest, power = times[1], power + _TIMES[times[2].lower()]
-    return Quantity(rest, unit, power)
+    while (
+        times := re.fullmatch(rf"(.*[\d)}}])\s*({'|'.join(_EXPONENT_BY_WORD)})s?", value_text, re.IGNORECASE)
+    ) is not None:
+        value_text, power = times[1], power + _EXPONENT_BY_WORD[times[2].lower()]
+    return Quantity(value_text, unit, power)
 
 
-def _unit_at_the_end(text: str) -> tuple[str, str]:
+def _split_unit(text: str) -> tuple[str, str]:
     """Return the unit at the end of a text in normal form, and the text before it; an empty unit
     and the whole text if there is none.
     """
-    rest = text
+    value_text = text
     words: list[str] = []
-    while (match := _END.search(rest)) is not None:
-        before = rest[: match.start()]
+    while (match := _LAST_WORD.search(value_text)) is not None:
+        before = value_text[: match.start()]
         word = match["word"]
         if not _is_unit(word, before) or before.rstrip().endswith(("\\", "_", "^")):
             break
-        words.insert(0, _normal(word) + (f"^{match['exponent']}" if match["power"] else ""))
-        rest = before.rstrip()
-        if rest.endswith("/"):
+        words.insert(0, _normal_unit(word) + (f"^{match['exponent']}" if match["power"] else ""))
+        value_text = before.rstrip()
+        if value_text.endswith("/"):
             words.insert(0, "/")
-            rest = rest[:-1].rstrip()
-    if not words or not re.search(r"\d|\\pi|\\sqrt|\\frac", rest) or words[0] == "/":
+            value_text = value_text[:-1].rstrip()
+    if not words or not re.search(r"\d|\\pi|\\sqrt|\\frac", value_text) or words[0] == "/":
         return "", text
     # Square feet is ft^2, miles per hour is mi/h.
     unit: list[str] = []
     power = 0
     for word in words:
-        if word in _POWERS and word.endswith("d") and unit:
-            unit[-1] = f"{unit[-1]}^{_POWERS[word]}"
-        elif word in _POWERS:
-            power = _POWERS[word]
+        if word in _POWER_BY_WORD and word.endswith("d") and unit:
+            unit[-1] = f"{unit[-1]}^{_POWER_BY_WORD[word]}"
+        elif word in _POWER_BY_WORD:
+            power = _POWER_BY_WORD[word]
         elif word in ("per", "/"):
             unit.append("/")
         else:
             unit.append(f"{word}^{power}" if power else word)
             power = 0
-    return {"mi/h": "mph", "km/h": "kph"}.get("".join(unit), " ".join(unit).replace(" / ", "/")), rest
+    return {"mi/h": "mph", "km/h": "kph"}.get("".join(unit), " ".join(unit).replace(" / ", "/")), value_text
 
 
 def _is_unit(word: str, before: str) -> bool:
-    if word in _NO_UNITS or word.lower().removesuffix("s") in _TIMES or before.endswith("\\"):
+    if word in _NO_UNITS or word.lower().removesuffix("s") in _EXPONENT_BY_WORD or before.endswith("\\"):
         return False
     if not before or re.search(r"[-+*=<>(,]\s*$", before):
         return False
-    is_unit_word = word in _NORMAL or word.removesuffix("s") in _NORMAL or word.lower() in (*_POWERS, "per")
-    spaced = before[-1:].isspace() or before.endswith("/")
+    is_unit_word = (
+        word in _UNIT_BY_ALIAS or word.removesuffix("s") in _UNIT_BY_ALIAS or word.lower() in (*_POWER_BY_WORD, "per")
+    )
+    is_spaced = before[-1:].isspace() or before.endswith("/")
     if len(word) == 1:
         # The h is a letter of a formula in 2 r h, and an hour in 2 m/h.
-        return is_unit_word and spaced and not _LETTER.search(_OVER.sub("", before))
-    return is_unit_word or (len(word) > 2 and spaced and word[1:].islower())
+        return is_unit_word and is_spaced and not _LETTER.search(_UNIT_BEFORE_SLASH.sub("", before))
+    return is_unit_word or (len(word) > 2 and is_spaced and word[1:].islower())
 
 
-def _normal(word: str) -> str:
+def _normal_unit(word: str) -> str:
     for form in (word, word.lower()):
         for name in (form, form.removesuffix("s"), form.removesuffix("es")):
-            if name in _NORMAL:
-                return _NORMAL[name]
+            if name in _UNIT_BY_ALIAS:
+                return _UNIT_BY_ALIAS[name]
     return word.lower().removesuffix("s")
 
 
-_MOST_PARTS = 40
+_MAX_NUM_PARTS = 40
 _OPENING, _CLOSING = ("(", "[", "{", r"\{", r"\langle", r"\begin"), (")", "]", "}", r"\}", r"\rangle", r"\end")
-_TURNED = {"<": ">", ">": "<", r"\leq": r"\geq", r"\geq": r"\leq"}
-_RELATIONS = ("=", r"\neq", r"\approx", *_TURNED)
-_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!,?\d)")
-_LABELLED = re.compile(r"(?:\(([A-J])\)\s*|([A-J])\s?[):]\s+)(\S.*)")
+_REVERSED_RELATION = {"<": ">", ">": "<", r"\leq": r"\geq", r"\geq": r"\leq"}
+_RELATIONS = ("=", r"\neq", r"\approx", *_REVERSED_RELATION)
+_GROUPED_NUMBER = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!,?\d)")
+_LABELLED_CHOICE = re.compile(r"(?:\(([A-J])\)\s*|([A-J])\s?[):]\s+)(\S.*)")
 _LOGARITHM = re.compile(r"\\?(?<![A-Za-z])log(?![A-Za-z]|\s*_)")
 _MATRIX = re.compile(
     r"\s*\\begin\s*\{\s*([bpvBV]?(?:small)?matrix|array)\s*\}(?:\s*\{[lcr|\s]*\})?(.*)\\end\s*\{\s*\1\s*\}\s*"
@@ -199,11 +203,11 @@ _NAME = re.compile(
     r"|\\frac\{d[a-z]\}\{d[a-z]\}"
 )
 _BOUND_NAMES = re.compile(r"(?:\(|\\\{)(?:[A-Za-z](?:_(?:\w|\{\w+\}))?,?)+(?:\)|\\\})|\|[A-Za-z]{1,2}\||\[[A-Z]{3,}\]")
-_TOTAL = re.compile(r"[a-z](?:\+[a-z])+")
-_INFINITE = ("\\infty", "+\\infty", "-\\infty")
+_SUM_OF_NAMES = re.compile(r"[a-z](?:\+[a-z])+")
+_INFINITY_TEXTS = ("\\infty", "+\\infty", "-\\infty")
 
 
-def same_value(a: str, b: str) -> bool:
+def is_same_value(a: str, b: str) -> bool:
     """Return whether two answers mean the same; an empty answer equals none.
 
     Formulas with letters are compared by their values at several points. What cannot be parsed is
@@ -213,42 +217,42 @@ def same_value(a: str, b: str) -> bool:
         return False
     if a.split() == b.split():
         return True
-    if max(len(a), len(b)) > 4 * MOST_CHARACTERS:
+    if max(len(a), len(b)) > 4 * MAX_NUM_CHARACTERS:
         return False
-    for first, second in product(_readings(plain(a)), _readings(plain(b))):
-        if _same_text(first, second):
+    for first, second in product(_interpretations(normalise_notation(a)), _interpretations(normalise_notation(b))):
+        if _is_same_text(first, second):
             return True
-        with suppress(Unreadable, RecursionError):
-            if _same(_node(tokens(first)), _node(tokens(second))):
+        with suppress(FormulaError, RecursionError):
+            if _is_same_node(_parse_node(tokenise(first)), _parse_node(tokenise(second))):
                 return True
     return False
 
 
-def _same_text(a: str, b: str) -> bool:
-    return bool(bare(a)) and bare(a) == bare(b)
+def _is_same_text(a: str, b: str) -> bool:
+    return bool(comparison_text(a)) and comparison_text(a) == comparison_text(b)
 
 
-def _readings(text: str) -> Iterator[str]:
+def _interpretations(text: str) -> Iterator[str]:
     """Yield the possible meanings of a text: 1,234 is a number or a list of two, log is to the base
     e or 10, and (A) 5 is the choice A or its value.
     """
     yield text
-    ungrouped_text = _GROUPED.sub(lambda match: _ungrouped(match, text), text)
+    ungrouped_text = _GROUPED_NUMBER.sub(lambda match: _without_commas(match, text), text)
     if ungrouped_text != text:
         yield ungrouped_text
     if (decimal := _LOGARITHM.sub(r"\\lg ", text)) != text:
         yield decimal
-    if choice := _LABELLED.fullmatch(text):
+    if choice := _LABELLED_CHOICE.fullmatch(text):
         yield from filter(None, choice.groups())
 
 
-def _ungrouped(match: re.Match[str], text: str) -> str:
+def _without_commas(match: re.Match[str], text: str) -> str:
     """Return a grouped number without its commas; unchanged within brackets, where it may be
     several elements of a tuple or set.
     """
     before = text[: match.start()]
-    inside = sum(before.count(sign) for sign in "([") + before.count(r"\{") - sum(before.count(sign) for sign in ")]")
-    return match[0] if inside - before.count(r"\}") > 0 else match[0].replace(",", "")
+    num_open = sum(before.count(sign) for sign in "([") + before.count(r"\{") - sum(before.count(sign) for sign in ")]")
+    return match[0] if num_open - before.count(r"\}") > 0 else match[0].replace(",", "")
 
 
 @dataclass(frozen=True)
@@ -267,188 +271,196 @@ class _Node:
 
     @cached_property
     def text(self) -> str:
-        return bare("".join(self.tokens))
+        return comparison_text("".join(self.tokens))
 
     @cached_property
     def quantity(self) -> Quantity:
-        return quantity("".join(self.tokens))
+        return parse_quantity("".join(self.tokens))
 
     @cached_property
-    def number(self) -> list[Value | None]:
+    def point_values(self) -> list[Value | None]:
         """The values of the formula at each point, without its unit. Raises `Unreadable`."""
-        return values(tokens(self.quantity.value))
+        return evaluate(tokenise(self.quantity.value))
 
     @property
-    def angle(self) -> list[Value | None]:
+    def radian_values(self) -> list[Value | None]:
         """The values at each point, with degrees as radians. Raises `Unreadable`."""
-        return values(self.tokens) if self.quantity.unit == "deg" else self.number
+        return evaluate(self.tokens) if self.quantity.unit == "deg" else self.point_values
 
 
-def _node(parts: Sequence[str]) -> _Node:
-    elements = _elements(parts)
-    return elements[0] if len(elements) == 1 else _Node("list", elements, tuple(parts))
+def _parse_node(tokens: Sequence[str]) -> _Node:
+    elements = _parse_elements(tokens)
+    return elements[0] if len(elements) == 1 else _Node("list", elements, tuple(tokens))
 
 
-def _elements(parts: Sequence[str]) -> tuple[_Node, ...]:
+def _parse_elements(tokens: Sequence[str]) -> tuple[_Node, ...]:
     r"""Return the nodes between commas; one with \pm or \mp becomes two. Raises `Unreadable`."""
     nodes: list[_Node] = []
-    for part in _split(parts, (",", r"\cr")):
-        if part[:1] != [r"\{"] and (r"\pm" in part or r"\mp" in part):
-            for up, down in (("+", "-"), ("-", "+")):
-                nodes.append(_element([{r"\pm": up, r"\mp": down}.get(token, token) for token in part]))
-        elif part:
-            nodes.append(_element(part))
+    for group in _split_tokens(tokens, (",", r"\cr")):
+        if group[:1] != [r"\{"] and (r"\pm" in group or r"\mp" in group):
+            for upper_sign, lower_sign in (("+", "-"), ("-", "+")):
+                nodes.append(
+                    _parse_element([{r"\pm": upper_sign, r"\mp": lower_sign}.get(token, token) for token in group])
+                )
+        elif group:
+            nodes.append(_parse_element(group))
     return tuple(nodes)
 
 
-def _element(parts: Sequence[str]) -> _Node:
+def _parse_element(tokens: Sequence[str]) -> _Node:
     """Return the node of the tokens between two commas. Raises `Unreadable`."""
-    if matrix := _matrix(parts):
+    if matrix := _parse_matrix(tokens):
         return matrix
-    union = _split(parts, (r"\cup",))
+    union = _split_tokens(tokens, (r"\cup",))
     if len(union) > 1:
-        return _Node("union", tuple(map(_element, union)), tuple(parts))
-    member = _split(parts, (r"\in",))
+        return _Node("union", tuple(map(_parse_element, union)), tuple(tokens))
+    member = _split_tokens(tokens, (r"\in",))
     if len(member) == 2 and _is_name(member[0]):
-        return _element(member[1])
-    operands = _split(parts, _RELATIONS)
+        return _parse_element(member[1])
+    operands = _split_tokens(tokens, _RELATIONS)
     if len(operands) > 1:
         signs, depth = [], 0
-        for token in parts:
+        for token in tokens:
             depth += (token in _OPENING) - (token in _CLOSING)
             if token in _RELATIONS and not depth:
                 signs.append(token)
-        return _Node("relation", tuple(map(_element, operands)), tuple(parts), tuple(signs))
-    ratio_parts = _split(parts, (":",))
-    if len(ratio_parts) > 1 and "|" not in parts:
-        return _Node("ratio", tuple(map(_element, ratio_parts)), tuple(parts))
-    return _bracketed(parts) or _Node("leaf", tokens=tuple(parts))
+        return _Node("relation", tuple(map(_parse_element, operands)), tuple(tokens), tuple(signs))
+    ratio_parts = _split_tokens(tokens, (":",))
+    if len(ratio_parts) > 1 and "|" not in tokens:
+        return _Node("ratio", tuple(map(_parse_element, ratio_parts)), tuple(tokens))
+    return _parse_brackets(tokens) or _Node("leaf", tokens=tuple(tokens))
 
 
-def _bracketed(parts: Sequence[str]) -> _Node | None:
-    if len(parts) < 2 or parts[0] not in _OPENING or parts[-1] not in _CLOSING or r"\begin" in parts[:1]:
+def _parse_brackets(tokens: Sequence[str]) -> _Node | None:
+    if len(tokens) < 2 or tokens[0] not in _OPENING or tokens[-1] not in _CLOSING or r"\begin" in tokens[:1]:
         return None
     try:
-        inner = _split(parts[1:-1], (",",))
-    except Unreadable:
+        inner = _split_tokens(tokens[1:-1], (",",))
+    except FormulaError:
         return None
-    opening, closing = parts[0], parts[-1]
+    opening, closing = tokens[0], tokens[-1]
     if opening == r"\{" or (opening == "{" and len(inner) > 1):
-        of_those = _split(parts[1:-1], ("|", ":"))
-        if len(of_those) == 2 and _is_name(of_those[0]):
-            return _element(of_those[1])
-        return _Node("list", _elements(parts[1:-1]), tuple(parts))
+        set_parts = _split_tokens(tokens[1:-1], ("|", ":"))
+        if len(set_parts) == 2 and _is_name(set_parts[0]):
+            return _parse_element(set_parts[1])
+        return _Node("list", _parse_elements(tokens[1:-1]), tuple(tokens))
     if len(inner) == 1:
         # Brackets around one value do not matter.
         is_pair = {"(": ")", "[": "]", "{": "}"}.get(opening) == closing
-        return _element(inner[0]) if is_pair and not _is_formula_in_brackets(parts) else None
+        return _parse_element(inner[0]) if is_pair and not _is_formula_in_brackets(tokens) else None
     if opening == "[" and all(row[0] == "[" and row[-1] == "]" for row in inner if row):
-        rows = [_split(row[1:-1], (",",)) for row in inner]
-        return _Node("matrix", tuple(_Node("()", tuple(map(_element, row))) for row in rows), tuple(parts))
+        rows = [_split_tokens(row[1:-1], (",",)) for row in inner]
+        return _Node("matrix", tuple(_Node("()", tuple(map(_parse_element, row))) for row in rows), tuple(tokens))
     if (opening, closing) == ("[", "]") and len(inner) != 2:
-        return _Node("list", tuple(map(_element, inner)), tuple(parts))
+        return _Node("list", tuple(map(_parse_element, inner)), tuple(tokens))
     if opening in "([" and closing in ")]" and (opening + closing in ("()", "[]") or len(inner) == 2):
-        return _Node(opening + closing, tuple(map(_element, inner)), tuple(parts))
+        return _Node(opening + closing, tuple(map(_parse_element, inner)), tuple(tokens))
     if opening == r"\langle":
-        return _Node("()", tuple(map(_element, inner)), tuple(parts))
+        return _Node("()", tuple(map(_parse_element, inner)), tuple(tokens))
     return None
 
 
-def _is_formula_in_brackets(parts: Sequence[str]) -> bool:
+def _is_formula_in_brackets(tokens: Sequence[str]) -> bool:
     """Return whether the first and the last bracket do not belong together, as in (x+1)(x-1)."""
     depth = 0
-    for token in parts[:-1]:
+    for token in tokens[:-1]:
         depth += (token in _OPENING) - (token in _CLOSING)
         if not depth:
             return True
     return False
 
 
-def _matrix(parts: Sequence[str]) -> _Node | None:
-    if parts[:1] in (["("], ["["]) and r"\begin" in parts[1:3] and parts[-1] in (")", "]"):
-        parts = parts[1:-1]
-    match = _MATRIX.fullmatch("".join(parts)) if parts[:1] == [r"\begin"] else None
+def _parse_matrix(tokens: Sequence[str]) -> _Node | None:
+    if tokens[:1] in (["("], ["["]) and r"\begin" in tokens[1:3] and tokens[-1] in (")", "]"):
+        tokens = tokens[1:-1]
+    match = _MATRIX.fullmatch("".join(tokens)) if tokens[:1] == [r"\begin"] else None
     if match is None or r"\begin" in match[2]:
         return None
-    rows = [row for row in _split(tokens(match[2]), (r"\cr",)) if row]
+    rows = [row for row in _split_tokens(tokenise(match[2]), (r"\cr",)) if row]
     kind = "determinant" if match[1][0] in "vV" else "matrix"
-    return _Node(kind, tuple(_Node("()", tuple(map(_element, _split(row, ("&",))))) for row in rows), tuple(parts))
+    return _Node(
+        kind, tuple(_Node("()", tuple(map(_parse_element, _split_tokens(row, ("&",))))) for row in rows), tuple(tokens)
+    )
 
 
-def _split(parts: Sequence[str], signs: Sequence[str]) -> list[list[str]]:
+def _split_tokens(tokens: Sequence[str], signs: Sequence[str]) -> list[list[str]]:
     """Return the groups of tokens between the given signs, outside brackets. Raises `Unreadable` if
     brackets do not match, or there are too many groups.
     """
     groups: list[list[str]] = [[]]
     depth = 0
-    for token in parts:
+    for token in tokens:
         depth += (token in _OPENING) - (token in _CLOSING)
         if depth < 0:
-            raise Unreadable
+            raise FormulaError
         if token in signs and not depth:
             groups.append([])
         else:
             groups[-1].append(token)
-    if depth or len(groups) > _MOST_PARTS:
-        raise Unreadable
+    if depth or len(groups) > _MAX_NUM_PARTS:
+        raise FormulaError
     return groups
 
 
-def _same(a: _Node, b: _Node) -> bool:
+def _is_same_node(a: _Node, b: _Node) -> bool:
     if a.text and a.text == b.text:
         return True
-    a, b = _without_names(a, b), _without_names(b, a)
+    a, b = _without_name(a, b), _without_name(b, a)
     if a.kind == b.kind == "relation":
-        return _same_relations(a, b)
+        return _is_same_relation(a, b)
     if a.kind == b.kind == "leaf":
-        return _same_leaves(a, b)
+        return _is_same_leaf(a, b)
     intervals = [_intervals(node) for node in (a, b)]
     if all(intervals) and any(node.kind in ("relation", "union", "list") for node in (a, b)):
-        return _in_any_order(intervals[0], intervals[1])
+        return _is_same_multiset(intervals[0], intervals[1])
     if {a.kind, b.kind} == {"list", "leaf"}:
         short, leaf = (a, b) if a.kind == "list" else (b, a)
-        return len(short.parts) == 1 and _same(short.parts[0], leaf)
+        return len(short.parts) == 1 and _is_same_node(short.parts[0], leaf)
     if {a.kind, b.kind} == {"list", "()"}:
         equations, pair = (a, b) if a.kind == "list" else (b, a)
-        return all(map(_is_named, equations.parts)) and _in_order(
+        return all(map(_is_named, equations.parts)) and _is_same_sequence(
             [_value_of(part) for part in equations.parts], pair.parts
         )
     if a.kind != b.kind:
         return False
     if a.kind in ("list", "union"):
-        return _in_any_order(_unnamed(a, b), _unnamed(b, a))
-    return _in_order(a.parts, b.parts)
+        return _is_same_multiset(_parts_without_names(a, b), _parts_without_names(b, a))
+    return _is_same_sequence(a.parts, b.parts)
 
 
-def _in_order(a: Sequence[_Node], b: Sequence[_Node]) -> bool:
-    return len(a) == len(b) and all(map(_same, a, b))
+def _is_same_sequence(a: Sequence[_Node], b: Sequence[_Node]) -> bool:
+    return len(a) == len(b) and all(map(_is_same_node, a, b))
 
 
-def _in_any_order(a: Sequence[_Node], b: Sequence[_Node]) -> bool:
-    rest = list(b)
+def _is_same_multiset(a: Sequence[_Node], b: Sequence[_Node]) -> bool:
+    unmatched = list(b)
     for part in a:
-        match = next((index for index, candidate in enumerate(rest) if _same(part, candidate)), None)
+        match = next((index for index, candidate in enumerate(unmatched) if _is_same_node(part, candidate)), None)
         if match is None:
             return False
-        del rest[match]
-    return not rest
+        del unmatched[match]
+    return not unmatched
 
 
-def _same_leaves(a: _Node, b: _Node) -> bool:
+def _is_same_leaf(a: _Node, b: _Node) -> bool:
     first, second = a.quantity, b.quantity
-    if not first.compatible(second):
+    if not first.is_compatible(second):
         return False
-    if _same_text(first.value, second.value) and first.power == second.power:
+    if _is_same_text(first.value, second.value) and first.power == second.power:
         return True
-    printed = has_printed_float(a.tokens) or has_printed_float(b.tokens)
-    signless = ["".join(value.value.split()).removeprefix("+") for value in (first, second)]
-    if any(value in _INFINITE for value in signless):
-        return signless[0] == signless[1]
-    left, right = a.number, b.number
-    if "deg" in (first.unit, second.unit) and first.unit != second.unit and equal(a.angle, b.angle, printed=printed):
+    is_printed = has_printed_float(a.tokens) or has_printed_float(b.tokens)
+    unsigned_values = ["".join(value.value.split()).removeprefix("+") for value in (first, second)]
+    if any(value in _INFINITY_TEXTS for value in unsigned_values):
+        return unsigned_values[0] == unsigned_values[1]
+    left, right = a.point_values, b.point_values
+    if (
+        "deg" in (first.unit, second.unit)
+        and first.unit != second.unit
+        and is_equal(a.radian_values, b.radian_values, printed=is_printed)
+    ):
         return True
     return any(
-        equal(_scaled(left, factor), _scaled(right, other_factor), printed=printed)
+        is_equal(_scaled(left, factor), _scaled(right, other_factor), printed=is_printed)
         for factor, other_factor in first.factors(second)
     )
 
@@ -457,30 +469,32 @@ def _scaled(values: Sequence[Value | None], factor: Fraction) -> list[Value | No
     return list(values) if factor == 1 else [None if value is None else value * factor for value in values]
 
 
-def _same_relations(a: _Node, b: _Node) -> bool:
+def _is_same_relation(a: _Node, b: _Node) -> bool:
     intervals = [_intervals(node) for node in (a, b)]
     if all(intervals) and _bound_name(a) == _bound_name(b):
-        return _in_any_order(intervals[0], intervals[1])
-    for variant in (b, _turned(b)):
-        if variant.signs == a.signs and _in_order(a.parts, variant.parts):
+        return _is_same_multiset(intervals[0], intervals[1])
+    for variant in (b, _reversed_relation(b)):
+        if variant.signs == a.signs and _is_same_sequence(a.parts, variant.parts):
             return True
-    leaves = all(part.kind == "leaf" for relation in (a, b) for part in relation.parts)
-    if len(a.signs) > 1 or len(b.signs) > 1 or not leaves:
+    has_only_leaves = all(part.kind == "leaf" for relation in (a, b) for part in relation.parts)
+    if len(a.signs) > 1 or len(b.signs) > 1 or not has_only_leaves:
         return False
     (first, second), (third, fourth) = a.parts, b.parts
     sign = a.signs[0]
-    factor = ratio(difference(first.number, second.number), difference(third.number, fourth.number))
+    factor = constant_ratio(
+        differences(first.point_values, second.point_values), differences(third.point_values, fourth.point_values)
+    )
     if factor is None:
         return False
-    if sign in _TURNED:
+    if sign in _REVERSED_RELATION:
         if isinstance(factor, Fraction):
-            return b.signs[0] == (sign if factor > 0 else _TURNED[sign])
+            return b.signs[0] == (sign if factor > 0 else _REVERSED_RELATION[sign])
         return False
     return sign == b.signs[0]
 
 
-def _turned(relation: _Node) -> _Node:
-    signs = tuple(_TURNED.get(sign, sign) for sign in reversed(relation.signs))
+def _reversed_relation(relation: _Node) -> _Node:
+    signs = tuple(_REVERSED_RELATION.get(sign, sign) for sign in reversed(relation.signs))
     return _Node("relation", relation.parts[::-1], signs=signs)
 
 
@@ -498,10 +512,10 @@ def _intervals(node: _Node) -> list[_Node]:
     low, high = _Node("leaf", tokens=("-", r"\infty")), _Node("leaf", tokens=(r"\infty",))
     if node.kind == "relation" and node.signs == (r"\neq",) and _is_name(node.parts[0].tokens):
         return [_Node("()", (low, node.parts[1])), _Node("()", (node.parts[1], high))]
-    if node.kind != "relation" or not set(node.signs) <= set(_TURNED):
+    if node.kind != "relation" or not set(node.signs) <= set(_REVERSED_RELATION):
         return []
     if node.signs[0] in (">", r"\geq"):
-        node = _turned(node)
+        node = _reversed_relation(node)
     if not set(node.signs) <= {"<", r"\leq"}:
         return []
     if len(node.parts) == 3 and _is_name(node.parts[1].tokens):
@@ -518,11 +532,11 @@ def _bound_name(relation: _Node) -> str:
     return next((part.text for part in relation.parts if _is_name(part.tokens)), "")
 
 
-def _is_name(parts: Sequence[str]) -> bool:
+def _is_name(tokens: Sequence[str]) -> bool:
     """Return whether tokens name a value, such as x, f(x), AB, a_{10} or \\angle ABC."""
-    symbol = "".join(map(str.strip, parts))
+    symbol = "".join(map(str.strip, tokens))
     return bool(
-        _NAME.fullmatch(symbol) or _BOUND_NAMES.fullmatch(symbol) or _TOTAL.fullmatch(symbol)
+        _NAME.fullmatch(symbol) or _BOUND_NAMES.fullmatch(symbol) or _SUM_OF_NAMES.fullmatch(symbol)
     ) and symbol not in ("e", "i", r"\pi", "pi")
 
 
@@ -543,15 +557,15 @@ def _value_of(node: _Node) -> _Node:
         sides = sides[1:]
     elif _is_name(sides[-1].tokens):
         sides = sides[:-1]
-    return sides[-1] if all(_same(side, sides[-1]) for side in sides[:-1]) else node
+    return sides[-1] if all(_is_same_node(side, sides[-1]) for side in sides[:-1]) else node
 
 
-def _without_names(a: _Node, b: _Node) -> _Node:
+def _without_name(a: _Node, b: _Node) -> _Node:
     """Return the value of `a` if `a` is an equation and `b` is not a relation; otherwise `a`."""
     return _value_of(a) if a.kind == "relation" and b.kind != "relation" else a
 
 
-def _unnamed(a: _Node, b: _Node) -> Sequence[_Node]:
+def _parts_without_names(a: _Node, b: _Node) -> Sequence[_Node]:
     if all(map(_is_named, a.parts)) and not any(part.kind == "relation" for part in b.parts):
         return [_value_of(part) for part in a.parts]
     return a.parts

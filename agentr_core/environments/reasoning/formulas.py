@@ -60,16 +60,16 @@ _UNICODE = {ord(sign): command for signs, command in _SYMBOLS.items() for sign i
     for name in GREEK.split()
     for case, command in (("SMALL", name), ("CAPITAL", name.title()))
 }
-_RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207f]+")
-_LOWERED = re.compile("[\u2080-\u208e]+")
-_VULGAR = re.compile("[\u00bc-\u00be\u2150-\u215e]")
+_SUPERSCRIPTS = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207f]+")
+_SUBSCRIPTS = re.compile("[\u2080-\u208e]+")
+_FRACTION_SIGN = re.compile("[\u00bc-\u00be\u2150-\u215e]")
 _ROOT_SIGN = re.compile(r"\u221a\s*(\d+(?:\.\d+)?|)")
 
-_GAPS = (
+_SPACING = (
     r"\\[,;:!> ]|\\(?:q?quad|enspace|thinspace|medspace|thickspace|hfill|displaystyle|textstyle|(?:no)?limits)"
     r"(?![A-Za-z])|\\[hv]space\*?\{[^{}]*\}|\\phantom\{[^{}]*\}|~"
 )
-_SIZES = r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?"
+_BRACKET_SIZES = r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?"
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -77,8 +77,8 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\begin\{(?:cases|aligned|align\*?|gathered|split)\}(.*?)\\end\{\w+\*?\}", r"\1"),
         (r"(?<=\d)(?:\{,\}|,\\!|\\,|\\!|\\ )(?:\\!)?(?=\d{3}(?!\d))", ""),
         (r"\\?\$|\\[()\[\]]", " "),
-        (_SIZES, ""),
-        (_GAPS, " "),
+        (_BRACKET_SIZES, ""),
+        (_SPACING, " "),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\frac\s*(\d|\{\d+\})\s*(\d|\{\d+\})", r"\\frac{\1}{\2}"),
         (r"\{\{(\d+)\}\}", r"{\1}"),
@@ -130,7 +130,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     )
 )  # fmt: skip
 _BOLD = re.compile(r"(?<![\w)*}])(\*{2,3}|__|`+)(?=\S)([^*`]+?)(?<=\S)\1(?!\w)")
-_OPENING = re.compile(
+_ANSWER_OPENING = re.compile(
     r"^(?:(?:so|thus|hence|therefore),?\s+)?(?:(?:the|my)\s+)?(?:(?:final|correct)\s+)?"
     r"(?:answer|solution|result|option|choice)s?\b\s*(?:is|are|:|=)?\s*:?\s*(?=\S)",
     re.IGNORECASE,
@@ -142,26 +142,26 @@ _SYNONYMS = (
     (re.compile(r"no (?:real )?solutions?|(?:the )?empty set", re.IGNORECASE), r"\\emptyset"),
     (re.compile(r"\(?([A-J])\s?[).:]"), r"\1"),
 )
-_MOST_DIGITS = 60
+_MAX_NUM_DIGITS = 60
 
 
-def plain(answer: str) -> str:
+def normalise_notation(answer: str) -> str:
     """Return an answer in one LaTeX-like notation: Unicode signs become commands; bracket sizes,
     spacing, math delimiters, boxes, bold type and openings such as "the answer is" are removed; a
     few phrases such as "no solution" and "per cent" become signs. Other words stay.
     """
     # Replace Unicode signs by commands, and remove invisible characters.
-    text = _VULGAR.sub(_vulgar, answer)
+    text = _FRACTION_SIGN.sub(_fraction_sign_as_latex, answer)
     text = _ROOT_SIGN.sub(lambda match: rf"\sqrt{{{match[1]}}}" if match[1] else r"\sqrt ", text)
-    for run, sign in ((_RAISED, "^"), (_LOWERED, "_")):
+    for run, sign in ((_SUPERSCRIPTS, "^"), (_SUBSCRIPTS, "_")):
         text = run.sub(lambda match, sign=sign: f"{sign}{{{unicodedata.normalize('NFKC', match[0])}}}", text)  # type: ignore[misc]
     text = unicodedata.normalize("NFKC", text.translate(_UNICODE)).translate(_UNICODE)
     text = "".join(sign for sign in text if unicodedata.category(sign) != "Cf")
     text = _without_box(" ".join(text.split()))
-    text = _REPEATING.sub(_fraction, _BOLD.sub(r"\2", text))
+    text = _REPEATING.sub(_repeating_as_fraction, _BOLD.sub(r"\2", text))
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
-    text = _OPENING.sub("", " ".join(text.split()))
+    text = _ANSWER_OPENING.sub("", " ".join(text.split()))
     text = re.sub(r"^(?:=|\\approx) ?|(?<!\.)\.$|[,:;]+$", "", text).strip()
     for pattern, replacement in _SYNONYMS:
         if pattern.fullmatch(text):
@@ -169,9 +169,9 @@ def plain(answer: str) -> str:
     return text
 
 
-def bare(text: str) -> str:
-    """Return a result of `plain` in the form for comparison as text: without needless braces,
-    without spaces except between two numbers or words, and with words in lower case.
+def comparison_text(text: str) -> str:
+    """Return a result of `normalise_notation` in the form for comparison as text: without needless
+    braces, without spaces except between two numbers or words, and with words in lower case.
     """
     text = re.sub(r"(?<!\\)\b(?:[A-Za-z]{3,}|N[oO])\b", lambda match: match[0].lower(), text)
     text = re.sub(r"(?<=\d)\s+(?=\d)|(?<=[A-Za-z]{2})\s+(?=[A-Za-z]{2})", "\0", text)
@@ -180,17 +180,17 @@ def bare(text: str) -> str:
     return re.sub(r"_\{(\d+)\}", r"_\1", text).replace("\0", " ")
 
 
-def _vulgar(match: re.Match[str]) -> str:
+def _fraction_sign_as_latex(match: re.Match[str]) -> str:
     top, _, bottom = unicodedata.normalize("NFKC", match[0]).partition("\u2044")
     return rf"\frac{{{top}}}{{{bottom}}}"
 
 
-def _fraction(match: re.Match[str]) -> str:
+def _repeating_as_fraction(match: re.Match[str]) -> str:
     """Return a number with repeating decimals as a fraction; unchanged if it has too many
     digits.
     """
     integer, prefix, period = match[1] or "0", match[2], match[3]
-    if len(integer + prefix + period) > _MOST_DIGITS:
+    if len(integer + prefix + period) > _MAX_NUM_DIGITS:
         return match[0]
     top = int(integer + prefix + period) - int(integer + prefix)
     return rf"(\frac{{{top}}}{{{10 ** len(prefix) * (10 ** len(period) - 1)}}})"
@@ -250,19 +250,19 @@ def _braced(argument: str) -> str:
     return argument if argument.startswith("{") else f"{{{argument}}}"
 
 
-MOST_CHARACTERS = 400
+MAX_NUM_CHARACTERS = 400
 NUM_POINTS = 6
-_MOST_BITS = 20_000
+_MAX_NUM_BITS = 20_000
 """The most bits of a rational number."""
-_MOST_EXPONENT = 100_000
+_MAX_EXPONENT = 100_000
 """The most binary digits before or after the point of a number that is not rational."""
-_MOST_FACTORIAL = 1000
-_DIGITS = 80
-_CLOSE = 1e-50
-_NEGLIGIBLE = 1e-50
-_PRINTED_DIGITS = 15
-_PRINTED_CLOSE = 1e-13
-_PRINTED_ZERO = 1e-14
+_MAX_FACTORIAL = 1000
+_PRECISION_DIGITS = 80
+_RELATIVE_TOLERANCE = 1e-50
+_ABSOLUTE_TOLERANCE = 1e-50
+_MIN_PRINTED_DIGITS = 15
+_PRINTED_TOLERANCE = 1e-13
+_PRINTED_ABSOLUTE_TOLERANCE = 1e-14
 
 _FUNCTIONS = (
     "sin",
@@ -288,16 +288,16 @@ _TOKEN = re.compile(
     r"|(?P<letters>[A-Za-z]+)|(?P<sign>\*\*|\.\.\.|[-+*/^_(){}\[\],|!<>=:&%']))"
 )
 _DATE = re.compile(r"\d{1,2}/\d{1,2}/\d{4}|\d{4}([-/])\d{1,2}\1\d{1,2}")
-_TIMES = ("*", r"\times")
+_MULTIPLICATION_SIGNS = ("*", r"\times")
 _CLOSING = {"(": ")", "[": "]", r"\{": r"\}", "{": "}"}
-_ENDS = frozenset({"", "+", "-", ")", "]", "}", r"\}", ",", r"\rfloor", r"\rceil", "&", r"\pm", r"\mp"})
-_PROPER = (r"\frac", "{", "}", "{", "}")
+_END_TOKENS = frozenset({"", "+", "-", ")", "]", "}", r"\}", ",", r"\rfloor", r"\rceil", "&", r"\pm", r"\mp"})
+_FRACTION_TOKENS = (r"\frac", "{", "}", "{", "}")
 """The tokens of a fraction, without its two numbers."""
 _LETTERS = frozenset(rf"\{form}" for name in GREEK.split() for form in (name, name.title()) if name != "pi") | {r"\ell"}
 """The commands that stand for letters."""
 _INTEGER_LETTERS = frozenset("jklmnpq")
 """Letters that usually stand for whole numbers."""
-_WHOLES = (5, 3, 8, -4, 11, 6)
+_INTEGER_LETTER_VALUES = (5, 3, 8, -4, 11, 6)
 
 Value = Any
 """A `Fraction`, or a real or complex number of mpmath."""
@@ -306,28 +306,28 @@ Value = Any
 # math-verify is not used: its time limits are signals, which work in the main thread only, while
 # worlds run in threads; and it reads the first number of a text, so that 12:30 equals 12:45.
 # SymPy's `parse_expr` evaluates its input as Python.
-class Unreadable(Exception):
+class FormulaError(Exception):
     """A text that is not a formula, or is too long or too large."""
 
 
-class _Undefined(Exception):
+class _UndefinedError(Exception):
     """A formula has no value at a point."""
 
 
-def tokens(text: str) -> list[str]:
+def tokenise(text: str) -> list[str]:
     """Return the tokens of a formula; adjacent letters are one token. Numbers and letters keep a
     space before them, since 1 2 is not 12, and 5 cm is not 5cm.
 
-    Raises `Unreadable` for a text with other signs, or one that is too long.
+    Raises `FormulaError` for a text with other signs, or one that is too long.
     """
-    if len(text) > MOST_CHARACTERS:
-        raise Unreadable
+    if len(text) > MAX_NUM_CHARACTERS:
+        raise FormulaError
     result: list[str] = []
     position, text = 0, text.rstrip()
     while position < len(text):
         token = _TOKEN.match(text, position)
         if token is None:
-            raise Unreadable
+            raise FormulaError
         position = token.end()
         spaced = result and token[0][0].isspace() and (token["number"] or token["letters"])
         result.append(f" {token[0].strip()}" if spaced else token[0].strip())
@@ -341,46 +341,46 @@ def has_printed_float(parts: Sequence[str]) -> bool:
     return any(
         ("." in token or "e" in token.lower())
         and token[0] in "0123456789."
-        and len(re.sub(r"[eE].*|\.", "", token).lstrip("0")) >= _PRINTED_DIGITS
+        and len(re.sub(r"[eE].*|\.", "", token).lstrip("0")) >= _MIN_PRINTED_DIGITS
         for token in map(str.strip, parts)
     )
 
 
-def values(parts: Sequence[str]) -> list[Value | None]:
+def evaluate(parts: Sequence[str]) -> list[Value | None]:
     """Return the value of a formula at each of `NUM_POINTS` points, None where it is undefined.
-    Raises `Unreadable`.
+    Raises `FormulaError`.
     """
     parts = [token.strip() for token in parts]
     if _is_word(parts):
-        raise Unreadable
+        raise FormulaError
     # Letters are read one by one; a letter with its subscript is one.
     letters: list[str] = []
     for token in parts:
         letters += [token] if token in _NAMES or not token.isalpha() else list(token)
-    single: list[str] = []
+    symbols: list[str] = []
     position = 0
     while position < len(letters):
         token = letters[position]
         position += 1
         if position < len(letters) and letters[position] == "_" and _is_variable(token):
-            below, position = _below(letters, position + 1)
+            below, position = _read_subscript(letters, position + 1)
             token = f"{token}_{below}"
-        single.append(token)
-    if _DATE.fullmatch("".join(single)):
-        raise Unreadable
-    constant = not any(_is_variable(token) for token in single)
+        symbols.append(token)
+    if _DATE.fullmatch("".join(symbols)):
+        raise FormulaError
+    is_constant = not any(_is_variable(token) for token in symbols)
     results: list[Value | None] = []
-    for point in range(1 if constant else NUM_POINTS):
+    for point in range(1 if is_constant else NUM_POINTS):
         try:
-            results.append(_Parser(single, point).parse())
-        except (_Undefined, ZeroDivisionError):
+            results.append(_Parser(symbols, point).parse())
+        except (_UndefinedError, ZeroDivisionError):
             results.append(None)
         except (OverflowError, ValueError, TypeError, RecursionError, mpmath.libmp.NoConvergence) as error:
-            raise Unreadable from error
-    return results * (NUM_POINTS if constant else 1)
+            raise FormulaError from error
+    return results * (NUM_POINTS if is_constant else 1)
 
 
-def equal(a: Sequence[Value | None], b: Sequence[Value | None], *, printed: bool) -> bool:
+def is_equal(a: Sequence[Value | None], b: Sequence[Value | None], *, printed: bool) -> bool:
     """Return whether two formulas have the same values at all points where both are defined, which
     must be more than half; `printed` values may differ in their last digits.
     """
@@ -388,36 +388,38 @@ def equal(a: Sequence[Value | None], b: Sequence[Value | None], *, printed: bool
     value_pairs = [(first, second) for first, second in pairs if first is not None and second is not None]
     if 2 * len(value_pairs) <= len(a):
         return False
-    return all(close(first, second, printed=printed) for first, second in value_pairs)
+    return all(is_close(first, second, printed=printed) for first, second in value_pairs)
 
 
-def close(a: Value, b: Value, *, printed: bool = False) -> bool:
+def is_close(a: Value, b: Value, *, printed: bool = False) -> bool:
     """Return whether two numbers are the same: rational ones exactly, others to a relative or
     absolute 1e-50; if `printed`, only to a relative 1e-13.
     """
     if isinstance(a, Fraction) and isinstance(b, Fraction) and not printed:
         return a == b
-    first, second = _real(a), _real(b)
+    first, second = _to_real(a), _to_real(b)
     distance, size = abs(first - second), max(abs(first), abs(second))
     if printed and 0 in (a, b):
-        return bool(distance <= _PRINTED_ZERO)
-    return bool(distance <= size * (_PRINTED_CLOSE if printed else _CLOSE) or distance <= _NEGLIGIBLE)
+        return bool(distance <= _PRINTED_ABSOLUTE_TOLERANCE)
+    return bool(
+        distance <= size * (_PRINTED_TOLERANCE if printed else _RELATIVE_TOLERANCE) or distance <= _ABSOLUTE_TOLERANCE
+    )
 
 
-def ratio(a: Sequence[Value | None], b: Sequence[Value | None]) -> Value | None:
+def constant_ratio(a: Sequence[Value | None], b: Sequence[Value | None]) -> Value | None:
     """Return the constant factor between the values of two formulas (the first divided by the
     second); None if there is none, or it is 0.
     """
     factors = [
         _quotient(first, second)
         for first, second in zip(a, b, strict=True)
-        if first is not None and second is not None and not close(second, Fraction(0))
+        if first is not None and second is not None and not is_close(second, Fraction(0))
     ]
-    same = len(factors) > NUM_POINTS // 2 and all(close(factors[0], factor) for factor in factors)
-    return factors[0] if same and not close(factors[0], Fraction(0)) else None
+    is_constant = len(factors) > NUM_POINTS // 2 and all(is_close(factors[0], factor) for factor in factors)
+    return factors[0] if is_constant and not is_close(factors[0], Fraction(0)) else None
 
 
-def difference(a: Sequence[Value | None], b: Sequence[Value | None]) -> list[Value | None]:
+def differences(a: Sequence[Value | None], b: Sequence[Value | None]) -> list[Value | None]:
     """Return the differences of the values of two formulas, None where either is undefined."""
     pairs = zip(a, b, strict=True)
     return [
@@ -426,79 +428,80 @@ def difference(a: Sequence[Value | None], b: Sequence[Value | None]) -> list[Val
     ]
 
 
-_OF_THREAD = threading.local()
+_THREAD_LOCAL = threading.local()
 
 
 def _context() -> Any:
     # The precision of mpmath's global context is shared by all threads.
-    if not hasattr(_OF_THREAD, "context"):
-        _OF_THREAD.context = mpmath.MPContext()
-        _OF_THREAD.context.dps = _DIGITS
-    return _OF_THREAD.context
+    if not hasattr(_THREAD_LOCAL, "context"):
+        _THREAD_LOCAL.context = mpmath.MPContext()
+        _THREAD_LOCAL.context.dps = _PRECISION_DIGITS
+    return _THREAD_LOCAL.context
 
 
-def _real(value: Value) -> Any:
+def _to_real(value: Value) -> Any:
     if not isinstance(value, Fraction):
         return value
     return _context().mpf(value.numerator) / value.denominator
 
 
-def _checked(value: Value) -> Value:
-    """Return the value. Raises `Unreadable` if it is too large, and `_Undefined` if it is not
-    finite.
+def _require_bounded(value: Value) -> Value:
+    """Return the value. Raises `FormulaError` if it is too large, and `_UndefinedError` if it is
+    not finite.
     """
     if isinstance(value, Fraction):
-        if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MOST_BITS:
-            raise Unreadable
+        if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MAX_NUM_BITS:
+            raise FormulaError
         return value
     context = _context()
     if context.isnan(value) or context.isinf(value):
-        raise _Undefined
-    if value and abs(context.mag(value)) > _MOST_EXPONENT:
-        raise Unreadable
+        raise _UndefinedError
+    if value and abs(context.mag(value)) > _MAX_EXPONENT:
+        raise FormulaError
     return value
 
 
 def _sum(a: Value, b: Value) -> Value:
     exact = isinstance(a, Fraction) and isinstance(b, Fraction)
-    return _checked(a + b if exact else _real(a) + _real(b))
+    return _require_bounded(a + b if exact else _to_real(a) + _to_real(b))
 
 
 def _times(a: Value, b: Value) -> Value:
     exact = isinstance(a, Fraction) and isinstance(b, Fraction)
-    return _checked(a * b if exact else _real(a) * _real(b))
+    return _require_bounded(a * b if exact else _to_real(a) * _to_real(b))
 
 
 def _quotient(a: Value, b: Value) -> Value:
     if b == 0:
-        raise _Undefined
+        raise _UndefinedError
     exact = isinstance(a, Fraction) and isinstance(b, Fraction)
-    return _checked(a / b if exact else _real(a) / _real(b))
+    return _require_bounded(a / b if exact else _to_real(a) / _to_real(b))
 
 
 def _power(base: Value, exponent: Value) -> Value:
     """Return a power: exact for whole powers of rational numbers and for rational roots.
 
-    Raises `Unreadable` if it is too large, and `_Undefined` for 0 to a negative or complex power.
+    Raises `FormulaError` if it is too large, and `_UndefinedError` for 0 to a negative or complex
+    power.
     """
     if base == 0:
         if exponent != abs(exponent) if not _is_complex(exponent) else True:
-            raise _Undefined
+            raise _UndefinedError
         return Fraction(0 if exponent else 1)
-    size = abs(_real(exponent)) * max(1, abs(_context().mag(_real(base))))
-    if size > _MOST_EXPONENT:
-        raise Unreadable
+    size = abs(_to_real(exponent)) * max(1, abs(_context().mag(_to_real(base))))
+    if size > _MAX_EXPONENT:
+        raise FormulaError
     if isinstance(base, Fraction) and isinstance(exponent, Fraction):
         bits = max(base.numerator.bit_length(), base.denominator.bit_length())
         if exponent.denominator == 1:
-            if bits * abs(exponent) > _MOST_BITS:
-                raise Unreadable
+            if bits * abs(exponent) > _MAX_NUM_BITS:
+                raise FormulaError
             return base**exponent.numerator
         if base > 0:
             top, bottom = (_whole_root(part, exponent.denominator) for part in (base.numerator, base.denominator))
             if top is not None and bottom is not None:
                 return _power(Fraction(top, bottom), Fraction(exponent.numerator))
-    return _checked(_context().power(_real(base), _real(exponent)))
+    return _require_bounded(_context().power(_to_real(base), _to_real(exponent)))
 
 
 def _root(value: Value, degree: Value) -> Value:
@@ -511,7 +514,7 @@ def _root(value: Value, degree: Value) -> Value:
 def _whole_root(number: int, degree: int) -> int | None:
     if degree == 2:
         root = isqrt(number)
-    elif number.bit_length() <= 3 * _DIGITS:
+    elif number.bit_length() <= 3 * _PRECISION_DIGITS:
         root = int(_context().nint(_context().root(number, degree)))
     else:
         return None
@@ -522,54 +525,54 @@ def _is_complex(value: Value) -> bool:
     return not isinstance(value, Fraction) and bool(_context().im(value))
 
 
-def _applied(name: str, value: Value, base: Value | None = None) -> Value:
-    """Return a function of a number; `base` is that of a logarithm. Raises `Unreadable` if the
-    number is too large, and `_Undefined` if the function has no value there.
+def _apply_function(name: str, value: Value, base: Value | None = None) -> Value:
+    """Return a function of a number; `base` is that of a logarithm. Raises `FormulaError` if the
+    number is too large, and `_UndefinedError` if the function has no value there.
     """
     context = _context()
     if name in ("sqrt", "cbrt"):
         return _root(value, Fraction(3 if name == "cbrt" else 2))
     if name in ("abs", "floor", "ceil"):
         if not isinstance(value, Fraction):
-            if name != "abs" and value and context.mag(value) > _DIGITS:
-                raise Unreadable
-            return _checked(getattr(context, {"abs": "fabs"}.get(name, name))(value))
+            if name != "abs" and value and context.mag(value) > _PRECISION_DIGITS:
+                raise FormulaError
+            return _require_bounded(getattr(context, {"abs": "fabs"}.get(name, name))(value))
         return abs(value) if name == "abs" else Fraction(value // 1 if name == "floor" else -(-value // 1))
-    number = _real(value)
+    number = _to_real(value)
     if name in ("ln", "log", "lg"):
         if number == 0:
-            raise _Undefined
+            raise _UndefinedError
         low = base if base is not None else Fraction(10) if name == "lg" else None
-        return _checked(context.ln(number) if low is None else context.ln(number) / context.ln(_real(low)))
-    if name in ("exp", "sinh", "cosh", "tanh") and abs(number) > _MOST_EXPONENT // 2:
-        raise Unreadable
-    if number and context.mag(number) > 2 * _DIGITS:
-        raise Unreadable
-    return _checked(getattr(context, _INVERSE.get(name, name))(number))
+        return _require_bounded(context.ln(number) if low is None else context.ln(number) / context.ln(_to_real(low)))
+    if name in ("exp", "sinh", "cosh", "tanh") and abs(number) > _MAX_EXPONENT // 2:
+        raise FormulaError
+    if number and context.mag(number) > 2 * _PRECISION_DIGITS:
+        raise FormulaError
+    return _require_bounded(getattr(context, _INVERSE.get(name, name))(number))
 
 
 def _factorial(value: Value) -> Value:
     if not isinstance(value, Fraction) or value.denominator != 1 or value < 0:
-        raise _Undefined
-    if value > _MOST_FACTORIAL:
-        raise Unreadable
+        raise _UndefinedError
+    if value > _MAX_FACTORIAL:
+        raise FormulaError
     return Fraction(factorial(int(value)))
 
 
 def _binomial(top: Value, bottom: Value) -> Value:
     if not all(isinstance(value, Fraction) and value.denominator == 1 and value >= 0 for value in (top, bottom)):
-        raise _Undefined
-    if top > _MOST_FACTORIAL:
-        raise Unreadable
+        raise _UndefinedError
+    if top > _MAX_FACTORIAL:
+        raise FormulaError
     return Fraction(comb(int(top), int(bottom)))
 
 
-def _below(parts: Sequence[str], position: int) -> tuple[str, int]:
-    """Return the subscript at a position, and the position after it. Raises `Unreadable` if it is
+def _read_subscript(parts: Sequence[str], position: int) -> tuple[str, int]:
+    """Return the subscript at a position, and the position after it. Raises `FormulaError` if it is
     missing or not closed.
     """
     if position >= len(parts):
-        raise Unreadable
+        raise FormulaError
     if parts[position] != "{":
         return parts[position], position + 1
     depth = 0
@@ -577,7 +580,7 @@ def _below(parts: Sequence[str], position: int) -> tuple[str, int]:
         depth += (parts[end] == "{") - (parts[end] == "}")
         if not depth:
             return "".join(parts[position + 1 : end]), end + 1
-    raise Unreadable
+    raise FormulaError
 
 
 def _is_variable(token: str) -> bool:
@@ -600,11 +603,11 @@ def _is_word(parts: Sequence[str]) -> bool:
 
 
 @cache
-def _at(letter: str, point: int) -> Fraction:
+def _letter_value(letter: str, point: int) -> Fraction:
     """Return the value of a letter at a point, which depends on the letter and has either sign."""
     code = crc32(letter.encode())
     if letter in _INTEGER_LETTERS:
-        return Fraction(_WHOLES[(point + ord(letter)) % len(_WHOLES)])
+        return Fraction(_INTEGER_LETTER_VALUES[(point + ord(letter)) % len(_INTEGER_LETTER_VALUES)])
     size = Fraction(97 + 31 * (code % 23) + 17 * point, 53 + 7 * (code % 29))
     sign = (1, -1)[point] if point < 2 else (-1) ** (code >> point & 1)
     return sign * size
@@ -617,156 +620,164 @@ class _Parser:
         self._tokens = list(parts)
         self._point = point
         self._position = 0
-        self._bars = 0
+        self._num_open_bars = 0
 
     def parse(self) -> Value:
-        value = self._sum()
-        if self._next:
-            raise Unreadable
+        value = self._parse_sum()
+        if self._next_token:
+            raise FormulaError
         return value
 
-    def _sum(self) -> Value:
-        total = self._product()
-        while self._next in ("+", "-"):
-            sign = Fraction(1 if self._take() == "+" else -1)
-            total = _sum(total, _times(sign, self._product()))
+    def _parse_sum(self) -> Value:
+        total = self._parse_product()
+        while self._next_token in ("+", "-"):
+            sign = Fraction(1 if self._take_token() == "+" else -1)
+            total = _sum(total, _times(sign, self._parse_product()))
         return total
 
-    def _product(self, *, within: bool = False) -> Value:
-        """Return a product. `within` is for the argument of a function without brackets: it ends
-        before a multiplication or division sign, or the next function.
+    def _parse_product(self, *, in_argument: bool = False) -> Value:
+        """Return a product. `in_argument` is for the argument of a function without brackets: it
+        ends before a multiplication or division sign, or the next function.
         """
-        total = self._signed()
-        while self._next not in _ENDS and not (self._next == "|" and self._bars):
-            if within and (self._next in _TIMES or self._next == "/" or _function(self._next)):
+        total = self._parse_signed()
+        while self._next_token not in _END_TOKENS and not (self._next_token == "|" and self._num_open_bars):
+            if in_argument and (
+                self._next_token in _MULTIPLICATION_SIGNS or self._next_token == "/" or _is_function(self._next_token)
+            ):
                 break
-            if self._next in _TIMES:
-                self._take()
-                total = _times(total, self._signed())
-            elif self._next in ("/", r"\over"):
-                self._take()
-                total = _quotient(total, self._signed())
-            elif self._next[0] in "0123456789.":
+            if self._next_token in _MULTIPLICATION_SIGNS:
+                self._take_token()
+                total = _times(total, self._parse_signed())
+            elif self._next_token in ("/", r"\over"):
+                self._take_token()
+                total = _quotient(total, self._parse_signed())
+            elif self._next_token[0] in "0123456789.":
                 # Two numbers side by side are not their product.
-                raise Unreadable
+                raise FormulaError
             else:
-                total = _times(total, self._raised())
+                total = _times(total, self._parse_power())
         return total
 
-    def _signed(self) -> Value:
+    def _parse_signed(self) -> Value:
         sign = Fraction(1)
-        while self._next in ("+", "-"):
-            sign *= 1 if self._take() == "+" else -1
-        return _times(sign, self._raised())
+        while self._next_token in ("+", "-"):
+            sign *= 1 if self._take_token() == "+" else -1
+        return _times(sign, self._parse_power())
 
-    def _raised(self) -> Value:
-        base = self._atom()
-        while self._next in ("!", r"\deg"):
-            base = _factorial(base) if self._take() == "!" else _times(base, +_context().pi / 180)
-        if self._next not in ("^", "**"):
+    def _parse_power(self) -> Value:
+        base = self._parse_atom()
+        while self._next_token in ("!", r"\deg"):
+            base = _factorial(base) if self._take_token() == "!" else _times(base, +_context().pi / 180)
+        if self._next_token not in ("^", "**"):
             return base
-        self._take()
-        value = _power(base, self._signed())
-        while self._next == "!":
-            self._take()
+        self._take_token()
+        value = _power(base, self._parse_signed())
+        while self._next_token == "!":
+            self._take_token()
             value = _factorial(value)
         return value
 
-    def _atom(self) -> Value:
-        token = self._take()
+    def _parse_atom(self) -> Value:
+        token = self._take_token()
         name = token.removeprefix("\\")
         if token[0] in "0123456789.":
             _, _, exponent = token.lower().partition("e")
-            if exponent and abs(int(exponent)) > _MOST_FACTORIAL:
-                raise Unreadable
+            if exponent and abs(int(exponent)) > _MAX_FACTORIAL:
+                raise FormulaError
             if len(token) > 1 and token.isdigit() and token[0] == "0" and len(self._tokens) > 2:
                 # 2024-01-05 is a date.
-                raise Unreadable
-            number = _checked(Fraction(token.rstrip(".")))
-            return _sum(number, self._atom()) if self._is_mixed(token) else number
+                raise FormulaError
+            number = _require_bounded(Fraction(token.rstrip(".")))
+            return _sum(number, self._parse_atom()) if self._is_mixed(token) else number
         if token in ("(", "[", "{"):
-            return self._until(_CLOSING[token])
+            return self._parse_until(_CLOSING[token])
         if token == "|":
-            self._bars += 1
-            value = self._sum()
-            self._bars -= 1
-            if self._take() != "|":
-                raise Unreadable
-            return _applied("abs", value)
+            self._num_open_bars += 1
+            value = self._parse_sum()
+            self._num_open_bars -= 1
+            if self._take_token() != "|":
+                raise FormulaError
+            return _apply_function("abs", value)
         if token in (r"\lfloor", r"\lceil"):
-            return _applied("floor" if token == r"\lfloor" else "ceil", self._until(token.replace("\\l", "\\r")))
+            return _apply_function(
+                "floor" if token == r"\lfloor" else "ceil", self._parse_until(token.replace("\\l", "\\r"))
+            )
         if token in (r"\frac", r"\binom"):
-            top = self._argument()
-            bottom = self._argument()
+            top = self._parse_argument()
+            bottom = self._parse_argument()
             return _quotient(top, bottom) if token == r"\frac" else _binomial(top, bottom)
         if token == r"\sqrt":
-            degree = self._until("]") if self._next == "[" and self._take() else Fraction(2)
-            return _root(self._argument(), degree)
+            degree = self._parse_until("]") if self._next_token == "[" and self._take_token() else Fraction(2)
+            return _root(self._parse_argument(), degree)
         if name == "pi":
             return +_context().pi
-        if _function(token):
-            return self._of_function(name)
+        if _is_function(token):
+            return self._parse_function(name)
         if token == "e":
             return _context().e
         if token == "i":
             return _context().mpc(0, 1)
         if _is_variable(token):
-            return _at(token, self._point)
-        raise Unreadable
+            return _letter_value(token, self._point)
+        raise FormulaError
 
-    def _of_function(self, name: str) -> Value:
+    def _parse_function(self, name: str) -> Value:
         base = power = None
-        if self._next == "_":
-            self._take()
-            base = self._argument()
-        if self._next in ("^", "**"):
-            self._take()
-            power = self._argument()
-        bracket = self._next in ("(", "{", "[")
-        value = self._atom() if bracket else self._product(within=True)
+        if self._next_token == "_":
+            self._take_token()
+            base = self._parse_argument()
+        if self._next_token in ("^", "**"):
+            self._take_token()
+            power = self._parse_argument()
+        bracket = self._next_token in ("(", "{", "[")
+        value = self._parse_atom() if bracket else self._parse_product(in_argument=True)
         if power == -1 and f"arc{name}" in _INVERSE:
-            return _applied(f"arc{name}", value)
-        value = _applied(name, value, base)
+            return _apply_function(f"arc{name}", value)
+        value = _apply_function(name, value, base)
         return value if power is None else _power(value, power)
 
-    def _argument(self) -> Value:
+    def _parse_argument(self) -> Value:
         """Return the value of a command's argument: a group, or else a single digit or symbol."""
-        token = self._next
+        token = self._next_token
         if len(token) > 1 and token[0].isdigit():
             self._tokens[self._position : self._position + 1] = [token[0], token[1:]]
         if token == "-":
-            self._take()
-            return _times(Fraction(-1), self._argument())
-        return self._atom()
+            self._take_token()
+            return _times(Fraction(-1), self._parse_argument())
+        return self._parse_atom()
 
     def _is_mixed(self, number: str) -> bool:
         r"""Return whether the number just taken begins a mixed number, such as 3\frac{1}{2}."""
         before = self._tokens[self._position - 2 : self._position - 1]
         ahead = self._tokens[self._position : self._position + 7]
-        if not number.isdigit() or before in (["^"], ["**"]) or (*ahead[:2], *ahead[3:5], *ahead[6:]) != _PROPER:
+        if (
+            not number.isdigit()
+            or before in (["^"], ["**"])
+            or (*ahead[:2], *ahead[3:5], *ahead[6:]) != _FRACTION_TOKENS
+        ):
             return False
         return ahead[2].isdigit() and ahead[5].isdigit() and int(ahead[2]) < int(ahead[5])
 
-    def _until(self, closing: str) -> Value:
-        bars, self._bars = self._bars, 0
-        value = self._sum()
-        self._bars = bars
-        if self._take() != closing:
-            raise Unreadable
+    def _parse_until(self, closing: str) -> Value:
+        bars, self._num_open_bars = self._num_open_bars, 0
+        value = self._parse_sum()
+        self._num_open_bars = bars
+        if self._take_token() != closing:
+            raise FormulaError
         return value
 
     @property
-    def _next(self) -> str:
+    def _next_token(self) -> str:
         return self._tokens[self._position] if self._position < len(self._tokens) else ""
 
-    def _take(self) -> str:
-        token = self._next
+    def _take_token(self) -> str:
+        token = self._next_token
         if not token:
-            raise Unreadable
+            raise FormulaError
         self._position += 1
         return token
 
 
-def _function(token: str) -> bool:
+def _is_function(token: str) -> bool:
     name = token.removeprefix("\\")
     return name in _FUNCTIONS or name in _INVERSE or name in ("abs", "floor", "ceil")

@@ -31,14 +31,14 @@ from tools only.
 """
 
 _TAG = re.compile(r"<(/?)(think|search|python|result|answer)>")
-_RAW = (*CALLS, "result")
+_RAW_TAGS = (*CALLS, "result")
 """Tags in whose content no tags are looked for: code and documents may contain any."""
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _TEXT = re.compile(r"\\text\s*\{")
-_WRAPPED = re.compile(r"\\(?:text|textbf|textit|textrm|emph|mathrm|mathbf|mbox)\s*\{")
+_TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|emph|mathrm|mathbf|mbox)\s*\{")
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s*([-+]?\d+(?:[.,]\d+)*|\\?[A-Za-z]+)")
-_GLUE = re.compile(
+_BOX_SEPARATOR = re.compile(
     r"(?:\s|[,;$]|\band\b|\\[()\[\]]|\\[,;:! ]|\\q?quad\b|\\text\s*\{[\s,]*and\s*\}|[A-Za-z](?:_\{?\w+\}?)?\s*=)*"
 )
 """What may stand between the boxes of one answer, such as `, y = `."""
@@ -69,7 +69,7 @@ def tags(text: str) -> Iterator[Tag]:
         yield tag
         position = tag.end
         closing = f"</{tag.name}>"
-        if tag.opens and tag.name in _RAW and (close := text.find(closing, position)) >= 0:
+        if tag.opens and tag.name in _RAW_TAGS and (close := text.find(closing, position)) >= 0:
             position = close + len(closing)
             yield Tag(tag.name, False, close, position)
 
@@ -110,14 +110,14 @@ def format_fault(text: str) -> str:
         return "thoughts are not balanced" if thoughts else "there is no thought"
     if [tag.opens for tag in all_tags if tag.name == "answer"] != [True, False]:
         return "there is not exactly one answer"
-    uses = [(tag.name, tag.opens) for tag in all_tags if tag.name in _RAW]
-    for start in range(0, len(uses), 4):
-        name = uses[start][0]
+    raw_tags = [(tag.name, tag.opens) for tag in all_tags if tag.name in _RAW_TAGS]
+    for start in range(0, len(raw_tags), 4):
+        name = raw_tags[start][0]
         if name == "result":
             return "a result follows no call"
-        if uses[start : start + 4] != [(name, True), (name, False), ("result", True), ("result", False)]:
+        if raw_tags[start : start + 4] != [(name, True), (name, False), ("result", True), ("result", False)]:
             return "a call is not closed or has no result"
-    if last_box(_answer(all_tags, text)) is None:
+    if last_box(_answer_content(all_tags, text)) is None:
         return "the answer has no box"
     return ""
 
@@ -136,7 +136,7 @@ def strict_fault(text: str) -> str:
         return "it does not begin with a thought"
     if not body.endswith("</answer>"):
         return "it does not end with the answer"
-    answer = _answer(list(tags(text)), text)
+    answer = _answer_content(list(tags(text)), text)
     if len(_BOX.findall(answer)) != 1:
         return "the answer has several boxes"
     return "the answer has other tags inside" if _TAG.search(answer) else ""
@@ -153,15 +153,15 @@ def final_answer(text: str, answers: Answers = "plain") -> str:
     """
     head, closing, _ = text.rpartition("</answer>")
     _, opening, inside = head.rpartition("<answer>")
-    within = inside if closing and opening else text
-    box = last_box(within) if answers == "published" else boxed(within)
+    searched_text = inside if closing and opening else text
+    box = last_box(searched_text) if answers == "published" else boxed(searched_text)
     if box is None:
         box = inside if closing and opening else ""
     if answers == "published":
         return _unwrapped(box, _TEXT)
     while True:
         emphasis = _EMPHASIS.fullmatch(box.strip())
-        content = _unwrapped(emphasis[2] + emphasis[3] if emphasis else box, _WRAPPED)
+        content = _unwrapped(emphasis[2] + emphasis[3] if emphasis else box, _TEXT_COMMAND)
         if content == box:
             return box
         box = content
@@ -179,13 +179,15 @@ def boxed(text: str) -> str | None:
         if match.end() in closing_braces
     ]
     boxes += [(*match.span(), match[1]) for match in _BARE_BOX.finditer(text)]
-    run: list[tuple[int, int, str]] = []
+    joined_boxes: list[tuple[int, int, str]] = []
     for start, end, content in sorted(boxes, reverse=True):
-        between = text[end : run[0][0]] if run else ""
-        if run and not (("," in between or "and" in between or ";" in between) and _GLUE.fullmatch(between)):
+        between = text[end : joined_boxes[0][0]] if joined_boxes else ""
+        if joined_boxes and not (
+            ("," in between or "and" in between or ";" in between) and _BOX_SEPARATOR.fullmatch(between)
+        ):
             break
-        run.insert(0, (start, end, content))
-    return ", ".join(content.strip() for *_, content in run) if run else None
+        joined_boxes.insert(0, (start, end, content))
+    return ", ".join(content.strip() for *_, content in joined_boxes) if joined_boxes else None
 
 
 def last_box(text: str) -> str | None:
@@ -212,7 +214,7 @@ def shown_result(output: str, limit: int) -> str:
     return f"\n{RESULT_OPENS}\n{_TAG.sub(lambda tag: f'< {tag[0][1:]}', text.strip())}\n</result>\n"
 
 
-def _answer(all_tags: list[Tag], text: str) -> str:
+def _answer_content(all_tags: list[Tag], text: str) -> str:
     """Return the content of the one answer of a text."""
     start, end = (tag for tag in all_tags if tag.name == "answer")
     return text[start.end : end.start]

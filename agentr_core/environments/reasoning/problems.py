@@ -28,7 +28,7 @@ from agentr_core.recipes.fields import record
 from agentr_core.replies import after_thoughts
 from agentr_core.samples.json_records import records
 from agentr_core.system import data_path
-from agentr_core.texts import lone_surrogate, placed
+from agentr_core.texts import lone_surrogate, path_for_message
 from agentr_core.types import Grade, Instance, Message, Question, Sampling, Trajectory
 
 _GSM8K: Final = "gsm8k"
@@ -48,10 +48,10 @@ SOURCES: Final[Mapping[Domain, tuple[str, ...]]] = {
 """The sources of each domain that are known: those of ET-Agent's files, and of the loaders in its
 code. Case and punctuation do not matter. No other place lists them.
 """
-_ABILITIES: Final[Mapping[str, Domain]] = {"math": "math", "qa": "knowledge"}
-_QUESTION: Final = ("question", "problem", "Question", "input", "content")
-_ANSWER: Final = ("answer", "Answer", "golden_answers", "target")
-_ID: Final = ("id", "ID", "question_id", "idx")
+_DOMAIN_BY_ABILITY: Final[Mapping[str, Domain]] = {"math": "math", "qa": "knowledge"}
+_QUESTION_COLUMNS: Final = ("question", "problem", "Question", "input", "content")
+_ANSWER_COLUMNS: Final = ("answer", "Answer", "golden_answers", "target")
+_ID_COLUMNS: Final = ("id", "ID", "question_id", "idx")
 _LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _OPTION_LETTER: Final = re.compile(r"^[ \t]*\(([A-Z])\)", re.MULTILINE)
 """The beginning of an option that is listed in the question itself, as in GPQA's files."""
@@ -112,10 +112,12 @@ def problem_of(
         extra = {key: value for key, value in extra.items() if value is not None} if isinstance(extra, Mapping) else {}
         # A prompt is a text, or a list of messages, of which the user's last one is the question.
         prompt = row["prompt"]
-        if isinstance(prompt, list) and all(isinstance(turn, Mapping) for turn in prompt):
-            prompt = next((turn.get("content") for turn in reversed(prompt) if turn.get("role") == "user"), None)
+        if isinstance(prompt, list) and all(isinstance(message, Mapping) for message in prompt):
+            prompt = next(
+                (message.get("content") for message in reversed(prompt) if message.get("role") == "user"), None
+            )
         gold = reward_model.get("ground_truth")
-        domain = _ABILITIES.get(str(row.get("ability")).lower())
+        domain = _DOMAIN_BY_ABILITY.get(str(row.get("ability")).lower())
         columns = {
             "question": extra.get("question") or prompt,
             "answer": gold.get("target") if isinstance(gold, Mapping) else gold,
@@ -131,13 +133,13 @@ def problem_of(
             f"{location}: the row has no source; name that of its file in the recipe, as in "
             "environment.options.questions: [{path: FILE, source: aime24}]"
         )
-    source = source or _text(row, "source", location)
+    source = source or _required_text(row, "source", location)
     depth = row.get("depth")
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int)):
         raise DataFileError(f"{location}: depth is {depth!r}; it must be a whole number, or left out")
-    name = next((name for name in _QUESTION if name in row), "question")
-    parts = [_text(row, body, location) for body in ("body", "Body") if body in row]
-    question = " ".join([*parts, _text(row, name, location)])
+    name = next((name for name in _QUESTION_COLUMNS if name in row), "question")
+    parts = [_required_text(row, body, location) for body in ("body", "Body") if body in row]
+    question = " ".join([*parts, _required_text(row, name, location)])
     golds = _golds(row, source, location)
     options = _options(row, location)
     if options:
@@ -169,11 +171,11 @@ _DOMAIN_OF_SOURCE: Final = {source_key(name): domain for domain, names in SOURCE
 
 def _id(row: Mapping[str, Any], location: str) -> str:
     """Return the id of a row, or the empty string if it has none."""
-    name = next((name for name in _ID if name in row), "")
+    name = next((name for name in _ID_COLUMNS if name in row), "")
     value = row.get(name)
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    return _text(row, name, location) if name else ""
+    return _required_text(row, name, location) if name else ""
 
 
 def _domain(row: Mapping[str, Any], source: str, domains: Mapping[str, Domain], location: str) -> Domain:
@@ -198,10 +200,10 @@ def _domain(row: Mapping[str, Any], source: str, domains: Mapping[str, Domain], 
 
 
 def _golds(row: Mapping[str, Any], source: str, location: str) -> tuple[str, ...]:
-    name = next((name for name in _ANSWER if name in row), "answer")
+    name = next((name for name in _ANSWER_COLUMNS if name in row), "answer")
     answer = row.get(name)
     if answer is None and isinstance(parts := row.get("final_answer"), list) and parts:
-        return (", ".join(_gold(part, "final_answer", location) for part in parts),)
+        return (", ".join(_gold_text(part, "final_answer", location) for part in parts),)
     if answer is None:
         answer = row.get("final_answer")
     if answer is None and isinstance(solution := row.get("solution"), str):
@@ -214,20 +216,20 @@ def _golds(row: Mapping[str, Any], source: str, location: str) -> tuple[str, ...
     aliases = row.get("answer_aliases", [])
     if not golds or not isinstance(aliases, list):
         raise DataFileError(f"{location}: {name} is {answer!r}; {_ANSWER_RULE}")
-    return tuple(dict.fromkeys(_gold(gold, name, location) for gold in [*golds, *aliases]))
+    return tuple(dict.fromkeys(_gold_text(gold, name, location) for gold in [*golds, *aliases]))
 
 
 _ANSWER_RULE: Final = "it must be a text or a number, or a list of such that are all correct"
 
 
-def _gold(answer: Any, name: str, location: str) -> str:
+def _gold_text(answer: Any, name: str, location: str) -> str:
     if isinstance(answer, bool | int):
         return str(answer)
     if isinstance(answer, float) and math.isfinite(answer):
         return str(int(answer) if answer.is_integer() else answer)
     if not isinstance(answer, str) or not answer.strip():
         raise DataFileError(f"{location}: {name} is {answer!r}; {_ANSWER_RULE}")
-    return _checked(answer, name, location)
+    return _checked_text(answer, name, location)
 
 
 def _options(row: Mapping[str, Any], location: str) -> tuple[str, ...]:
@@ -238,7 +240,7 @@ def _options(row: Mapping[str, Any], location: str) -> tuple[str, ...]:
         options = [row[letter] for letter in _LETTERS[:letters]] if letters > 1 else []
     if not isinstance(options, list) or len(options) == 1 or len(options) > len(_LETTERS):
         raise DataFileError(f"{location}: options are {options!r}; give a list of 2 to {len(_LETTERS)} texts")
-    return tuple(_gold(option, "options", location) for option in options)
+    return tuple(_gold_text(option, "options", location) for option in options)
 
 
 def _listed_options(question: str, golds: tuple[str, ...]) -> tuple[str, ...]:
@@ -281,16 +283,16 @@ def _right_option(
 
 
 def _solution(moves: Any, location: str) -> tuple[Move, ...]:
-    of_texts = isinstance(moves, list) and all(isinstance(text, str) for text in moves)
-    if moves is None or isinstance(moves, str) or of_texts:
+    has_only_texts = isinstance(moves, list) and all(isinstance(text, str) for text in moves)
+    if moves is None or isinstance(moves, str) or has_only_texts:
         return ()
     if not isinstance(moves, list) or not all(isinstance(move, Mapping) for move in moves):
         raise DataFileError(f'{location}: solution must be a list of objects with "thought", "tool" and "query"')
     solution = tuple(
         Move(
-            thought=_text(move, "thought", location),
-            tool=_text(move, "tool", location) if move.get("tool") else "",
-            query=_text(move, "query", location) if move.get("tool") else "",
+            thought=_required_text(move, "thought", location),
+            tool=_required_text(move, "tool", location) if move.get("tool") else "",
+            query=_required_text(move, "query", location) if move.get("tool") else "",
         )
         for move in moves
     )
@@ -299,14 +301,14 @@ def _solution(moves: Any, location: str) -> tuple[Move, ...]:
     return solution
 
 
-def _text(row: Mapping[str, Any], key: str, location: str) -> str:
+def _required_text(row: Mapping[str, Any], key: str, location: str) -> str:
     value = row.get(key)
     if not isinstance(value, str) or not value.strip():
         raise DataFileError(f"{location}: {key} is {value!r}; it must be a text that is not empty")
-    return _checked(value, key, location)
+    return _checked_text(value, key, location)
 
 
-def _checked(text: str, key: str, location: str) -> str:
+def _checked_text(text: str, key: str, location: str) -> str:
     if (position := lone_surrogate(text)) is not None:
         raise DataFileError(f"{location}: {key} has half a surrogate pair at {position}; correct the text")
     return text
@@ -320,9 +322,9 @@ Judged = Literal["none", "math", "all"]
 all.
 """
 
-_JUDGE = "judge"
-_SAMPLING = Sampling(temperature=0.0, max_new_tokens=256)
-_ASKED_OF_A_JUDGE = """\
+_JUDGE_ROLE = "judge"
+_JUDGE_SAMPLING = Sampling(temperature=0.0, max_new_tokens=256)
+_JUDGE_PROMPT = """\
 You compare an answer with the right one.
 
 Question: {question}
@@ -361,7 +363,7 @@ class AnswerGrader:
     @property
     def asks(self) -> str | None:
         """The role of the model that judges answers; None if no model is asked."""
-        return None if self._judged == "none" else _JUDGE
+        return None if self._judged == "none" else _JUDGE_ROLE
 
     def rule(self, trajectory: Trajectory) -> Grade | None:
         """Return the grade by rule; None if a model has to be asked. No model is asked about an
@@ -371,20 +373,20 @@ class AnswerGrader:
         prediction = prediction_of(trajectory, self._answers)
         reward = problem.correctness(prediction, self._answers)
         success = reward > self._success_from
-        ask_judge = self._judged == "all" or self._judged == problem.domain
-        return None if prediction and ask_judge and not success else Grade(reward=reward, success=success)
+        needs_judge = self._judged == "all" or self._judged == problem.domain
+        return None if prediction and needs_judge and not success else Grade(reward=reward, success=success)
 
     def question(self, trajectory: Trajectory) -> Question:
         """Return the question for the judge, to be asked at temperature 0: does the answer mean the
         same as a right one?
         """
         problem = self._problem(trajectory.instance)
-        text = _ASKED_OF_A_JUDGE.format(
+        text = _JUDGE_PROMPT.format(
             question=problem.question,
             golds="\n".join(f"- {gold}" for gold in problem.golds),
             prediction=prediction_of(trajectory, self._answers),
         )
-        return Question(role=_JUDGE, messages=(Message(role="user", text=text),), sampling=_SAMPLING)
+        return Question(role=_JUDGE_ROLE, messages=(Message(role="user", text=text),), sampling=_JUDGE_SAMPLING)
 
     def read(self, trajectory: Trajectory, reply: str) -> Grade | None:
         """Return the grade in a judge's reply, read after its thoughts: reward 1 if it finds the
@@ -404,7 +406,7 @@ class AnswerGrader:
 # the shipped ones.
 
 SHIPPED = ("numbers", "encyclopaedia")
-_SETTING = "environment.options.questions"
+_QUESTIONS_OPTION = "environment.options.questions"
 _JSON = (".jsonl", ".json")
 _SUFFIXES = (*_JSON, ".parquet")
 _SHARD: Final = re.compile(r"(.+)-\d{5}-of-\d{5}")
@@ -455,30 +457,35 @@ def load(sets: tuple[str | QuestionFile, ...], domains: tuple[tuple[str, Domain]
             set; or the source, split or domain of a row is unknown.
     """
     if not sets:
-        raise ConfigError(f"{_SETTING} names no set; name a file, a folder or one of {', '.join(SHIPPED)}")
+        raise ConfigError(f"{_QUESTIONS_OPTION} names no set; name a file, a folder or one of {', '.join(SHIPPED)}")
     files = [question_file(entry) for entry in sets]
-    if twice := [path for path, count in Counter(file.path for file in files).items() if count > 1]:
-        raise ConfigError(f"{_SETTING} names {twice[0]} twice; name each set once")
+    if repeated_paths := [path for path, count in Counter(file.path for file in files).items() if count > 1]:
+        raise ConfigError(f"{_QUESTIONS_OPTION} names {repeated_paths[0]} twice; name each set once")
     splits: dict[str, list[Problem]] = {}
-    domain_of = dict(domains)
+    domain_by_source = dict(domains)
     for file in files:
-        first_uses: dict[tuple[str, str], str] = {}
-        equal: Counter[str] = Counter()
+        location_by_id: dict[tuple[str, str], str] = {}
+        num_equal_by_name: Counter[str] = Counter()
         for split, row, location in _rows(file):
-            problem = problem_of(row, location, source=file.source, domains=domain_of)
+            problem = problem_of(row, location, source=file.source, domains=domain_by_source)
             if not problem.id:
                 # Not the row's number, which changes when a row before it is removed.
                 name = f"{problem.source}-{fingerprint(problem.question, problem.golds)[:8]}"
-                equal[name] += 1
-                problem = replace(problem, id=name if equal[name] == 1 else f"{name}-{equal[name]}")
-            before = first_uses.setdefault((split, problem.id), location)
-            if before != location:
+                num_equal_by_name[name] += 1
+                problem = replace(
+                    problem, id=name if num_equal_by_name[name] == 1 else f"{name}-{num_equal_by_name[name]}"
+                )
+            first_location = location_by_id.setdefault((split, problem.id), location)
+            if first_location != location:
                 raise DataFileError(
-                    f"{location}: id {problem.id!r} stands at {before} too; ids must be unique in a split of a set"
+                    f"{location}: id {problem.id!r} stands at {first_location} too; ids must be unique in a split "
+                    "of a set"
                 )
             splits.setdefault(split, []).append(problem)
-        if not first_uses:
-            raise DataFileError(f"{placed(place_of(file.path))} has no question; name another set in {_SETTING}")
+        if not location_by_id:
+            raise DataFileError(
+                f"{path_for_message(place_of(file.path))} has no question; name another set in {_QUESTIONS_OPTION}"
+            )
     sources = {source_key(problem.source) for problems in splits.values() for problem in problems}
     if unused_sources := [source for source, _ in domains if source_key(source) not in sources]:
         raise ConfigError(f"environment.options.domains: no question has the source {unused_sources[0]}; leave it out")
@@ -514,8 +521,8 @@ def _rows(file: QuestionFile) -> Iterator[tuple[str, Mapping[str, Any], str]]:
                 yield file.split or split, row, location
     else:
         raise ConfigError(
-            f"{_SETTING}: there are no questions at {placed(path)}; name a {' or '.join(_SUFFIXES)} file, a folder of "
-            f"such files, a folder that `datasets` saved, or one of {', '.join(SHIPPED)}"
+            f"{_QUESTIONS_OPTION}: there are no questions at {path_for_message(path)}; name a {' or '.join(_SUFFIXES)} "
+            f"file, a folder of such files, a folder that `datasets` saved, or one of {', '.join(SHIPPED)}"
         )
 
 
@@ -533,7 +540,8 @@ def _split_files(folder: Path) -> Sequence[tuple[Path, str]]:
         if len(kinds) > 1:
             names = " and ".join(file.name for file, name in named_files if name == split)
             raise ConfigError(
-                f"{_SETTING}: {placed(folder)} has {names}, all of split {split}; name one of them, with its split: "
+                f"{_QUESTIONS_OPTION}: {path_for_message(folder)} has {names}, all of split {split}; name one of them, "
+                f"with its split: "
                 f"[{{path: {named_files[0][0]}, split: {split}}}]"
             )
     return named_files
@@ -541,17 +549,21 @@ def _split_files(folder: Path) -> Sequence[tuple[Path, str]]:
 
 def _file_rows(file: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
     if file.suffix in _JSON:
-        for number, row in records(file, setting=_SETTING):
+        for number, row in records(file, setting=_QUESTIONS_OPTION):
             yield row, f"{file}:{number}"
     elif file.suffix == ".parquet":
         try:
             rows = parquet.read_table(file).to_pylist()
         except (OSError, pa.ArrowInvalid) as error:
-            raise DataFileError(f"file {file} cannot be read: {error}; set {_SETTING} to a Parquet file") from error
+            raise DataFileError(
+                f"file {file} cannot be read: {error}; set {_QUESTIONS_OPTION} to a Parquet file"
+            ) from error
         for number, row in enumerate(rows):
             yield row, f"{file}, row {number}"
     else:
-        raise ConfigError(f"{_SETTING}: {file} has the type {file.suffix!r}; name a {' or '.join(_SUFFIXES)} file")
+        raise ConfigError(
+            f"{_QUESTIONS_OPTION}: {file} has the type {file.suffix!r}; name a {' or '.join(_SUFFIXES)} file"
+        )
 
 
 def _split_of(row: Mapping[str, Any], location: str) -> str:
@@ -564,7 +576,7 @@ def _split_of(row: Mapping[str, Any], location: str) -> str:
     if not isinstance(split, str) or not split:
         fault = "the row has no split" if split is None else f"split is {split!r}"
         raise DataFileError(
-            f"{location}: {fault}; name that of the file in the recipe, as in {_SETTING}: "
+            f"{location}: {fault}; name that of the file in the recipe, as in {_QUESTIONS_OPTION}: "
             "[{path: FILE, split: test}], or in each row"
         )
     return split

@@ -13,7 +13,7 @@ from itertools import product
 from string import punctuation
 from typing import Literal
 
-from agentr_core.environments.reasoning.algebra import same_value
+from agentr_core.environments.reasoning.algebra import is_same_value
 from agentr_core.environments.reasoning.formulas import normal_form
 from agentr_core.environments.reasoning.grammar import Answers
 
@@ -40,20 +40,20 @@ _SUBJECT = (
     r"(?:answer|response|prediction|verdict|judge?ment|conclusion|result|it|this|that)(?: is|'s|:)"
     r"(?:,? (?:therefore|thus|indeed|hence|also|clearly|still|considered))?:? ?"
 )
-_LAST = re.compile(
+_FINAL_VERDICT = re.compile(
     rf"(?:(?:^|[.!?;:\n]|\s[-\u2013\u2014]+\s)\s*(?:(?:so|thus|hence|therefore|overall),?\s*)?(?:{_SUBJECT})?"
     rf"|(?:,|\bbut|\band|\bso)\s+{_SUBJECT})(?P<verdict>incorrect|correct|wrong)$"
 )
 _LABELLED = re.compile(
     r"\b(?:verdict|judge?ment|conclusion|decision|grade)(?: is|\s*:)\s*(?P<verdict>incorrect|correct|wrong)\b(?! \w)"
 )
-_ASKS = re.compile(r"[^.!?;\n]*\?")
+_QUESTION_SENTENCE = re.compile(r"[^.!?;\n]*\?")
 _SENTENCE = re.compile(r"(?<!\d)\.|\.(?!\d)|[!;\n]")
 _CLAUSE = re.compile(
     r"[,:()\[\]]|\s[-\u2013\u2014]+\s|\b(?:but|so|although|though|however|yet|while|whereas|because|since|thus|"
     r"therefore|hence|even if)\b|\band (?=(?:\w+ ){0,4}(?:is|are|was)\b)"
 )
-_POSSIBLE = re.compile(r"\b(?:if|unless|would|were|could|might)\b(?!.*\b(?:consider|count|accept|judg|grad))")
+_CONDITIONAL = re.compile(r"\b(?:if|unless|would|were|could|might)\b(?!.*\b(?:consider|count|accept|judg|grad))")
 
 _DENIAL = (
     r"\b(?:not|cannot|never|neither|nor|no|nothing|none|without|hardly|scarcely|far from|fail(?:s|ed)? to|"
@@ -95,14 +95,14 @@ def verdict(reply: str) -> bool | None:
     text = lines.replace("\u2019t", "'t")
     text = _QUOTED.sub(lambda match: match[0] if _WORD_ALONE.fullmatch(match[0]) else " it ", text).lower()
     plain = _INSERTED.sub(r"\1", _BOTH_NAMED.sub(" ", _PREFIXED.sub("incorrect", text)))
-    if last := _LAST.search(plain.rstrip(_ENDS)):
+    if last := _FINAL_VERDICT.search(plain.rstrip(_ENDS)):
         return last["verdict"] == "correct"
     if labelled_verdicts := [match["verdict"] == "correct" for match in _LABELLED.finditer(plain)]:
         return labelled_verdicts[-1]
     verdicts: list[bool] = []
-    for sentence in _SENTENCE.split(_ASKS.sub(" ", plain)):
+    for sentence in _SENTENCE.split(_QUESTION_SENTENCE.sub(" ", plain)):
         for clause in _CLAUSE.split(sentence):
-            if not _POSSIBLE.search(clause := _IDIOMS.sub(" ", clause)):
+            if not _CONDITIONAL.search(clause := _IDIOMS.sub(" ", clause)):
                 verdicts += _verdicts(clause)
     return all(verdicts) if verdicts else None
 
@@ -143,7 +143,7 @@ _LATIN = str.maketrans(
     {"ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "æ": "ae", "Æ": "AE", "œ": "oe", "Œ": "OE"}
     | {"\N{LATIN SMALL LETTER DOTLESS I}": "i"}
 )
-_PLAIN = str.maketrans(
+_PLAIN_SIGNS = str.maketrans(
     dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-")
     | dict.fromkeys("\u2019\u2018\u02bc\u2032`", "'")
     | {"\N{EM DASH}": " - ", "\N{FRACTION SLASH}": "/", "♯": "#", "♭": "b"}
@@ -195,8 +195,8 @@ def words(text: str) -> list[list[str]]:
     (hepatitis A), and without punctuation that has no meaning. A text of nothing else keeps it.
     """
     # One character for each meaning, and words for signs such as % and $.
-    plain = _SUPERSCRIPT.sub(lambda match: f"^{match[0]}", _VULGAR.sub(" ", text)).translate(_PLAIN)
-    plain = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", plain)).translate(_PLAIN)
+    plain = _SUPERSCRIPT.sub(lambda match: f"^{match[0]}", _VULGAR.sub(" ", text)).translate(_PLAIN_SIGNS)
+    plain = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", plain)).translate(_PLAIN_SIGNS)
     plain = unicodedata.normalize("NFC", _ACCENT.sub("", plain)).translate(_LATIN)
     plain = _EMPHASIS.sub(r"\2", plain)
     plain = _INITIALS.sub(lambda match: re.sub(r"[.\s]", "", match[0]) + " ", plain)
@@ -212,21 +212,21 @@ def words(text: str) -> list[list[str]]:
     ]
 
 
-def _without_signs(text: str, between: str) -> str:
-    """Return a text without punctuation that has no meaning; `between` replaces punctuation that
+def _without_signs(text: str, separator: str) -> str:
+    """Return a text without punctuation that has no meaning; `separator` replaces punctuation that
     may join words. Between digits a space is put instead: 1,2 is not 12.
     """
 
-    def sign(match: re.Match[str]) -> str:
+    def replacement_of(match: re.Match[str]) -> str:
         if match["meant"] or not unicodedata.category(match[0]).startswith("P"):
             return match[0]
         if match["dropped"]:
             return ""
         start, end = match.span()
         digits = text[start - 1 : start].isdigit() and text[end : end + 1].isdigit()
-        return " " if digits else between
+        return " " if digits else separator
 
-    return _SIGN.sub(sign, text)
+    return _SIGN.sub(replacement_of, text)
 
 
 Domain = Literal["math", "knowledge"]
@@ -259,17 +259,17 @@ def choice(prediction: str, options: Sequence[str], right: int) -> float:
     and no other option; else 0.0. Options with equal text count as the same.
     """
     prediction = prediction.strip()
-    letters = {chr(ord("A") + index): index for index in range(len(options))}
-    same = {index for index, option in enumerate(options) if option.strip() == prediction}
-    if prediction not in letters and same:
-        choices = same
+    index_by_letter = {chr(ord("A") + index): index for index in range(len(options))}
+    same_options = {index for index, option in enumerate(options) if option.strip() == prediction}
+    if prediction not in index_by_letter and same_options:
+        choices = same_options
     else:
         match = _LETTERED.fullmatch(prediction)
-        letter = letters.get(match[1].upper()) if match else None
+        letter = index_by_letter.get(match[1].upper()) if match else None
         rest = match[2] if match else ""
-        choices = {letter} if letter is not None and not rest else _with_text(prediction, options)
+        choices = {letter} if letter is not None and not rest else _options_with_text(prediction, options)
         if not choices and letter is not None:
-            texts = _with_text(rest, options)
+            texts = _options_with_text(rest, options)
             choices = {letter} if letter in texts or not texts else set()
     return float(right in choices and all(options[index] == options[right] for index in choices))
 
@@ -280,7 +280,7 @@ def same_answer(prediction: str, gold: str, answers: Answers = "plain") -> bool:
     """
     if answers == "published" and normal_form(prediction) and normal_form(prediction) == normal_form(gold):
         return True
-    return same_value(prediction, gold)
+    return is_same_value(prediction, gold)
 
 
 def word_f1(prediction: str, gold: str, answers: Answers = "plain") -> float:
@@ -296,7 +296,7 @@ def word_f1(prediction: str, gold: str, answers: Answers = "plain") -> float:
     if forms & _WHOLE_ANSWERS:
         return float(len(forms) == 1)
     best = 0.0
-    for prediction_words, gold_words in product(_words(prediction, answers), _words(gold, answers)):
+    for prediction_words, gold_words in product(_word_forms(prediction, answers), _word_forms(gold, answers)):
         overlap = (Counter(prediction_words) & Counter(gold_words)).total()
         best = max(best, 2 * overlap / (len(prediction_words) + len(gold_words)) if overlap else 0.0)
     return best
@@ -306,17 +306,17 @@ def exact_match(prediction: str, golds: Sequence[str], answers: Answers = "plain
     """Return whether a prediction has the same words as one of the gold answers, in the same
     order.
     """
-    forms = [form for form in _words(prediction, answers) if form]
-    return any(form in _words(gold, answers) for form in forms for gold in golds)
+    forms = [form for form in _word_forms(prediction, answers) if form]
+    return any(form in _word_forms(gold, answers) for form in forms for gold in golds)
 
 
-def _with_text(text: str, options: Sequence[str]) -> set[int]:
+def _options_with_text(text: str, options: Sequence[str]) -> set[int]:
     """Return the indices of the options whose text equals `text` in words, else those equal in
     value.
     """
     same = {index for index, option in enumerate(options) if exact_match(text, [option])}
-    return same or {index for index, option in enumerate(options) if same_value(text, option)}
+    return same or {index for index, option in enumerate(options) if is_same_value(text, option)}
 
 
-def _words(text: str, answers: Answers) -> list[list[str]]:
+def _word_forms(text: str, answers: Answers) -> list[list[str]]:
     return [published_words(text)] if answers == "published" else words(text)

@@ -24,11 +24,11 @@ from agentr_core.system import LoopThread, data_path
 from agentr_core.tools.python.confinement import STRICTEST, Level, Limits, Outcome
 from agentr_core.tools.python.tool import PythonTool
 from agentr_core.tools.search.retriever import open_retriever
-from agentr_core.tools.search.tool import AnswerCache, InProcess, Provider, RetrievalServer, SearchTool, Serper
+from agentr_core.tools.search.tool import AnswerCache, LocalProvider, Provider, SearchTool, Serper, ServerProvider
 from agentr_core.types import ToolCall
 
 _NO_OUTPUT = "The code printed nothing."
-_FAILED = {
+_FAILURE_TEXT_BY_STATUS = {
     "timeout": "The code took too long and was ended.",
     "memory": "The code used too much memory and was ended.",
     "killed": "The code was ended.",
@@ -72,7 +72,7 @@ def python_function(
         provider: how code is confined; recorded in each call, with `parameters`.
     """
 
-    def called(code: str) -> ToolCall:
+    def call_python(code: str) -> ToolCall:
         outcome = loop.run(run(code))
         # The text for the model: what went wrong, then what was printed, which may be cut off.
         stdout = outcome.stdout.strip()
@@ -89,8 +89,8 @@ def python_function(
                 _, frame, rest = f"\n{outcome.stderr.rstrip()}".rpartition('\n  File "')
                 lines = rest.splitlines()[1:] if frame else outcome.stderr.strip().splitlines()[-1:]
                 exception = "\n".join(dropwhile(lambda line: line.startswith("  "), lines))
-            wrong = exception or _FAILED.get(str(outcome.status), "The code failed.")
-            output = "\n".join(filter(None, (wrong, outcome.cause, stdout and f"Before that, it printed:\n{stdout}")))
+            failure = exception or _FAILURE_TEXT_BY_STATUS.get(str(outcome.status), "The code failed.")
+            output = "\n".join(filter(None, (failure, outcome.cause, stdout and f"Before that, it printed:\n{stdout}")))
         return ToolCall(
             tool=PYTHON,
             provider=provider,
@@ -101,7 +101,7 @@ def python_function(
             output=output,
         )
 
-    return called
+    return call_python
 
 
 # Values that a forked process cannot share with its parent: threads, connections, process
@@ -121,25 +121,25 @@ class PerProcess(Generic[T]):
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
-        self._of_parents: list[T] = []
+        self._values_of_parents: list[T] = []
         self._values: list[T] = []
-        self._making = threading.Lock()
+        self._lock = threading.Lock()
         reference = weakref.ref(self)
 
-        def forked() -> None:
+        def forget_values() -> None:
             if (owner := reference()) is not None:
                 # Kept alive, since its clean-up on garbage collection is left to the parent
                 # process.
-                owner._of_parents += owner._values
-                owner._values, owner._making = [], threading.Lock()
+                owner._values_of_parents += owner._values
+                owner._values, owner._lock = [], threading.Lock()
 
-        os.register_at_fork(after_in_child=forked)
+        os.register_at_fork(after_in_child=forget_values)
 
     def get(self) -> T:
         """Return the value of this process, making it if necessary. Raises what making it raises;
         the next call then tries again.
         """
-        with self._making:
+        with self._lock:
             if not self._values:
                 self._values.append(self._make())
             return self._values[0]
@@ -200,11 +200,11 @@ class ToolSettings:
     sandbox: str = STRICTEST
     python_timeout_s: float = 30.0
 
-    def of_source(self, search: SourceSearch) -> ToolSettings:
+    def for_source(self, search: SourceSearch) -> ToolSettings:
         """Return these settings changed for the questions of one source; see `SourceSearch`."""
         overrides = {name: value for name, value in vars(search).items() if value is not None}
-        plain = {"searched": "corpus", "search_url": "", "corpus": ""}
-        return replace(self, **{**(plain if plain.keys() & overrides.keys() else {}), **overrides})
+        default_search = {"searched": "corpus", "search_url": "", "corpus": ""}
+        return replace(self, **{**(default_search if default_search.keys() & overrides.keys() else {}), **overrides})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,13 +265,13 @@ def open_tools(settings: ToolSettings, answers: AnswerStore | None = None) -> Op
     reach: Callable[[], object] = str
     sandbox: Callable[[], str] = str
     if SEARCH in settings.tools:
-        outside = settings.searched == "web" or settings.search_url
-        search = _search(settings, answers if outside else None)
+        is_remote = settings.searched == "web" or settings.search_url
+        search = _shared_search(settings, answers if is_remote else None)
         search.get()
         functions[SEARCH] = lambda query: search.get().call(query)
         reach = lambda: search.get().reach()  # noqa: E731
     if PYTHON in settings.tools:
-        python = _python(settings.sandbox, settings.python_timeout_s)
+        python = _shared_python(settings.sandbox, settings.python_timeout_s)
         functions[PYTHON] = lambda code: python.get().run(code)
         sandbox = lambda: python.get().level.describe()  # noqa: E731
     toolbox = Tools(functions, blocking=bool(functions))
@@ -279,22 +279,22 @@ def open_tools(settings: ToolSettings, answers: AnswerStore | None = None) -> Op
 
 
 @lru_cache(maxsize=64)
-def _search(settings: ToolSettings, answers: AnswerStore | None) -> PerProcess[SearchTool]:
+def _shared_search(settings: ToolSettings, answers: AnswerStore | None) -> PerProcess[SearchTool]:
     return PerProcess(
         lambda: SearchTool(_provider(settings), cache=AnswerCache(answers), document_chars=settings.document_chars)
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Python:
+class _PythonRunner:
     run: Callable[[str], ToolCall]
     level: Level
 
 
 @lru_cache(maxsize=4)
-def _python(sandbox: str, timeout_s: float) -> PerProcess[_Python]:
+def _shared_python(sandbox: str, timeout_s: float) -> PerProcess[_PythonRunner]:
     return PerProcess(
-        lambda: _started(sandbox, Limits(timeout_s=timeout_s, cpu_s=max(Limits.cpu_s, math.ceil(timeout_s))))
+        lambda: _start_python(sandbox, Limits(timeout_s=timeout_s, cpu_s=max(Limits.cpu_s, math.ceil(timeout_s))))
     )
 
 
@@ -304,16 +304,16 @@ def _provider(settings: ToolSettings) -> Provider:
         key, url = settings.search_api_key, settings.web_url
         return Serper(key, top_k=top_k, url=url, timeout_s=timeout_s, answer_mib=answer_mib)
     if settings.search_url:
-        return RetrievalServer(settings.search_url, top_k=top_k, timeout_s=timeout_s, answer_mib=answer_mib)
+        return ServerProvider(settings.search_url, top_k=top_k, timeout_s=timeout_s, answer_mib=answer_mib)
     corpus = Path(settings.corpus) if settings.corpus else data_path("reasoning", "corpus.jsonl")
-    return InProcess(open_retriever(corpus, Path(settings.cache_dir)), top_k=top_k)
+    return LocalProvider(open_retriever(corpus, Path(settings.cache_dir)), top_k=top_k)
 
 
-def _started(sandbox: str, limits: Limits) -> _Python:
+def _start_python(sandbox: str, limits: Limits) -> _PythonRunner:
     """Start the Python tool and return it once it has tested itself. Raises `SandboxError` if its
     level does not hold.
     """
-    loop, process = LoopThread(), os.getpid()
+    loop, process_id = LoopThread(), os.getpid()
     tool = PythonTool(limits, sandbox)
     try:
         loop.run(tool.__aenter__())
@@ -321,12 +321,12 @@ def _started(sandbox: str, limits: Limits) -> _Python:
         loop.close()
         raise
 
-    def end() -> None:
+    def stop_python() -> None:
         # A forked process also calls this at its end, but the loop's thread does not exist there.
-        if os.getpid() == process:
+        if os.getpid() == process_id:
             loop.run(tool.__aexit__(None, None, None))
             loop.close()
 
-    atexit.register(end)
+    atexit.register(stop_python)
     run = python_function(tool.run, loop, provider=str(tool.level), parameters=asdict(limits))
-    return _Python(run, tool.level)
+    return _PythonRunner(run, tool.level)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentr_core.environment import Environment, Instances
-from agentr_core.environments.native import actions_in, feedback, join_actions, misread
+from agentr_core.environments.native import actions_in, join_actions, misread_action, no_call_observation
 from agentr_core.environments.reasoning.grammar import (
     CALLS,
     PYTHON,
@@ -43,10 +43,10 @@ from agentr_core.environments.reasoning.scoring import Domain
 from agentr_core.environments.reasoning.toolbox import OpenTools, Searched, SourceSearch, ToolSettings, open_tools
 from agentr_core.episodes.transcript import (
     Continuation,
-    Misread,
     NativeCall,
     NativeTurns,
     Tool,
+    UnreadableCall,
     call_reply,
     read_calls,
     read_results,
@@ -55,7 +55,7 @@ from agentr_core.episodes.transcript import (
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.protocols import AnswerStore, Toolbox
 from agentr_core.system import data_path
-from agentr_core.texts import outside_thoughts
+from agentr_core.texts import blank_thoughts
 from agentr_core.tools.search import tool
 from agentr_core.tools.search.tool import Serper
 from agentr_core.types import Instance, Step, StopReason, ToolCall, Trajectory, Transition
@@ -73,13 +73,13 @@ _RESULTS = (
     "After a result, go on with <think>. Call a tool when you need it, and do not call it again for what you know."
 )
 _ANSWER = r"End with <answer> and </answer>, and in it the final answer in LaTeX: \boxed{your final answer}."
-_SKELETON = {
+_EXAMPLE_BY_TOOL = {
     SEARCH: "<think>what is missing</think>\n<search>query</search>\n<result>\npassages\n</result>\n",
     PYTHON: "<think>what to calculate</think>\n<python>\nprint(6 * 7)\n</python>\n<result>\n42\n</result>\n",
 }
-_LAST = "<think>what follows</think>\n<answer>So it is \\boxed{42}.</answer>"
+_EXAMPLE_END = "<think>what follows</think>\n<answer>So it is \\boxed{42}.</answer>"
 
-_IN_CALLS = (
+_NATIVE_INSTRUCTION = (
     "You answer questions. Think step by step.",
     "Call a tool when you need it, one in a reply, and do not call it again for what you know.",
     r"When you know the answer, give it without a call, in LaTeX: \boxed{your final answer}.",
@@ -89,7 +89,9 @@ _IN_CALLS = (
 def instruction(tools: Sequence[str]) -> str:
     """Return the instruction for a model that has the given tools, which may be none."""
     parts = [_OPENING, *(_TOOLS[tool] for tool in tools), *([_RESULTS] if tools else []), _ANSWER]
-    return "\n".join([*parts, "", "An example of the form:", "".join(_SKELETON[tool] for tool in tools) + _LAST])
+    return "\n".join(
+        [*parts, "", "An example of the form:", "".join(_EXAMPLE_BY_TOOL[tool] for tool in tools) + _EXAMPLE_END]
+    )
 
 
 # The world with native tool calls: search and Python are tools, and a reply without a call answers.
@@ -125,31 +127,36 @@ class InCalls:
 
     def parse(self, reply: str) -> str:
         """Return the call of a reply, or the box of its answer, written in tags; several calls are
-        joined. Empty if it has neither, and the action of `misread` for a call that cannot be read.
+        joined. Empty if it has neither, and the action of `misread_action` for a call that cannot
+        be read.
         """
         calls = read_calls(reply)
-        if isinstance(calls, Misread):
-            return misread(calls)
+        if isinstance(calls, UnreadableCall):
+            return misread_action(calls)
         if calls is None:
-            box = boxed(outside_thoughts(reply))
+            box = boxed(blank_thoughts(reply))
             if box is None:
                 return ""
             action = f"<answer>\\boxed{{{box}}}</answer>"
             call = call_in(action)
-            return action if call and call.name == "answer" else misread(Misread("an answer cannot hold a call"))
-        return join_actions([self._in_tags(call) for call in calls])
+            return (
+                action
+                if call and call.name == "answer"
+                else misread_action(UnreadableCall("an answer cannot hold a call"))
+            )
+        return join_actions([self._tagged_call(call) for call in calls])
 
-    def _in_tags(self, call: NativeCall) -> str:
-        """Return a call written in tags, or the action of `misread` if that would not give the same
-        call.
+    def _tagged_call(self, call: NativeCall) -> str:
+        """Return a call written in tags, or the action of `misread_action` if that would not give
+        the same call.
         """
         texts = text_arguments(call, tuple(TOOLS.values()))
-        if isinstance(texts, Misread):
-            return misread(texts)
+        if isinstance(texts, UnreadableCall):
+            return misread_action(texts)
         (text,) = texts.values()
         action = f"<{call.name}>{text.strip()}</{call.name}>"
         if call_in(action) != (call.name, text.strip()):
-            return misread(Misread(f"a {call.name} cannot hold its own tags"))
+            return misread_action(UnreadableCall(f"a {call.name} cannot hold its own tags"))
         return action
 
     def reply_with(self, answer: str) -> str:
@@ -173,13 +180,13 @@ class InCalls:
         return [*calls, f"{last.thought}\nIt is \\boxed{{{problem.golds[0]}}}."]
 
     def _instruction(self, tools: Sequence[str]) -> str:
-        return "\n".join(_IN_CALLS)
+        return "\n".join(_NATIVE_INSTRUCTION)
 
     def _format_result(self, output: str, limit: int) -> str:
         return output.strip() if len(output) <= limit else f"{output[:limit].strip()}..."
 
     def _format_no_call(self, action: str) -> str:
-        return feedback(action) if action else NEITHER
+        return no_call_observation(action) if action else NEITHER
 
 
 _NO_CALL = "There is no call that this could be the result of."
@@ -230,17 +237,17 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """The state of an episode: the number of calls of each tool, the spare replies used, whether it
-    continues recorded steps, the text of each step so far (`texts`) and of the present reply
-    (`text`), and the search whose documents are being summarised (`summarised`).
+    """The state of an episode: the number of calls of each tool, the texts of the steps so far and
+    of the present reply (`text`), the spare replies used, whether it continues recorded steps, and
+    the search whose documents are being summarised.
     """
 
     problem: Problem
     calls: dict[str, int]
-    texts: tuple[str, ...] = ()
+    step_texts: tuple[str, ...] = ()
     text: str = ""
-    num_spare: int = 0
-    resumed: bool = False
+    num_spare_replies: int = 0
+    is_resumed: bool = False
     summarised: ToolCall | None = None
 
 
@@ -277,11 +284,11 @@ class ReasoningWorld(Environment):
     ) -> None:
         self._questions = questions
         self._toolbox = toolbox
-        self._by_source = by_source or {}
+        self._toolbox_by_source = by_source or {}
         self._rules = rules
         self._state: _State | None = None
         self._reply = ""
-        self._graded_by = AnswerGrader(
+        self._grader = AnswerGrader(
             self.problem, judged=rules.judged, success_from=rules.success_from, answers=rules.answers
         )
         self.blocking = toolbox.blocking
@@ -297,7 +304,7 @@ class ReasoningWorld(Environment):
     @property
     def grader(self) -> AnswerGrader:  # type: ignore[override]
         """The grader of answers: by rule and, if `judged` says so, by a model."""
-        return self._graded_by
+        return self._grader
 
     @property
     def tools(self) -> tuple[str, ...]:
@@ -351,9 +358,9 @@ class ReasoningWorld(Environment):
             tool_names = [call.tool for call in step.tool_calls]
             for call in map(call_in, actions if step.valid is not None else ()):
                 was_executed = call is not None and tool_names[:1] == [call.name]
-                self._count(call, executed=was_executed)
+                self._count_reply(call, was_executed=was_executed)
                 del tool_names[:was_executed]
-        self._state = replace(self._current, resumed=bool(steps), texts=tuple(texts))
+        self._state = replace(self._current, is_resumed=bool(steps), step_texts=tuple(texts))
         return question
 
     def recall(self, instance: Instance, text: str, reward: float | None = None) -> Trajectory:
@@ -364,8 +371,8 @@ class ReasoningWorld(Environment):
         parts: list[tuple[str, str]] = []
         for part in cut_steps(text):
             # The result of a step is at its end, if it has one.
-            opens = [tag.start for tag in tags(part) if tag.name == "result" and tag.opens]
-            reply = part[: opens[-1]].rstrip() if opens and part.endswith("</result>") else part
+            result_starts = [tag.start for tag in tags(part) if tag.name == "result" and tag.opens]
+            reply = part[: result_starts[-1]].rstrip() if result_starts and part.endswith("</result>") else part
             parts.append((reply, part[len(reply) :]))
         parts = parts or [(text, "")]
         actions = [self.parse(reply) for reply, _ in parts]
@@ -383,7 +390,7 @@ class ReasoningWorld(Environment):
                 reward=reward if position == last else 0.0,
                 terminated=is_answer and position == last,
                 success=success and position == last,
-                tool_calls=_made_elsewhere(action, observation),
+                tool_calls=_outside_tool_calls(action, observation),
             )
             for position, ((reply, observation), action) in enumerate(zip(parts, actions, strict=True))
         )
@@ -412,7 +419,7 @@ class ReasoningWorld(Environment):
         """
         self._state = replace(self._current, text=self._reply or action)
         self._reply = ""
-        return self._record(self._execute(action))
+        return self._record_step(self._execute(action))
 
     def answer(self, reply: str) -> Transition:
         """Return the transition of the search whose documents the reply summarises; see
@@ -422,7 +429,7 @@ class ReasoningWorld(Environment):
         if call is None:
             raise EnvironmentFault(f"{self.name} asked for no summary")
         self._state = replace(self._current, summarised=None)
-        return self._record(self._result(call, tool.read(reply)))
+        return self._record_step(self._result_transition(call, tool.read_summary(reply)))
 
     def snapshot(self) -> Any:
         """Return the state, which is immutable."""
@@ -472,59 +479,59 @@ class ReasoningWorld(Environment):
             success = reward > self._rules.success_from
             return Transition("", reward, True, False, {"success": success, "valid": True})
         if tagged_call is not None and self._has_calls_left(tagged_call.name):
-            toolbox = self._by_source.get(source_key(self._current.problem.source), self._toolbox)
+            toolbox = self._toolbox_by_source.get(source_key(self._current.problem.source), self._toolbox)
             content = tagged_call.content
             call = (
                 toolbox.call(tagged_call.name, content) if content else ToolCall(tool=tagged_call.name, status="empty")
             )
-            self._count(tagged_call, executed=True)
+            self._count_reply(tagged_call, was_executed=True)
             if self._rules.summarised and call.tool == SEARCH and call.status == "ok":
                 self._state = replace(self._current, summarised=call)
                 # What was written and found since the question, one entry for each step.
                 state = self._current
-                reasoning = [f"The question: {state.problem.question}", *state.texts, state.text]
-                question = tool.question(tagged_call.content, call.output, reasoning)
+                reasoning = [f"The question: {state.problem.question}", *state.step_texts, state.text]
+                question = tool.summary_question(tagged_call.content, call.output, reasoning)
                 return Transition("", 0.0, False, False, {"success": False, "question": question})
-            return self._result(call, call.output)
-        self._count(tagged_call, executed=False)
+            return self._result_transition(call, call.output)
+        self._count_reply(tagged_call, was_executed=False)
         text = self._format_result(_NO_CALLS_LEFT, len(_NO_CALLS_LEFT)) if tagged_call else self._format_no_call(action)
-        over = self._current.num_spare > self._rules.spare_replies
-        return Transition(text, 0.0, over, False, {"success": False, "valid": False})
+        is_over = self._current.num_spare_replies > self._rules.spare_replies
+        return Transition(text, 0.0, is_over, False, {"success": False, "valid": False})
 
-    def _record(self, transition: Transition) -> Transition:
+    def _record_step(self, transition: Transition) -> Transition:
         """Return the transition of a step; keep the text of the step once it is done."""
         state = self._current
         if state.summarised is None:
-            self._state = replace(state, texts=(*state.texts, state.text + transition.observation), text="")
+            self._state = replace(state, step_texts=(*state.step_texts, state.text + transition.observation), text="")
         return transition
 
-    def _result(self, call: ToolCall, output: str) -> Transition:
+    def _result_transition(self, call: ToolCall, output: str) -> Transition:
         text = self._format_result(
             output, {PYTHON: self._rules.python_chars, SEARCH: self._rules.search_chars}[call.tool]
         )
         return Transition(text, 0.0, False, False, {"success": False, "valid": True, "tool_calls": (call,)})
 
-    def _count(self, call: Call | None, *, executed: bool) -> None:
+    def _count_reply(self, call: Call | None, *, was_executed: bool) -> None:
         """Count a reply that is not an answer: as a call if it was executed, else as a spare
         reply.
         """
         state = self._current
-        if executed and call is not None:
+        if was_executed and call is not None:
             self._state = replace(state, calls={**state.calls, call.name: state.calls[call.name] + 1})
         else:
-            self._state = replace(state, num_spare=state.num_spare + 1)
+            self._state = replace(state, num_spare_replies=state.num_spare_replies + 1)
 
     def _has_calls_left(self, tool: str) -> bool:
         """Return whether a tool is available and has a call left."""
         rules, state = self._rules, self._current
-        extra = rules.extra_calls if state.resumed else 0
+        extra = rules.extra_calls if state.is_resumed else 0
         num_calls = sum(state.calls.values())
-        within_both = not rules.calls or num_calls < rules.calls + extra
+        is_within_total = not rules.calls or num_calls < rules.calls + extra
         limits = {PYTHON: rules.python_calls, SEARCH: rules.search_calls}
-        return tool in self._toolbox.tools and state.calls[tool] < limits[tool] + extra and within_both
+        return tool in self._toolbox.tools and state.calls[tool] < limits[tool] + extra and is_within_total
 
 
-def _made_elsewhere(action: str, observation: str) -> tuple[ToolCall, ...]:
+def _outside_tool_calls(action: str, observation: str) -> tuple[ToolCall, ...]:
     """Return the tool call of a step that another program carried out; none without a result."""
     call = call_in(action)
     if call is None or call.name == "answer" or not observation:
@@ -643,19 +650,22 @@ class Reasoning(ReasoningWorld):
         """Return the question sets, and each corpus that is searched in this process."""
         names = [question_file(entry).path for entry in options.get("questions", SHIPPED)]
         sets = [str(place_of(name)) if name in SHIPPED else name for name in names]
-        searches = "search" in options.get("tools", ("search",))
-        elsewhere = options.get("search_url") or options.get("searched") == "web"
+        has_search = "search" in options.get("tools", ("search",))
+        is_remote = options.get("search_url") or options.get("searched") == "web"
         corpus = options.get("corpus", "")
-        shipped = searches and not corpus and not elsewhere
+        uses_shipped_corpus = has_search and not corpus and not is_remote
         source_corpora = [fields.get("corpus") for fields in (options.get("search_by_source") or {}).values()]
-        corpora = [corpus or (str(data_path("reasoning", "corpus.jsonl")) if shipped else ""), *source_corpora]
+        corpora = [
+            corpus or (str(data_path("reasoning", "corpus.jsonl")) if uses_shipped_corpus else ""),
+            *source_corpora,
+        ]
         return (*sets, *dict.fromkeys(corpus for corpus in corpora if corpus))
 
     def keep_answers(self, kept: AnswerStore) -> None:
         """Look up and store the answers of search servers in `kept`; see
         `Environment.keep_answers`.
         """
-        self._toolbox, self._by_source = _toolboxes(_open_all(self._settings, kept))
+        self._toolbox, self._toolbox_by_source = _toolboxes(_open_all(self._settings, kept))
 
     def reach(self) -> None:
         """Wait until every search answers. Raises `EnvironmentFault` or `UserError` if one does
@@ -695,7 +705,7 @@ def _settings_of_sources(
             )
         if key in by_source:
             raise ConfigError(f"{setting} names {sources[key]} twice; name each source once")
-        by_source[key] = settings.of_source(SourceSearch(**fields) if isinstance(fields, Mapping) else fields)
+        by_source[key] = settings.for_source(SourceSearch(**fields) if isinstance(fields, Mapping) else fields)
     return ({"": settings} if sources.keys() - by_source.keys() else {}) | by_source
 
 

@@ -10,7 +10,7 @@ from py4j.java_gateway import GatewayClient, GatewayConnection, GatewayParameter
 from py4j.protocol import MEMORY_COMMAND_NAME, MEMORY_DEL_SUBCOMMAND_NAME
 
 
-class _Answers:
+class _AnswerStream:
     """Java's answers on a connection, one on each line.
 
     Java sends the part of an answer beyond its first 8,192 characters only once the first part is
@@ -28,10 +28,10 @@ class _Answers:
         while not answer.endswith(b"\n"):
             if hasattr(socket, "TCP_QUICKACK"):
                 self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
-            part = self._connection.recv(65_536)
-            if not part:
+            chunk = self._connection.recv(65_536)
+            if not chunk:
                 break
-            answer += part
+            answer += chunk
         return bytes(answer)
 
     def close(self) -> None:
@@ -55,8 +55,8 @@ class Client(GatewayClient):  # type: ignore[misc]
         connection = self._get_connection()
         try:
             while self._garbage:
-                forget = f"{MEMORY_COMMAND_NAME}{MEMORY_DEL_SUBCOMMAND_NAME}{self._garbage.popleft()}\ne\n"
-                connection.send_command(forget)
+                delete_command = f"{MEMORY_COMMAND_NAME}{MEMORY_DEL_SUBCOMMAND_NAME}{self._garbage.popleft()}\ne\n"
+                connection.send_command(delete_command)
             answer = connection.send_command(command)
         except BaseException:
             connection.close()
@@ -67,7 +67,7 @@ class Client(GatewayClient):  # type: ignore[misc]
     def _create_connection(self) -> GatewayConnection:
         connection = super()._create_connection()
         connection.stream.close()
-        connection.stream = _Answers(connection.socket)
+        connection.stream = _AnswerStream(connection.socket)
         return connection
 
     def garbage_collect_object(self, target_id: str) -> None:

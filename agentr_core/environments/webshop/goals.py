@@ -30,9 +30,9 @@ from rapidfuzz import fuzz, utils
 
 from agentr_core.errors import ConfigError, DataFileError
 from agentr_core.fingerprint import derive_seed, fingerprint
-from agentr_core.system import content_sha256, publish
-from agentr_core.texts import placed
-from agentr_core.tools.search.retriever import Bm25, analyser
+from agentr_core.system import content_sha256, move_into_place
+from agentr_core.texts import path_for_message
+from agentr_core.tools.search.retriever import Bm25Ranker, make_analyser
 
 # Products of WebShop, and the original files they come from.
 #
@@ -44,11 +44,11 @@ from agentr_core.tools.search.retriever import Bm25, analyser
 
 NO_PRICE = 100.0
 NO_ATTRIBUTE = "DUMMY_ATTR"
-_MAX_ASIN = 10
+_MAX_ASIN_CHARS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class HumanInstruction:
     """A human instruction, and the attributes and options that it names."""
 
     instruction: str
@@ -76,7 +76,7 @@ class Product:
     attributes: tuple[str, ...]
     instruction: str = ""
     instruction_attributes: tuple[str, ...] = ()
-    wishes: tuple[Wish, ...] = ()
+    wishes: tuple[HumanInstruction, ...] = ()
 
     @property
     def price_tag(self) -> str:
@@ -103,7 +103,8 @@ def find_files(folder: Path, suffix: str, *, wishes: bool) -> CatalogueFiles:
     """
     if not folder.is_dir():
         raise ConfigError(
-            f"environment.options.data_dir: there is no folder {placed(folder)}; name the one with WebShop's files"
+            f"environment.options.data_dir: there is no folder {path_for_message(folder)}; "
+            f"name the one with WebShop's files"
         )
     products, attributes = folder / f"items_shuffle{suffix}.json", folder / f"items_ins_v2{suffix}.json"
     human = folder / "items_human_ins.json"
@@ -125,13 +126,13 @@ def read_products(files: CatalogueFiles, limit: int = 0) -> Iterator[Product]:
 
     Raises `DataFileError` if a file is cut off or malformed.
     """
-    annotations = dict(_entries(files.attributes))
-    wishes = dict(_entries(files.wishes)) if files.wishes else {}
+    annotations = dict(_stream_entries(files.attributes))
+    wishes = dict(_stream_entries(files.wishes)) if files.wishes else {}
     asins = set()
-    for position, raw in enumerate(islice(_items(files.products), limit or None)):
-        with _naming(files.products, f"product {position}"):
+    for position, raw in enumerate(islice(_stream_items(files.products), limit or None)):
+        with _convert_errors(files.products, f"product {position}"):
             asin = raw["asin"]
-            if asin == "nan" or len(asin) > _MAX_ASIN or asin in asins:
+            if asin == "nan" or len(asin) > _MAX_ASIN_CHARS or asin in asins:
                 continue
             asins.add(asin)
             product = _product(raw, annotations.get(asin) or {}, wishes.get(asin) or ())
@@ -141,7 +142,7 @@ def read_products(files: CatalogueFiles, limit: int = 0) -> Iterator[Product]:
 def _product(raw: Mapping[str, Any], annotation: Mapping[str, Any], wishes: Iterable[Mapping[str, Any]]) -> Product:
     bullets = raw["small_description"]
     # One price or two, as in "$9.99" or "$9.99 to $19.99".
-    prices = tuple(float(re.sub(r"[^\d.]", "", part)) for part in (raw.get("pricing") or "").split("$")[1:])
+    prices = tuple(float(re.sub(r"[^\d.]", "", amount)) for amount in (raw.get("pricing") or "").split("$")[1:])
     return Product(
         asin=raw["asin"],
         title=raw["name"] or "",
@@ -160,7 +161,7 @@ def _product(raw: Mapping[str, Any], annotation: Mapping[str, Any], wishes: Iter
         instruction=annotation.get("instruction") or "",
         instruction_attributes=tuple(annotation.get("instruction_attributes") or ()),
         wishes=tuple(
-            Wish(
+            HumanInstruction(
                 instruction=wish["instruction"],
                 attributes=tuple(wish["instruction_attributes"]),
                 options=tuple(wish["instruction_options"]),
@@ -170,18 +171,18 @@ def _product(raw: Mapping[str, Any], annotation: Mapping[str, Any], wishes: Iter
     )
 
 
-def _items(path: Path) -> Iterator[Any]:
-    with _naming(path), path.open("rb") as stream:
+def _stream_items(path: Path) -> Iterator[Any]:
+    with _convert_errors(path), path.open("rb") as stream:
         yield from ijson.items(stream, "item", use_float=True)
 
 
-def _entries(path: Path) -> Iterator[tuple[str, Any]]:
-    with _naming(path), path.open("rb") as stream:
+def _stream_entries(path: Path) -> Iterator[tuple[str, Any]]:
+    with _convert_errors(path), path.open("rb") as stream:
         yield from ijson.kvitems(stream, "", use_float=True)
 
 
 @contextmanager
-def _naming(path: Path, part: str = "") -> Iterator[None]:
+def _convert_errors(path: Path, item: str = "") -> Iterator[None]:
     """Turn an error from a damaged file into a `DataFileError` that names the file."""
     try:
         yield
@@ -190,7 +191,7 @@ def _naming(path: Path, part: str = "") -> Iterator[None]:
         raise DataFileError(f"catalogue file {path} is cut off or not JSON ({reason}); download it again") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
-        prefix = f"{part} of " if part else ""
+        prefix = f"{item} of " if item else ""
         raise DataFileError(
             f"{prefix}catalogue file {path} is malformed ({reason}); download the file again"
         ) from error
@@ -208,20 +209,20 @@ _WORD = re.compile(r"\w+(?:['\u2019.]\w+)*")
 _POSSESSIVE = re.compile(r"['\u2019]s$")
 
 
-def document(product: Product) -> str:
+def product_text(product: Product) -> str:
     """Return the text of a product for the search: title, description, first bullet and options, in
     lower case.
     """
     options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in product.options.items())
-    first = product.bullets[0] if product.bullets else ""
-    return " ".join([product.title, product.description, first, options]).lower()
+    first_bullet = product.bullets[0] if product.bullets else ""
+    return " ".join([product.title, product.description, first_bullet, options]).lower()
 
 
-def _split(text: str) -> Iterator[str]:
+def _split_words(text: str) -> Iterator[str]:
     return (_POSSESSIVE.sub("", word) for word in _WORD.findall(text))
 
 
-WORDS = analyser(_split, stemmer="porter")
+WORD_ANALYSER = make_analyser(_split_words, stemmer="porter")
 
 
 # A prepared catalogue: its products by row and the search index, cached on disk under the hash of
@@ -231,19 +232,19 @@ WORDS = analyser(_split, stemmer="porter")
 # have an instruction, and the search index. A process reads a product when it is needed and
 # memory-maps the index, so a million products take little memory.
 
-VERSION = 1
+CATALOGUE_VERSION = 1
 """Raise it when the same files would give a different catalogue or index."""
 
-_PRODUCTS, _STARTS, _INSTRUCTED, _WISHED, _INDEX = (
+_PRODUCTS_FILE, _OFFSETS_FILE, _SYNTHETIC_ROWS_FILE, _HUMAN_ROWS_FILE, _INDEX_FOLDER = (
     "products.jsonl",
     "starts.npy",
     "instructed.npy",
     "wished.npy",
     "index",
 )
-_PRODUCT = TypeAdapter(Product)
-_CACHED_PRODUCTS = 4096
-_CACHED_QUERIES = 4096
+_PRODUCT_ADAPTER = TypeAdapter(Product)
+_MAX_CACHED_PRODUCTS = 4096
+_MAX_CACHED_QUERIES = 4096
 
 
 class Catalogue:
@@ -254,30 +255,30 @@ class Catalogue:
     def __init__(self, folder: Path) -> None:
         """Open a prepared catalogue. Raises `DataFileError` if it is damaged."""
         try:
-            self._starts = np.load(folder / _STARTS)
-            self.instructed: Sequence[int] = np.load(folder / _INSTRUCTED).tolist()
-            self.wished: Sequence[int] = np.load(folder / _WISHED).tolist()
+            self._offsets = np.load(folder / _OFFSETS_FILE)
+            self.synthetic_rows: Sequence[int] = np.load(folder / _SYNTHETIC_ROWS_FILE).tolist()
+            self.human_rows: Sequence[int] = np.load(folder / _HUMAN_ROWS_FILE).tolist()
         except (OSError, ValueError, EOFError) as error:
             raise DataFileError(f"catalogue {folder} is damaged ({error}); delete it to have it rebuilt") from error
         self._folder = folder
-        self.product = lru_cache(_CACHED_PRODUCTS)(self._product)
-        ranking = Bm25.load(folder / _INDEX, WORDS)
+        self.product = lru_cache(_MAX_CACHED_PRODUCTS)(self._product)
+        search_index = Bm25Ranker.load(folder / _INDEX_FOLDER, WORD_ANALYSER)
 
         def search(query: str) -> tuple[int, ...]:
-            (hits,) = ranking.rank([query], MAX_RESULTS)
+            (hits,) = search_index.rank([query], MAX_RESULTS)
             return tuple(row for row, _ in hits)
 
-        self.search = lru_cache(_CACHED_QUERIES)(search)
+        self.search = lru_cache(_MAX_CACHED_QUERIES)(search)
 
     def __len__(self) -> int:
-        return len(self._starts) - 1
+        return len(self._offsets) - 1
 
     def _product(self, row: int) -> Product:
-        start, end = int(self._starts[row]), int(self._starts[row + 1])
+        start, end = int(self._offsets[row]), int(self._offsets[row + 1])
         try:
-            with (self._folder / _PRODUCTS).open("rb") as lines:
-                lines.seek(start)
-                return _PRODUCT.validate_json(lines.read(end - start))
+            with (self._folder / _PRODUCTS_FILE).open("rb") as file:
+                file.seek(start)
+                return _PRODUCT_ADAPTER.validate_json(file.read(end - start))
         except (OSError, ValidationError) as error:
             raise DataFileError(f"catalogue {self._folder} is damaged; delete it to have it rebuilt") from error
 
@@ -298,45 +299,45 @@ def open_catalogue(files: CatalogueFiles, limit: int, cache: Path) -> Catalogue:
     except OSError as error:
         raise ConfigError(f"environment.options.cache_dir: {cache} cannot be made ({error}); name another") from error
     paths = [files.products, files.attributes, *([files.wishes] if files.wishes else [])]
-    folder = cache / fingerprint("webshop", VERSION, limit, [content_sha256(path, cache) for path in paths])
+    folder = cache / fingerprint("webshop", CATALOGUE_VERSION, limit, [content_sha256(path, cache) for path in paths])
     if not folder.is_dir():
-        with tempfile.TemporaryDirectory(prefix="building-", dir=cache) as draft:
-            _build(files, limit, Path(draft) / "catalogue")
-            publish(Path(draft) / "catalogue", folder)
+        with tempfile.TemporaryDirectory(prefix="building-", dir=cache) as temporary_folder:
+            _build_catalogue(files, limit, Path(temporary_folder) / "catalogue")
+            move_into_place(Path(temporary_folder) / "catalogue", folder)
     return Catalogue(folder)
 
 
-def _build(files: CatalogueFiles, limit: int, folder: Path) -> None:
+def _build_catalogue(files: CatalogueFiles, limit: int, folder: Path) -> None:
     folder.mkdir()
-    starts, instructed_rows, wished_rows = [0], [], []
+    offsets, synthetic_rows, human_rows = [0], [], []
 
     def documents() -> Iterator[str]:
-        with (folder / _PRODUCTS).open("wb") as lines:
+        with (folder / _PRODUCTS_FILE).open("wb") as file:
             for row, product in enumerate(read_products(files, limit)):
-                starts.append(starts[-1] + lines.write(_PRODUCT.dump_json(product) + b"\n"))
+                offsets.append(offsets[-1] + file.write(_PRODUCT_ADAPTER.dump_json(product) + b"\n"))
                 if product.instruction:
-                    instructed_rows.append(row)
+                    synthetic_rows.append(row)
                 if product.wishes:
-                    wished_rows.append(row)
-                yield document(product)
-        if len(starts) == 1:
+                    human_rows.append(row)
+                yield product_text(product)
+        if len(offsets) == 1:
             raise DataFileError(f"catalogue file {files.products} has no product; download it again")
 
-    Bm25.build(documents(), WORDS).save(folder / _INDEX)
-    np.save(folder / _STARTS, np.array(starts, dtype=np.int64))
-    np.save(folder / _INSTRUCTED, np.array(instructed_rows, dtype=np.int64))
-    np.save(folder / _WISHED, np.array(wished_rows, dtype=np.int64))
+    Bm25Ranker.build(documents(), WORD_ANALYSER).save(folder / _INDEX_FOLDER)
+    np.save(folder / _OFFSETS_FILE, np.array(offsets, dtype=np.int64))
+    np.save(folder / _SYNTHETIC_ROWS_FILE, np.array(synthetic_rows, dtype=np.int64))
+    np.save(folder / _HUMAN_ROWS_FILE, np.array(human_rows, dtype=np.int64))
 
 
 GoalKind = Literal["synthetic", "human"]
 SplitRule = Literal["product", "webshop"]
 
 UNBOUNDED = 1_000_000.0
-_BOUNDS = [10.0 * step for step in range(1, 100)]
+_PRICE_BOUNDS = [10.0 * step for step in range(1, 100)]
 _ORDER_SEED = 233
-_TEST, _DEV = range(500), range(500, 1500)
+_TEST_RANGE, _DEV_RANGE = range(500), range(500, 1500)
 _TEST_SHARE, _DEV_SHARE = 0.2, 0.1
-LISTED = ("test", "train")
+LISTED_SPLITS = ("test", "train")
 """The splits for which AgentGym has files of goals."""
 
 
@@ -353,7 +354,7 @@ class Goal:
     price_bound: float
 
 
-def price(product: Product, seed: int) -> float:
+def product_price(product: Product, seed: int) -> float:
     """Return the price of a product in dollars; if it has a price range, a value in it drawn from
     the seed and the asin.
     """
@@ -370,20 +371,20 @@ def make_goals(catalogue: Catalogue, kind: GoalKind, seed: int) -> tuple[Goal, .
     Raises `ConfigError` if the catalogue has no instruction of that kind.
     """
     rng = random.Random(seed)
-    of_row = _synthetic if kind == "synthetic" else _human
-    rows = catalogue.instructed if kind == "synthetic" else catalogue.wished
-    goals = [goal for row in rows for goal in of_row(row, catalogue.product(row), rng, seed)]
+    goals_of_row = _synthetic_goals if kind == "synthetic" else _human_goals
+    rows = catalogue.synthetic_rows if kind == "synthetic" else catalogue.human_rows
+    goals = [goal for row in rows for goal in goals_of_row(row, catalogue.product(row), rng, seed)]
     if not goals:
         raise ConfigError(f"environment.options.goals: the catalogue has no {kind} instruction; choose the other kind")
     random.Random(_ORDER_SEED).shuffle(goals)
     return tuple(goals)
 
 
-def _synthetic(row: int, product: Product, rng: random.Random, seed: int) -> Iterator[Goal]:
+def _synthetic_goals(row: int, product: Product, rng: random.Random, seed: int) -> Iterator[Goal]:
     """Yield a goal for each combination of a product's option values, all with the same price
     bound.
     """
-    bound, price_text = _bound(price(product, seed), rng)
+    bound, price_text = _price_bound(product_price(product, seed), rng)
     names = sorted(product.options)
     for values in itertools.product(*(product.options[name] for name in names)):
         options = tuple(zip(names, values, strict=True))
@@ -397,11 +398,11 @@ def _synthetic(row: int, product: Product, rng: random.Random, seed: int) -> Ite
         )
 
 
-def _human(row: int, product: Product, rng: random.Random, seed: int) -> Iterator[Goal]:
+def _human_goals(row: int, product: Product, rng: random.Random, seed: int) -> Iterator[Goal]:
     """Yield a goal for each wish that names an attribute."""
     for wish in product.wishes:
         if wish.attributes:
-            bound, price_text = _bound(price(product, seed), rng)
+            bound, price_text = _price_bound(product_price(product, seed), rng)
             yield Goal(
                 row=row,
                 instruction=wish.instruction.strip(".") + price_text,
@@ -411,15 +412,15 @@ def _human(row: int, product: Product, rng: random.Random, seed: int) -> Iterato
             )
 
 
-def _bound(cost: float, rng: random.Random) -> tuple[float, str]:
+def _price_bound(price: float, rng: random.Random) -> tuple[float, str]:
     """Return a price bound and its wording in the instruction: the greater of two that are drawn
     from the next four multiples of ten above the price. `UNBOUNDED` and no wording if fewer than
     two of those up to 990 are above it.
     """
-    above = [bound for bound in _BOUNDS if bound > cost][:4]
-    if len(above) < 2:
+    higher_bounds = [bound for bound in _PRICE_BOUNDS if bound > price][:4]
+    if len(higher_bounds) < 2:
         return UNBOUNDED, ""
-    bound = max(rng.sample(above, 2))
+    bound = max(rng.sample(higher_bounds, 2))
     return bound, f", and price lower than {bound:.2f} dollars"
 
 
@@ -434,17 +435,25 @@ def split_goals(goals: Sequence[Goal], rule: SplitRule) -> Mapping[str, tuple[in
     Raises `ConfigError` if a split would be empty.
     """
     if rule == "webshop":
-        split_of = {
-            index: "test" if index in _TEST else "dev" if index in _DEV else "train" for index in range(len(goals))
+        split_by_index = {
+            index: "test" if index in _TEST_RANGE else "dev" if index in _DEV_RANGE else "train"
+            for index in range(len(goals))
         }
     else:
         rows = sorted({goal.row for goal in goals})
         random.Random(_ORDER_SEED).shuffle(rows)
-        test, dev = round(len(rows) * _TEST_SHARE), round(len(rows) * (_TEST_SHARE + _DEV_SHARE))
-        part = {row: "test" if at < test else "dev" if at < dev else "train" for at, row in enumerate(rows)}
-        split_of = {index: part[goal.row] for index, goal in enumerate(goals)}
-    splits = _without_twins(
-        goals, {name: [index for index, of in split_of.items() if of == name] for name in ("test", "dev", "train")}
+        test_end, dev_end = round(len(rows) * _TEST_SHARE), round(len(rows) * (_TEST_SHARE + _DEV_SHARE))
+        split_by_row = {
+            row: "test" if position < test_end else "dev" if position < dev_end else "train"
+            for position, row in enumerate(rows)
+        }
+        split_by_index = {index: split_by_row[goal.row] for index, goal in enumerate(goals)}
+    splits = _without_repeated(
+        goals,
+        {
+            name: [index for index, goal_split in split_by_index.items() if goal_split == name]
+            for name in ("test", "dev", "train")
+        },
     )
     if not all(splits.values()):
         raise ConfigError(
@@ -454,7 +463,7 @@ def split_goals(goals: Sequence[Goal], rule: SplitRule) -> Mapping[str, tuple[in
     return splits
 
 
-def listed_in(folder: Path, split: str) -> Path:
+def goals_file(folder: Path, split: str) -> Path:
     """Return the path of AgentGym's file with the goals of a split."""
     return folder / f"webshop_{split}.json"
 
@@ -466,8 +475,8 @@ def listed_goals(goals: Sequence[Goal], folder: Path) -> Mapping[str, tuple[int,
     Raises `DataFileError` if a file is missing or malformed, or lists a goal that does not exist.
     """
     splits: dict[str, list[int]] = {}
-    for name in LISTED:
-        path = listed_in(folder, name)
+    for name in LISTED_SPLITS:
+        path = goals_file(folder, name)
         try:
             with path.open("rb") as stream:
                 splits[name] = [int(item.removeprefix("webshop_")) for item in ijson.items(stream, "item.item_id")]
@@ -480,26 +489,26 @@ def listed_goals(goals: Sequence[Goal], folder: Path) -> Mapping[str, tuple[int,
         out_of_range = [index for index in indices if not 0 <= index < len(goals)]
         if out_of_range:
             raise DataFileError(
-                f"{listed_in(folder, name)} lists goal {out_of_range[0]}, but there are {len(goals)} goals; "
+                f"{goals_file(folder, name)} lists goal {out_of_range[0]}, but there are {len(goals)} goals; "
                 "its ids are for the synthetic goals of the first 1000 products (suffix _1000)"
             )
-    return _without_twins(goals, splits)
+    return _without_repeated(goals, splits)
 
 
-def _without_twins(goals: Sequence[Goal], splits: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+def _without_repeated(goals: Sequence[Goal], splits: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     """Return the splits without goals whose instruction is that of an earlier goal, in the same or
     an earlier split.
     """
     instructions: set[str] = set()
-    result = {}
+    unique_by_split = {}
     for name, indices in splits.items():
-        unique = []
+        unique_indices = []
         for index in indices:
             if goals[index].instruction not in instructions:
                 instructions.add(goals[index].instruction)
-                unique.append(index)
-        result[name] = tuple(unique)
-    return result
+                unique_indices.append(index)
+        unique_by_split[name] = tuple(unique_indices)
+    return unique_by_split
 
 
 # The reward of a purchase: type, attributes, options and price, as the public code computes it.
@@ -510,7 +519,7 @@ def _without_twins(goals: Sequence[Goal], splits: Mapping[str, Sequence[int]]) -
 # decides where the two differ. The type needs the nouns of a title, for which the published shop
 # runs a spaCy model; `word_nouns` stands in if there is none.
 
-Nouns = Callable[[str], Sequence[str]]
+NounFinder = Callable[[str], Sequence[str]]
 """A function that returns the nouns and proper nouns of a title, in lower case, each as often as it
 occurs.
 """
@@ -535,81 +544,85 @@ their his her our your my we you i who which what when where how all any both ea
 not only own same some such too very is are was were be been being has have had do does did can could will would
 should may might must also just now then there here
 """
-_NO_NOUN = frozenset(_FUNCTION_WORDS.split())
+_FUNCTION_WORD_SET = frozenset(_FUNCTION_WORDS.split())
 _NOUN = re.compile(r"(?<!['\u2019\w])[^\W\d_]\w*")
 _MIN_SIMILARITY = 85
-_DROPPED = dict.fromkeys(range(128, 256))
+_DROPPED_CHARACTERS = dict.fromkeys(range(128, 256))
 """The characters that the published comparison removes first; those beyond them are kept."""
 
 
-def reward(
-    goal: Goal, target: Product, purchase: Product, chosen: Mapping[str, str], cost: float, nouns: Nouns
+def purchase_reward(
+    goal: Goal, target: Product, purchase: Product, value_by_option: Mapping[str, str], price: float, nouns: NounFinder
 ) -> float:
     """Return the reward in [0, 1] for buying a product, by the formula above.
 
     Args:
         target: the product that the goal was made from.
-        chosen: the values chosen on the product's page, by option name.
-        cost: the price of the bought product, in dollars.
+        value_by_option: the values chosen on the product's page, by option name.
+        price: the price of the bought product, in dollars.
         nouns: finds the nouns of titles.
     """
-    num_met = attributes_met(goal.attributes, purchase) + options_met(goal.options, tuple(chosen.values()))
-    num_met += cost <= goal.price_bound
+    num_met = num_attributes_met(goal.attributes, purchase) + num_options_met(
+        goal.options, tuple(value_by_option.values())
+    )
+    num_met += price <= goal.price_bound
     return type_reward(target, purchase, nouns) * num_met / (len(goal.attributes) + len(goal.options) + 1)
 
 
-def type_reward(target: Product, purchase: Product, nouns: Nouns) -> float:
+def type_reward(target: Product, purchase: Product, nouns: NounFinder) -> float:
     """Return how well a product matches the type of the wanted one: 1, 0.5, 0.1 or 0, in decreasing
     similarity.
     """
-    parts = [{part.strip() for part in product.product_category.split("\u203a")} for product in (target, purchase)]
-    names = nouns(target.title)
-    overlap = len(set(names) & set(nouns(purchase.title))) / len(names) if names else 0.2
+    category_sets = [
+        {part.strip() for part in product.product_category.split("\u203a")} for product in (target, purchase)
+    ]
+    target_nouns = nouns(target.title)
+    overlap = len(set(target_nouns) & set(nouns(purchase.title))) / len(target_nouns) if target_nouns else 0.2
     if overlap == 0:
         return 0.0
     if overlap < 0.1:
         return 0.1
-    similar = purchase.query == target.query or len(parts[0] & parts[1]) >= 2 or overlap > 0.2
-    return 1.0 if similar else 0.5
+    is_similar = purchase.query == target.query or len(category_sets[0] & category_sets[1]) >= 2 or overlap > 0.2
+    return 1.0 if is_similar else 0.5
 
 
-def attributes_met(attributes: Sequence[str], product: Product) -> int:
+def num_attributes_met(attributes: Sequence[str], product: Product) -> int:
     """Return how many of the attributes a product has, in its list of attributes or in its
     texts.
     """
     texts = (product.title.lower(), " ".join(product.bullets).lower(), product.description.lower())
     return sum(
-        any(_similar(value, attribute) for value in product.attributes) or any(attribute in text for text in texts)
+        any(_is_similar(value, attribute) for value in product.attributes) or any(attribute in text for text in texts)
         for attribute in attributes
     )
 
 
-def options_met(options: Sequence[tuple[str, str]], chosen: Sequence[str]) -> int:
+def num_options_met(options: Sequence[tuple[str, str]], chosen_values: Sequence[str]) -> int:
     """Return how many options of a goal are met by the chosen values.
 
     A value that contains a colour counts as that colour. The public code compares a synthetic
     option as the pair of name and value, so that "size large" is not met by "x-large"; a human
     option is the value alone, so that "large" is met by "x-large".
     """
-    values = [normal_colour(value) for value in chosen]
-    return sum(any(_similar(value, _option_text(name, option)) for value in values) for name, option in options)
+    values = [colour_of(value) for value in chosen_values]
+    return sum(any(_is_similar(value, _option_text(name, option)) for value in values) for name, option in options)
 
 
-def normal_colour(value: str) -> str:
+def colour_of(value: str) -> str:
     """Return the first of `COLOURS` that a value contains, or the value itself if there is none."""
     return next((colour for colour in COLOURS if colour in value), value)
 
 
 def _option_text(name: str, value: str) -> str:
     if not name:
-        return normal_colour(value)
+        return colour_of(value)
     # For a pair, the public code checks whether a colour is one of its two members, and otherwise
     # compares the pair as Python prints it.
     return next((colour for colour in COLOURS if colour in (name, value)), str((name, value)))
 
 
-def _similar(first: str, second: str) -> bool:
-    first, second = (utils.default_process(text.translate(_DROPPED)) for text in (first, second))
+def _is_similar(first: str, second: str) -> bool:
+    first, second = (utils.default_process(text.translate(_DROPPED_CHARACTERS)) for text in (first, second))
     return round(fuzz.token_set_ratio(first, second)) > _MIN_SIMILARITY
 
 
@@ -622,22 +635,24 @@ def word_nouns(title: str) -> list[str]:
     Titles are strings of names, and a tagger calls most of their words nouns. Unlike a tagger, this
     also counts adjectives and verbs.
     """
-    return [word for word in _NOUN.findall(title.lower()) if word not in _NO_NOUN]
+    return [word for word in _NOUN.findall(title.lower()) if word not in _FUNCTION_WORD_SET]
 
 
 @lru_cache(maxsize=2)
-def spacy_nouns(model: str) -> Nouns:
+def spacy_nouns(model: str) -> NounFinder:
     """Return a noun finder that uses a spaCy model, as in the published code (`en_core_web_lg`).
     Raises `ConfigError` if the model cannot be loaded.
     """
     try:
         import spacy
 
-        tag = spacy.load(model)
+        pipeline = spacy.load(model)
     except (ImportError, OSError) as error:
         raise ConfigError(
             f"environment.options.nouns: the spaCy model {model!r} cannot be loaded ({' '.join(str(error).split())}); "
             f"in the checkout, `pip install -c constraints.txt -e '.[webshop]'` and `python -m spacy download "
             f"{model}`; or set nouns to words"
         ) from error
-    return lru_cache(4096)(lambda title: [t.text.lower() for t in tag(title) if t.pos_ in ("NOUN", "PROPN")])
+    return lru_cache(4096)(
+        lambda title: [token.text.lower() for token in pipeline(title) if token.pos_ in ("NOUN", "PROPN")]
+    )

@@ -20,27 +20,27 @@ from jinja2.utils import htmlsafe_json_dumps
 from agentr_core import replies
 from agentr_core.environment import Environment
 from agentr_core.environments.webshop.goals import (
-    LISTED,
+    LISTED_SPLITS,
     Catalogue,
     CatalogueFiles,
     Goal,
     GoalKind,
-    Nouns,
+    NounFinder,
     SplitRule,
     find_files,
+    goals_file,
     listed_goals,
-    listed_in,
     make_goals,
+    num_options_met,
     open_catalogue,
-    options_met,
-    price,
-    reward,
+    product_price,
+    purchase_reward,
     spacy_nouns,
     split_goals,
     word_nouns,
 )
 from agentr_core.errors import ConfigError, EnvironmentFault
-from agentr_core.replies import Labels
+from agentr_core.replies import LabelStyle
 from agentr_core.system import data_path
 from agentr_core.types import Instance, Transition
 
@@ -52,9 +52,9 @@ from agentr_core.types import Instance, Transition
 Page = Literal["start", "results", "item", "description", "features", "reviews", "end"]
 
 SEPARATOR = " [SEP] "
-PER_PAGE = 10
+RESULTS_PER_PAGE = 10
 BACK, PREVIOUS, NEXT, BUY = "Back to Search", "< Prev", "Next >", "Buy Now"
-_SUBPAGES: dict[str, Page] = {"description": "description", "features": "features", "reviews": "reviews"}
+_SUBPAGE_BY_BUTTON: dict[str, Page] = {"description": "description", "features": "features", "reviews": "reviews"}
 ACTION = re.compile(r"(.+)\[(.+)\]")
 
 
@@ -62,15 +62,16 @@ ACTION = re.compile(r"(.+)\[(.+)\]")
 class Visit:
     """The page that the shopper is on, and all that the shop remembers.
 
-    `number` is the page of results, from 1; `row` is the product that is looked at, and `chosen`
+    `page_number` is the page of results, from 1; `row` is the product that is looked at, and
+    `chosen_options`
     has its chosen options as names with values.
     """
 
     page: Page = "start"
     query: str = ""
-    number: int = 1
+    page_number: int = 1
     row: int = -1
-    chosen: tuple[tuple[str, str], ...] = ()
+    chosen_options: tuple[tuple[str, str], ...] = ()
 
 
 def buttons(catalogue: Catalogue, visit: Visit) -> tuple[str, ...]:
@@ -80,62 +81,66 @@ def buttons(catalogue: Catalogue, visit: Visit) -> tuple[str, ...]:
         return ()
     if visit.page == "results":
         asins = (catalogue.product(row).asin.lower() for row in _page_rows(catalogue, visit))
-        return (back, *([previous] if visit.number > 1 else []), NEXT.lower(), *asins)
+        return (back, *([previous] if visit.page_number > 1 else []), NEXT.lower(), *asins)
     if visit.page == "item":
         values = (value for values in catalogue.product(visit.row).options.values() for value in values)
         # The public shop refuses clicks on anything named "search", even an option.
-        return (back, previous, *_SUBPAGES, BUY.lower(), *(value for value in values if value != "search"))
+        return (back, previous, *_SUBPAGE_BY_BUTTON, BUY.lower(), *(value for value in values if value != "search"))
     return (back, previous)
 
 
-def follow(catalogue: Catalogue, visit: Visit, action: str) -> Visit | None:
+def visit_after(catalogue: Catalogue, visit: Visit, action: str) -> Visit | None:
     """Return the visit after an action, or None if it cannot be done on this page. A search is
     possible on any page but the last.
     """
     match = ACTION.match(action)
     if match is None or visit.page == "end":
         return None
-    kind, button = match[1], match[2].lower()
-    if kind == "search":
+    action_name, button = match[1], match[2].lower()
+    if action_name == "search":
         return Visit(page="results", query=button)
-    if kind != "click" or button not in buttons(catalogue, visit):
+    if action_name != "click" or button not in buttons(catalogue, visit):
         return None
     if button == BUY.lower():
         return replace(visit, page="end")
     if button == BACK.lower():
         return Visit()
     if button == NEXT.lower():
-        return replace(visit, number=visit.number + 1)
+        return replace(visit, page_number=visit.page_number + 1)
     if button == PREVIOUS.lower():
         if visit.page == "results":
-            return replace(visit, number=visit.number - 1)
+            return replace(visit, page_number=visit.page_number - 1)
         if visit.page == "item":
-            return Visit(page="results", query=visit.query, number=visit.number)
+            return Visit(page="results", query=visit.query, page_number=visit.page_number)
         return replace(visit, page="item")
     if visit.page == "results":
         row = next(row for row in _page_rows(catalogue, visit) if catalogue.product(row).asin.lower() == button)
         return replace(visit, page="item", row=row)
-    if button in _SUBPAGES:
-        return replace(visit, page=_SUBPAGES[button])
+    if button in _SUBPAGE_BY_BUTTON:
+        return replace(visit, page=_SUBPAGE_BY_BUTTON[button])
     # As published, a value that several options have counts for the last of them.
-    name = [name for name, values in catalogue.product(visit.row).options.items() if button in values][-1]
-    return replace(visit, chosen=tuple({**dict(visit.chosen), name: button}.items()))
+    option_name = [
+        option_name for option_name, values in catalogue.product(visit.row).options.items() if button in values
+    ][-1]
+    return replace(visit, chosen_options=tuple({**dict(visit.chosen_options), option_name: button}.items()))
 
 
-def text(catalogue: Catalogue, visit: Visit, instruction: str, reward: float = 0.0) -> str:
+def page_text(catalogue: Catalogue, visit: Visit, instruction: str, reward: float = 0.0) -> str:
     """Return the text of the present page. The last page shows `reward`."""
-    parts = _end(catalogue, visit, reward) if visit.page == "end" else _parts(catalogue, visit, instruction)
+    parts = (
+        _end_page_parts(catalogue, visit, reward) if visit.page == "end" else _page_parts(catalogue, visit, instruction)
+    )
     # As in the public text mode: an empty text is left out, but one of blanks is an empty part.
     return SEPARATOR.join(part.strip() for part in parts if part not in ("", "\n"))
 
 
-def _parts(catalogue: Catalogue, visit: Visit, instruction: str) -> list[str]:
+def _page_parts(catalogue: Catalogue, visit: Visit, instruction: str) -> list[str]:
     if visit.page == "start":
         return ["WebShop", "Instruction:", instruction, "Search"]
     parts = ["Instruction:", instruction, BACK]
     if visit.page == "results":
-        parts.append(f"Page {visit.number} (Total results: {len(catalogue.search(visit.query))})")
-        parts.extend([*([PREVIOUS] if visit.number > 1 else []), NEXT])
+        parts.append(f"Page {visit.page_number} (Total results: {len(catalogue.search(visit.query))})")
+        parts.extend([*([PREVIOUS] if visit.page_number > 1 else []), NEXT])
         for row in _page_rows(catalogue, visit):
             product = catalogue.product(row)
             parts.extend([product.asin, product.title, product.price_tag])
@@ -146,7 +151,7 @@ def _parts(catalogue: Catalogue, visit: Visit, instruction: str) -> list[str]:
         for name, values in product.options.items():
             parts.extend([name, *values])
         parts.extend([product.title, f"Price: {product.price_tag}", "Rating: N.A."])
-        parts.extend([*(name.capitalize() for name in _SUBPAGES), BUY])
+        parts.extend([*(name.capitalize() for name in _SUBPAGE_BY_BUTTON), BUY])
     elif visit.page == "description":
         parts.append(product.description)
     elif visit.page == "features":
@@ -156,11 +161,11 @@ def _parts(catalogue: Catalogue, visit: Visit, instruction: str) -> list[str]:
     return parts
 
 
-def _end(catalogue: Catalogue, visit: Visit, reward: float) -> list[str]:
+def _end_page_parts(catalogue: Catalogue, visit: Visit, reward: float) -> list[str]:
     """Return the parts of the last page, with the labels that the public shop hides from people but
     not from agents.
     """
-    options = str(htmlsafe_json_dumps(dict(visit.chosen), sort_keys=True))
+    options = str(htmlsafe_json_dumps(dict(visit.chosen_options), sort_keys=True))
     fields = ["asin", catalogue.product(visit.row).asin, "options", options]
     for label in ("attrs", "category", "query", "product category"):
         fields.extend([label, "None"])
@@ -172,7 +177,9 @@ def _end(catalogue: Catalogue, visit: Visit, reward: float) -> list[str]:
 
 def _page_rows(catalogue: Catalogue, visit: Visit) -> tuple[int, ...]:
     """Return the rows of the products on the present page of results."""
-    return catalogue.search(visit.query)[(visit.number - 1) * PER_PAGE : visit.number * PER_PAGE]
+    return catalogue.search(visit.query)[
+        (visit.page_number - 1) * RESULTS_PER_PAGE : visit.page_number * RESULTS_PER_PAGE
+    ]
 
 
 # An expert that knows the goal: it searches, goes to the product's page, chooses options and buys.
@@ -192,31 +199,33 @@ def expert_replies(catalogue: Catalogue, goal: Goal) -> list[str] | None:
     texts = (_PRICE.sub("", goal.instruction), product.title)
     queries = [" ".join(_UNWANTED.sub(" ", text).lower().split()) for text in texts]
     # The page of results that the product is on, counted from 0.
-    page_of = {}
+    page_by_query = {}
     for query in filter(None, queries):
         rows = catalogue.search(query)
         if goal.row in rows:
-            page_of[query] = rows.index(goal.row) // PER_PAGE
-    if not page_of:
+            page_by_query[query] = rows.index(goal.row) // RESULTS_PER_PAGE
+    if not page_by_query:
         return None
-    query = min(page_of, key=lambda query: page_of[query])
-    replies = [_reply("I search for what is wanted.", f"search[{query}]")]
-    replies += [_reply("It is not on this page; the next one may have it.", f"click[{NEXT}]")] * page_of[query]
-    replies.append(_reply(f"{product.asin} is what is wanted.", f"click[{product.asin}]"))
-    chosen: dict[str, str] = {}
+    query = min(page_by_query, key=lambda query: page_by_query[query])
+    replies = [_format_reply("I search for what is wanted.", f"search[{query}]")]
+    replies += [_format_reply("It is not on this page; the next one may have it.", f"click[{NEXT}]")] * page_by_query[
+        query
+    ]
+    replies.append(_format_reply(f"{product.asin} is what is wanted.", f"click[{product.asin}]"))
+    value_by_option: dict[str, str] = {}
     for option in goal.options:
         open_values: Sequence[tuple[str, str]] = [
-            (name, value) for name, values in product.options.items() if name not in chosen for value in values
+            (name, value) for name, values in product.options.items() if name not in value_by_option for value in values
         ]
-        exact = [(name, value) for name, value in open_values if option in ((name, value), ("", value))]
-        close = exact or [(name, value) for name, value in open_values if options_met([option], [value])]
-        chosen.update(close[:1])
-    for name, value in chosen.items():
-        replies.append(_reply(f"The {name} must be {value}.", f"click[{value}]"))
-    return [*replies, _reply("All is chosen; I buy it.", f"click[{BUY}]")]
+        exact_matches = [(name, value) for name, value in open_values if option in ((name, value), ("", value))]
+        matches = exact_matches or [(name, value) for name, value in open_values if num_options_met([option], [value])]
+        value_by_option.update(matches[:1])
+    for name, value in value_by_option.items():
+        replies.append(_format_reply(f"The {name} must be {value}.", f"click[{value}]"))
+    return [*replies, _format_reply("All is chosen; I buy it.", f"click[{BUY}]")]
 
 
-def _reply(thought: str, action: str) -> str:
+def _format_reply(thought: str, action: str) -> str:
     return f"Thought: {thought}\nAction: {action}"
 
 
@@ -269,7 +278,7 @@ class WebShop(Environment):
     name = "webshop"
     instruction = INSTRUCTION
     step_limit = 10
-    labels: Labels = "lenient"
+    labels: LabelStyle = "lenient"
 
     def __init__(
         self,
@@ -292,7 +301,7 @@ class WebShop(Environment):
         for option, number in (("limit", limit), ("price_seed", price_seed)):
             if type(number) is not int or number < 0:
                 raise ConfigError(f"environment.options.{option} must be a whole number of at least 0, not {number!r}")
-        self._files = _catalogue(data_dir, suffix, goals)
+        self._files = _catalogue_files(data_dir, suffix, goals)
         self._settings = (limit, goals, split, ids_dir, price_seed, cache_dir)
         self._price_seed = price_seed
         self._nouns_name = nouns
@@ -306,9 +315,16 @@ class WebShop(Environment):
         """Return the files of the catalogue, and those in `ids_dir`. Raises `ConfigError` if one of
         the catalogue is missing.
         """
-        files = _catalogue(options.get("data_dir", ""), options.get("suffix", ""), options.get("goals", "synthetic"))
-        ids = Path(options["ids_dir"]) if options.get("ids_dir") else None
-        paths = (files.products, files.attributes, files.wishes, *(listed_in(ids, name) for name in LISTED if ids))
+        files = _catalogue_files(
+            options.get("data_dir", ""), options.get("suffix", ""), options.get("goals", "synthetic")
+        )
+        ids_folder = Path(options["ids_dir"]) if options.get("ids_dir") else None
+        paths = (
+            files.products,
+            files.attributes,
+            files.wishes,
+            *(goals_file(ids_folder, name) for name in LISTED_SPLITS if ids_folder),
+        )
         return tuple(str(path) for path in paths if path)
 
     @cached_property
@@ -319,7 +335,7 @@ class WebShop(Environment):
         return _open_shop(self._files, *self._settings)
 
     @cached_property
-    def _nouns(self) -> Nouns:
+    def _find_nouns(self) -> NounFinder:
         return word_nouns if self._nouns_name == "words" else spacy_nouns(self._nouns_name)
 
     def splits(self) -> tuple[str, ...]:
@@ -349,7 +365,7 @@ class WebShop(Environment):
         self._goal = self.goal(instance)
         self._visit = Visit()
         self._reward = 0.0
-        return self._page()
+        return self._page_text()
 
     def parse(self, reply: str) -> str:
         """Return the `search[...]` or `click[...]` after the last "Action:" of a reply.
@@ -367,30 +383,31 @@ class WebShop(Environment):
         An action that cannot be done leaves the page as it is; an empty action is answered as in
         AgentGym.
         """
-        next_visit = follow(self.shop.catalogue, self._visit, action)
+        next_visit = visit_after(self.shop.catalogue, self._visit, action)
         if next_visit is None:
             if not action:
-                observation = f"Invalid Action.\n\n{self._page()}"
+                observation = f"Invalid Action.\n\n{self._page_text()}"
             elif not self._explain:
-                observation = self._page()
+                observation = self._page_text()
             else:
-                can = ", ".join(buttons(self.shop.catalogue, self._visit)) or "nothing"
+                clickable = ", ".join(buttons(self.shop.catalogue, self._visit)) or "nothing"
                 observation = (
-                    f"{action!r} cannot be done here; search[words], or click one of: {can}.\n\n{self._page()}"
+                    f"{action!r} cannot be done here; search[words], or click one of: {clickable}.\n\n"
+                    f"{self._page_text()}"
                 )
             return Transition(observation, 0.0, False, False, {"success": False, "valid": False})
         self._visit = next_visit
-        purchased = next_visit.page == "end"
-        self._reward = self._earned(self._present_goal(), next_visit) if purchased else 0.0
+        is_purchased = next_visit.page == "end"
+        self._reward = self._reward_of(self._current_goal(), next_visit) if is_purchased else 0.0
         success = self._reward == 1.0
-        return Transition(self._page(), self._reward, purchased, False, {"success": success, "valid": True})
+        return Transition(self._page_text(), self._reward, is_purchased, False, {"success": success, "valid": True})
 
     def state(self) -> str:
         """Return as JSON the kind of page, the query, the page of results, the product and the
         chosen options; the order in which these were chosen has no effect.
         """
         visit = self._visit
-        return json.dumps([visit.page, visit.query, visit.number, visit.row, sorted(visit.chosen)])
+        return json.dumps([visit.page, visit.query, visit.page_number, visit.row, sorted(visit.chosen_options)])
 
     def snapshot(self) -> Any:
         """Return the visit, which is immutable, with its goal and reward."""
@@ -416,32 +433,45 @@ class WebShop(Environment):
         expert_texts = expert_replies(self.shop.catalogue, goal)
         visit: Visit | None = Visit()
         for reply in expert_texts or ():
-            visit = visit and follow(self.shop.catalogue, visit, replies.shopping_action(reply))
-        return expert_texts if visit and visit.page == "end" and self._earned(goal, visit) == 1.0 else None
+            visit = visit and visit_after(self.shop.catalogue, visit, replies.shopping_action(reply))
+        return expert_texts if visit and visit.page == "end" and self._reward_of(goal, visit) == 1.0 else None
 
-    def _page(self) -> str:
-        return text(self.shop.catalogue, self._visit, self._present_goal().instruction, self._reward)
+    def _page_text(self) -> str:
+        return page_text(self.shop.catalogue, self._visit, self._current_goal().instruction, self._reward)
 
-    def _earned(self, goal: Goal, visit: Visit) -> float:
+    def _reward_of(self, goal: Goal, visit: Visit) -> float:
         target, purchase = (self.shop.catalogue.product(row) for row in (goal.row, visit.row))
-        return reward(goal, target, purchase, dict(visit.chosen), price(purchase, self._price_seed), self._nouns)
+        return purchase_reward(
+            goal,
+            target,
+            purchase,
+            dict(visit.chosen_options),
+            product_price(purchase, self._price_seed),
+            self._find_nouns,
+        )
 
-    def _present_goal(self) -> Goal:
+    def _current_goal(self) -> Goal:
         if self._goal is None:
             raise EnvironmentFault("webshop: there is no episode; call reset first")
         return self._goal
 
 
-def _catalogue(data_dir: str, suffix: str, goals: GoalKind) -> CatalogueFiles:
+def _catalogue_files(data_dir: str, suffix: str, goals: GoalKind) -> CatalogueFiles:
     return find_files(Path(data_dir) if data_dir else data_path("webshop"), suffix, wishes=goals == "human")
 
 
 # A run has hundreds of environments, and each would hold all goals otherwise.
 @lru_cache(maxsize=2)
 def _open_shop(
-    files: CatalogueFiles, limit: int, kind: GoalKind, rule: SplitRule, ids_dir: str, price_seed: int, cache_dir: str
+    files: CatalogueFiles,
+    limit: int,
+    goal_kind: GoalKind,
+    split_rule: SplitRule,
+    ids_dir: str,
+    price_seed: int,
+    cache_dir: str,
 ) -> Shop:
     catalogue = open_catalogue(files, limit, Path(cache_dir))
-    goals = make_goals(catalogue, kind, price_seed)
-    splits = listed_goals(goals, Path(ids_dir)) if ids_dir else split_goals(goals, rule)
+    goals = make_goals(catalogue, goal_kind, price_seed)
+    splits = listed_goals(goals, Path(ids_dir)) if ids_dir else split_goals(goals, split_rule)
     return Shop(catalogue=catalogue, goals=goals, splits=splits)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import comb
 
-from agentr_core.evaluation.metrics import Forecast, Headroom, Prospect, Run, prospect
+from agentr_core.evaluation.metrics import Forecast, Headroom, OutcomeProbability, Prospect, prospect
 from agentr_core.methods.catalogue import (
     AUDIT_OF_RUN,
     CLONE,
@@ -25,7 +25,7 @@ from agentr_core.methods.catalogue import (
     FUNNEL_OF_TREES,
     GOOD_PATHS,
     GROUPS_OF_RUN,
-    IN_TREES,
+    HAS_REFLECTION,
     PROSPECT_OF_TREES,
     REINFORCE,
     REVISION_SAMPLES,
@@ -33,25 +33,25 @@ from agentr_core.methods.catalogue import (
     SPLICE,
     STEPS_OF_GROUPS,
     TRAIN,
-    VOICED,
-    acting_in_groups,
-    by_iteration,
-    of_groups,
-    of_unread,
+    TREE_ROLLOUT_CONFIG,
+    group_demands,
+    group_relative,
+    group_rl_faults,
+    group_rollout_config,
+    groups_phrase,
     reinforce_stage,
-    reinforced,
-    reinforcing_faults,
-    sampled_groups,
     splice_stage,
     summary_faults,
     supervised,
+    unread_lines,
+    values_by_iteration,
 )
 from agentr_core.recipes.agent_r import AgentRConfig, Learning, SearchConfig
 from agentr_core.recipes.data import DataConfig
 from agentr_core.recipes.fields import in_iteration, sampling_of
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.place import Acting, Demand, Method, Plan, Stage, imported
+from agentr_core.runtime.context import Demand, Method, Plan, RolloutConfig, Stage, lazy_import
 
 # A forecast of what a tree search of a recipe's size would yield with a given policy.
 #
@@ -64,46 +64,47 @@ from agentr_core.runtime.place import Acting, Demand, Method, Plan, Stage, impor
 class TreeSize:
     """The settings of a recipe that decide how much a tree yields.
 
-    A tree is given up after `give_up` dives if none of them won. A dive ends in `leaves` paths.
-    `per_tree` and `per_bad_leaf` limit the pairs, `good_per_tree` the good paths. For all but
-    `dives` and `leaves`, 0 means no limit.
+    A tree is given up after `give_up_after` dives if none of them won. A dive ends in
+    `leaves_per_dive` paths. `max_pairs` and `max_pairs_per_bad_leaf` limit the pairs,
+    `max_good_paths` the good paths. For all but `num_dives` and `leaves_per_dive`, 0 means no
+    limit.
     """
 
-    dives: int
-    give_up: int
-    leaves: int
-    per_tree: int
-    per_bad_leaf: int
-    good_per_tree: int
+    num_dives: int
+    give_up_after: int
+    leaves_per_dive: int
+    max_pairs: int
+    max_pairs_per_bad_leaf: int
+    max_good_paths: int
 
-    def pairs(self, wins: int, losses: int) -> int:
+    def num_pairs(self, wins: int, losses: int) -> int:
         """Return the number of pairs of a tree with `wins` won and `losses` lost dives."""
-        good = wins * self.leaves
-        return _capped(losses * self.leaves * _capped(good, self.per_bad_leaf), self.per_tree)
+        num_good = wins * self.leaves_per_dive
+        return _capped(losses * self.leaves_per_dive * _capped(num_good, self.max_pairs_per_bad_leaf), self.max_pairs)
 
-    def good_paths(self, wins: int) -> int:
+    def num_good_paths(self, wins: int) -> int:
         """Return how many good paths are kept from a tree with `wins` won dives."""
-        return _capped(wins * self.leaves, self.good_per_tree)
+        return _capped(wins * self.leaves_per_dive, self.max_good_paths)
 
-    def outcomes(self, run: Run) -> Iterator[tuple[int, int, float]]:
+    def outcomes(self, probability: OutcomeProbability) -> Iterator[tuple[int, int, float]]:
         """Yield each possible outcome of a tree: (dives won, dives lost, probability)."""
-        first = min(self.give_up or self.dives, self.dives)
-        rest = self.dives - first
-        yield 0, first, run(0, first)
-        for wins in range(1, self.dives + 1):
+        num_first = min(self.give_up_after or self.num_dives, self.num_dives)
+        num_later = self.num_dives - num_first
+        yield 0, num_first, probability(0, num_first)
+        for wins in range(1, self.num_dives + 1):
             # Leave out the orders in which every win comes after the dive at which the tree would
             # have been given up.
-            ways = comb(self.dives, wins) - comb(rest, wins)
-            yield wins, self.dives - wins, ways * run(wins, self.dives - wins)
+            num_orders = comb(self.num_dives, wins) - comb(num_later, wins)
+            yield wins, self.num_dives - wins, num_orders * probability(wins, self.num_dives - wins)
 
-    def expected(self, run: Run, value: Callable[[int, int], float]) -> float:
+    def expected_value(self, probability: OutcomeProbability, value: Callable[[int, int], float]) -> float:
         """Return the expected value of `value(wins, losses)` over the outcomes of a tree."""
-        return sum(chance * value(wins, losses) for wins, losses, chance in self.outcomes(run))
+        return sum(chance * value(wins, losses) for wins, losses, chance in self.outcomes(probability))
 
 
-def acting(recipe: Recipe) -> Acting:
+def rollout_config(recipe: Recipe) -> RolloutConfig:
     """Return how the policy acts in a search: with at most `search.depth + 1` steps in a path."""
-    return Acting(sampling=sampling_of(recipe.search), max_steps=recipe.search.depth + 1)
+    return RolloutConfig(sampling=sampling_of(recipe.search), max_steps=recipe.search.depth + 1)
 
 
 def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
@@ -113,34 +114,34 @@ def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
 
     Rewards are assumed to be 0 or 1.
     """
-    search, pairs, of_good = recipe.search, recipe.pairs, recipe.data.use == "good"
-    alone = search.method == "rollouts"
-    size = TreeSize(
-        dives=search.dives * search.width if alone else search.dives,
-        give_up=search.give_up,
-        leaves=1 if alone else search.width,
-        per_tree=pairs.per_tree,
-        per_bad_leaf=pairs.per_bad_leaf,
-        good_per_tree=recipe.data.good_per_tree,
+    search, pairing, uses_good_paths = recipe.search, recipe.pairs, recipe.data.use == "good"
+    is_rollouts = search.method == "rollouts"
+    tree_size = TreeSize(
+        num_dives=search.dives * search.width if is_rollouts else search.dives,
+        give_up_after=search.give_up,
+        leaves_per_dive=1 if is_rollouts else search.width,
+        max_pairs=pairing.per_tree,
+        max_pairs_per_bad_leaf=pairing.per_bad_leaf,
+        max_good_paths=recipe.data.good_per_tree,
     )
 
-    def over_all(name: str, value: Callable[[int, int], float]) -> Forecast:
-        most = max(value(wins, size.dives - wins) for wins in range(size.dives + 1))
+    def forecast_of(name: str, value: Callable[[int, int], float]) -> Forecast:
+        max_per_tree = max(value(wins, tree_size.num_dives - wins) for wins in range(tree_size.num_dives + 1))
         expectation = headroom.rates.total(
-            headroom.instances, lambda _, run: size.expected(run, value), per_instance=most
+            headroom.instances, lambda _, run: tree_size.expected_value(run, value), max_per_instance=max_per_tree
         )
         return Forecast(name=name, expected=expectation)
 
     return prospect(
         "agent-r",
         [
-            over_all("won_trees", lambda wins, losses: wins > 0),
-            over_all("mixed_trees", lambda wins, losses: wins > 0 < losses),
-            over_all("pairs", size.pairs),
-            over_all("good_paths", lambda wins, losses: size.good_paths(wins)),
+            forecast_of("won_trees", lambda wins, losses: wins > 0),
+            forecast_of("mixed_trees", lambda wins, losses: wins > 0 < losses),
+            forecast_of("pairs", tree_size.num_pairs),
+            forecast_of("good_paths", lambda wins, losses: tree_size.num_good_paths(wins)),
         ],
-        needs="good_paths" if of_good else "pairs",
-        short="hardly a tree is won" if of_good else "nearly every tree is won or lost as a whole",
+        needed_forecast="good_paths" if uses_good_paths else "pairs",
+        shortage_reason="hardly a tree is won" if uses_good_paths else "nearly every tree is won or lost as a whole",
     )
 
 
@@ -164,7 +165,7 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
     phase = phase_of(recipe.agent_r, iteration)
     if phase == RL:
         stages = (reinforce_stage(recipe.grpo), EVALUATE)
-        return Plan(stages=stages, training=reinforced(recipe), phase=RL, funnel=FUNNEL_OF_GROUPS)
+        return Plan(stages=stages, training=group_relative(recipe), phase=RL, funnel=FUNNEL_OF_GROUPS)
     use = "expert" if phase == _CLONE else recipe.data.use
     revision_stages = (COLLECT, CRITIQUE, splice_stage(recipe.splice))
     sample_stages: dict[str, tuple[Stage, ...]] = {
@@ -180,71 +181,79 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
     )
 
 
-def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
-    clones = recipe.data.use == "expert"
+def _describe(recipe: Recipe, num_train: int, num_test: int) -> list[str]:
+    is_cloning = recipe.data.use == "expert"
     phases = recipe.over_iterations(recipe.agent_r.phases)
-    number = {phase: _instances(recipe, phase, train) for phase in phases}
-    workloads = {_CLONE: f"the expert's episodes of {number.get(_CLONE)} instances"}
+    num_instances_by_phase = {phase: _num_instances(recipe, phase, num_train) for phase in phases}
+    workloads = {_CLONE: f"the expert's episodes of {num_instances_by_phase.get(_CLONE)} instances"}
     if RL in phases:
-        workloads[RL] = of_groups(recipe, number[RL])
+        workloads[RL] = groups_phrase(recipe, num_instances_by_phase[RL])
     if "sft" in phases:
-        workloads["sft"] = f"the expert's episodes of {number['sft']} instances" if clones else f"{number['sft']} trees"
+        workloads["sft"] = (
+            f"the expert's episodes of {num_instances_by_phase['sft']} instances"
+            if is_cloning
+            else f"{num_instances_by_phase['sft']} trees"
+        )
         if recipe.data.use == "both+expert":
             workloads["sft"] += " and the expert's episodes"
-    if len(number) == 1:
-        lines = [f"each iteration: {workloads[phases[0]]}, then {test} held-out episodes"]
+    if len(num_instances_by_phase) == 1:
+        lines = [f"each iteration: {workloads[phases[0]]}, then {num_test} held-out episodes"]
     else:
         lines = [
-            f"iterations: {by_iteration(recipe, phases)}; each ends with {test} held-out episodes",
-            *(f"an iteration {phase} has {workloads[phase]}" for phase in number),
-            *(of_unread(recipe) if RL in phases else []),
+            f"iterations: {values_by_iteration(recipe, phases)}; each ends with {num_test} held-out episodes",
+            *(f"an iteration {phase} has {workloads[phase]}" for phase in num_instances_by_phase),
+            *(unread_lines(recipe) if RL in phases else []),
         ]
-    if clones or "sft" not in phases:
+    if is_cloning or "sft" not in phases:
         return lines
     if recipe.search.expert_start:
-        dives = "its first dive" if recipe.search.give_up == 1 else f"{recipe.search.give_up} dives"
-        lines.append(f"a tree that earns nothing in {dives} goes on after the expert's first steps")
+        dives_phrase = "its first dive" if recipe.search.give_up == 1 else f"{recipe.search.give_up} dives"
+        lines.append(f"a tree that earns nothing in {dives_phrase} goes on after the expert's first steps")
     alphas = [f"{alpha:g}" for alpha in recipe.over_iterations(recipe.pairs.alpha)]
-    return [*lines, f"alpha by iteration: {by_iteration(recipe, alphas)}"]
+    return [*lines, f"alpha by iteration: {values_by_iteration(recipe, alphas)}"]
 
 
-def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Demand]:
+def _demands(recipe: Recipe, num_train: int, num_test: int) -> dict[str, Demand]:
     """Return upper bounds on what an iteration asks of models, by purpose (`search`, `critique`,
     ...).
     """
     phases = recipe.over_iterations(recipe.agent_r.phases)
-    requests = {**sampled_groups(recipe, test)} if RL in phases else {}
+    demands = {**group_demands(recipe, num_test)} if RL in phases else {}
     if "sft" not in phases or recipe.data.use == "expert":
-        return requests
-    number = _instances(recipe, "sft", train)
-    search, critique, longest = recipe.search, recipe.critique, recipe.search.depth + 1
-    paths = search.dives * search.width
-    requests["search"] = Demand.episodes(number * paths, steps=longest, most=search.max_new_tokens)
+        return demands
+    num_instances = _num_instances(recipe, "sft", num_train)
+    search, critique, max_steps = recipe.search, recipe.critique, recipe.search.depth + 1
+    num_paths = search.dives * search.width
+    demands["search"] = Demand.episodes(
+        num_instances * num_paths, steps=max_steps, max_new_tokens=search.max_new_tokens
+    )
     if recipe.data.use == "good" or recipe.splice.mode == "direct":
-        return requests
+        return demands
     # Each node is judged once, however many bad paths go through it.
-    replies = requests["search"].replies
-    judgements = min(replies, number * recipe.pairs.per_tree * longest) if recipe.pairs.per_tree else replies
-    requests["critique"] = Demand.questions("judge", judgements * critique.votes, critique.max_new_tokens)
+    num_replies = demands["search"].replies
+    num_judgements = (
+        min(num_replies, num_instances * recipe.pairs.per_tree * max_steps) if recipe.pairs.per_tree else num_replies
+    )
+    demands["critique"] = Demand.questions("judge", num_judgements * critique.votes, critique.max_new_tokens)
     if recipe.splice.goes_on:
         # Any reply may end a path, and each bad path may be paired with each good one.
-        ends = paths * longest
-        caps = [ends * recipe.pairs.per_bad_leaf, recipe.pairs.per_tree]
-        pairs = min([ends**2 // 4, *(cap for cap in caps if cap)])
-        goes_on = recipe.splice.continuation
-        tries = number * pairs * goes_on.samples
-        demand = Demand.episodes(tries, steps=goes_on.max_steps, most=goes_on.max_new_tokens)
-        requests["continue"] = replace(demand, role=goes_on.by)
-    return requests
+        num_leaves = num_paths * max_steps
+        caps = [num_leaves * recipe.pairs.per_bad_leaf, recipe.pairs.per_tree]
+        num_pairs = min([num_leaves**2 // 4, *(cap for cap in caps if cap)])
+        continuation = recipe.splice.continuation
+        num_tries = num_instances * num_pairs * continuation.samples
+        demand = Demand.episodes(num_tries, steps=continuation.max_steps, max_new_tokens=continuation.max_new_tokens)
+        demands["continue"] = replace(demand, role=continuation.by)
+    return demands
 
 
-def _instances(recipe: Recipe, phase: Learning, train: int) -> int:
-    """Return how many training instances the first iteration of a phase has; `train` is the number
-    in iteration 1.
+def _num_instances(recipe: Recipe, phase: Learning, num_train: int) -> int:
+    """Return how many training instances the first iteration of a phase has; `num_train` is the
+    number in iteration 1.
     """
     iteration = 1 + recipe.over_iterations(recipe.agent_r.phases).index(phase)
-    limit = recipe.instances.of(iteration).train_limit
-    return limit if limit and limit != recipe.instances.train_limit else train
+    limit = recipe.instances.at_iteration(iteration).train_limit
+    return limit if limit and limit != recipe.instances.train_limit else num_train
 
 
 def _faults(recipe: Recipe) -> list[str]:
@@ -264,7 +273,7 @@ def _faults(recipe: Recipe) -> list[str]:
     if set(recipe.agent_r.phases) == {_CLONE} and recipe.data.use != "expert":
         faults.append("agent_r.phases: clone alone is data.use=expert; set that, and leave phases out")
     if RL in recipe.agent_r.phases:
-        return faults + reinforcing_faults(recipe, alone=set(recipe.agent_r.phases) == {RL})
+        return faults + group_rl_faults(recipe, is_only_phase=set(recipe.agent_r.phases) == {RL})
     if recipe.grpo != GrpoConfig():
         faults.append("grpo: has no use without an iteration rl; name one in agent_r.phases, or leave it out")
     return faults
@@ -279,11 +288,13 @@ METHOD = Method(
     before=(EVALUATE_BASE,),
     faults=_faults,
     describe=_describe,
-    sampled=_sampled,
-    acting=lambda recipe: (IN_TREES if "sft" in recipe.agent_r.phases else acting_in_groups)(recipe),
+    demands=_demands,
+    rollout_config=lambda recipe: (TREE_ROLLOUT_CONFIG if "sft" in recipe.agent_r.phases else group_rollout_config)(
+        recipe
+    ),
     prospect=PROSPECT_OF_TREES,
-    trial=imported("agentr_core.methods.agent_r.critique:trial"),
-    voiced=VOICED,
+    measure_judges=lazy_import("agentr_core.methods.agent_r.critique:measure_judges"),
+    has_reflection=HAS_REFLECTION,
     report=(REVISIONS, REVISION_SAMPLES, STEPS_OF_GROUPS, GROUPS_OF_RUN, AUDIT_OF_RUN),
     without_expert="data.use must be revision, good or both, and agent_r.phases without clone",
 )

@@ -11,43 +11,43 @@ from itertools import count
 from typing import Any
 from uuid import uuid4
 
-from agentr_core.environment import Environment, Repeatability, repeats
-from agentr_core.episodes.rollout import EpisodeTimer, Helper, SharedEnvironments, call, diverged
+from agentr_core.environment import Environment, Repeatability, is_repetition
+from agentr_core.episodes.rollout import EnvironmentPool, EpisodeTimer, Helper, call_env, divergence_error
 from agentr_core.episodes.units import UnitError, phase, phase_of, run_all
 from agentr_core.errors import DataFault, ReplayDiverged, ReplayDrifted
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.models.samplers import Sampler
 from agentr_core.recipes.fields import sampling_of
 from agentr_core.recipes.recipe import Recipe
+from agentr_core.runtime.context import RunContext, helpers
 from agentr_core.runtime.equipment import (
     Checkpoint,
     Effort,
     Equipment,
     Sink,
-    following,
-    held_back,
-    in_flight,
-    speed,
-    spent,
-    window,
+    call_while_generating,
+    concurrency_for,
+    effort_of,
+    sampler_progress,
+    window_test,
+    with_backpressure,
 )
-from agentr_core.runtime.instances import separate_instances
-from agentr_core.runtime.place import Workplace, helpers
+from agentr_core.runtime.instances import chosen_instances
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import Arena, Expansion, apply_expansion
-from agentr_core.stages.demonstrate import need_expert
+from agentr_core.stages.demonstrate import require_expert
 from agentr_core.stages.regrade import check_scoring
 from agentr_core.store.codec import trajectories as codec
 from agentr_core.store.codec.trajectories import (
     claim_trees,
     copy_trees,
-    finished_rows,
-    growth_rows,
+    expansion_rows,
+    finished_tree_rows,
     load_trees,
-    runs_alike,
-    stored_trees,
+    runs_with_same_input,
+    stored_tree_ids,
     tree_rows,
-    unfinished_trees,
+    unfinished_tree_ids,
 )
 from agentr_core.store.database import Store
 from agentr_core.store.tables import TreeHead
@@ -64,19 +64,19 @@ counts as failed.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeWork:
-    """A tree to grow. `begun` is the part of it that is stored, None if nothing is. `first_id` is
-    the id that it had before any restart; without a restart, it equals `tree_id`.
+    """A tree to grow. `partial_tree` is the part of it that is stored, None if nothing is.
+    `first_id` is the id that it had before any restart; without a restart, it equals `tree_id`.
     """
 
     tree_id: str
     first_id: str
     instance: Instance
-    begun: Tree | None = None
+    partial_tree: Tree | None = None
 
 
-def restarted(first_id: str, number: int) -> str:
-    """Return the id of a tree after `number` restarts; with 0, return `first_id`."""
-    return fingerprint("restarted tree", first_id, number) if number else first_id
+def restarted_id(first_id: str, num_restarts: int) -> str:
+    """Return the id of a tree after `num_restarts` restarts; with 0, return `first_id`."""
+    return fingerprint("restarted tree", first_id, num_restarts) if num_restarts else first_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +95,9 @@ class TreeShard:
 
     def split(self, size: int) -> tuple[TreeShard, ...]:
         """Return the same trees as shards of at most `size`."""
-        anywhere = replace(self, checkpoint=self.checkpoint.absolute())
+        portable_shard = replace(self, checkpoint=self.checkpoint.absolute())
         return tuple(
-            replace(anywhere, trees=self.trees[start : start + size]) for start in range(0, len(self.trees), size)
+            replace(portable_shard, trees=self.trees[start : start + size]) for start in range(0, len(self.trees), size)
         )
 
     async def work(self, equipment: Equipment, sink: Sink) -> Effort:
@@ -105,38 +105,38 @@ class TreeShard:
         `equipment.Shard.work`.
         """
         recipe = equipment.recipe
-        with closing(SharedEnvironments(equipment.make_environment)) as environments:
+        with closing(EnvironmentPool(equipment.make_environment)) as environments:
             async with (
                 equipment.sampling(self.checkpoint.path, self.checkpoint.role) as sampler,
-                helpers(equipment, self.checkpoint.path, sampler, sink) as aside,
+                helpers(equipment, self.checkpoint.path, sampler, sink) as helper_models,
             ):
-                trees = _Trees(
+                growing_trees = _GrowingTrees(
                     shard=self,
                     equipment=equipment,
                     sink=sink,
                     environments=environments,
                     sampler=sampler,
-                    helper=aside.ask,
+                    helper=helper_models.ask,
                 )
-                async with following(sampler, trees.show):
+                async with call_while_generating(sampler, growing_trees.report_progress):
                     results = await run_all(
                         self.trees,
-                        trees.grow,
+                        growing_trees.grow,
                         key=lambda work: work.instance.key,
                         errors=recipe.errors,
                         on_error=equipment.on_error(sink, STAGE, self.iteration),
-                        concurrency=in_flight(sampler, recipe.search.width, wanted=recipe.scale.concurrency),
-                        on_result=lambda *_: trees.show(1),
-                        total=self.total,
+                        concurrency=concurrency_for(sampler, recipe.search.width, configured=recipe.scale.concurrency),
+                        on_result=lambda *_: growing_trees.report_progress(1),
+                        num_units=self.total,
                     )
-                effort = spent(sampler) + aside.effort()
+                effort = effort_of(sampler) + helper_models.effort()
         return effort + Effort(
-            environment_seconds=sum(timer.environment_seconds for timer in trees.timers),
-            lost=len(self.trees) - len(results),
+            environment_seconds=sum(timer.environment_seconds for timer in growing_trees.timers),
+            num_lost=len(self.trees) - len(results),
         )
 
 
-class _Trees:
+class _GrowingTrees:
     """The state of a shard's trees while they grow: the latest version of each tree, its current
     id, and how often it was restarted.
     """
@@ -147,7 +147,7 @@ class _Trees:
         shard: TreeShard,
         equipment: Equipment,
         sink: Sink,
-        environments: SharedEnvironments,
+        environments: EnvironmentPool,
         sampler: Sampler,
         helper: Helper,
     ) -> None:
@@ -157,21 +157,23 @@ class _Trees:
         self._environments = environments
         self._sampler = sampler
         self._helper = helper
-        self._sample = held_back(sampler, sink)
-        self._latest = {work.first_id: work.begun for work in shard.trees}
-        self._ids = {work.first_id: work.tree_id for work in shard.trees}
-        self._restarts = {
-            work.first_id: next(n for n in range(MAX_RESTARTS + 1) if restarted(work.first_id, n) == work.tree_id)
+        self._sample = with_backpressure(sampler, sink)
+        self._latest_trees = {work.first_id: work.partial_tree for work in shard.trees}
+        self._current_ids = {work.first_id: work.tree_id for work in shard.trees}
+        self._num_restarts = {
+            work.first_id: next(n for n in range(MAX_RESTARTS + 1) if restarted_id(work.first_id, n) == work.tree_id)
             for work in shard.trees
         }
-        self._done = shard.done
-        self._resumed = shard.done > 0 or any(work.begun is not None for work in shard.trees)
+        self._num_done = shard.done
+        self._is_resumed = shard.done > 0 or any(work.partial_tree is not None for work in shard.trees)
         self.timers: list[EpisodeTimer] = []
 
-    def show(self, increment: int = 0) -> None:
-        """Report progress, with `increment` more trees done."""
-        self._done += increment
-        self._equipment.progress(self._done, self._shard.total, f"trees, {speed(self._sampler, resumed=self._resumed)}")
+    def report_progress(self, num_new: int = 0) -> None:
+        """Report progress, with `num_new` more trees done."""
+        self._num_done += num_new
+        self._equipment.progress(
+            self._num_done, self._shard.total, f"trees, {sampler_progress(self._sampler, resumed=self._is_resumed)}"
+        )
 
     async def grow(self, work: TreeWork) -> None:
         """Grow a tree to its end. Restart it, at most `MAX_RESTARTS` times, if its environment does
@@ -180,20 +182,20 @@ class _Trees:
         """
         for attempt in count(1):
             try:
-                return await self._grow_on(work)
+                return await self._grow_from_latest(work)
             except ReplayDiverged as error:
                 # A tree begun by another process may belong to another version of its environment.
                 # If a tree of this process diverges although the environment promises exact
                 # repetition, the environment is broken.
-                foreign = attempt == 1 and work.begun is not None
-                restarts = self._restarts[work.first_id]
-                if restarts >= MAX_RESTARTS or not (foreign or isinstance(error, ReplayDrifted)):
+                is_from_elsewhere = attempt == 1 and work.partial_tree is not None
+                num_restarts = self._num_restarts[work.first_id]
+                if num_restarts >= MAX_RESTARTS or not (is_from_elsewhere or isinstance(error, ReplayDrifted)):
                     raise
                 # The stored part of the tree stays as it is, and a new tree takes its place.
-                new_id = restarted(work.first_id, restarts + 1)
-                self._restarts[work.first_id] = restarts + 1
-                self._ids[work.first_id] = new_id
-                self._latest[work.first_id] = None
+                new_id = restarted_id(work.first_id, num_restarts + 1)
+                self._num_restarts[work.first_id] = num_restarts + 1
+                self._current_ids[work.first_id] = new_id
+                self._latest_trees[work.first_id] = None
                 self._equipment.on_error(self._sink, STAGE, self._shard.iteration)(
                     UnitError(
                         key=work.instance.key,
@@ -201,37 +203,39 @@ class _Trees:
                         phase=phase_of(error),
                         message=f"the tree is grown anew from its root, as {new_id}: {error}",
                         traceback="",
-                        final=False,
+                        is_final=False,
                     )
                 )
 
-    async def _grow_on(self, work: TreeWork) -> None:
+    async def _grow_from_latest(self, work: TreeWork) -> None:
         """Grow a tree to its end from its latest version, so that a further try loses no nodes."""
         recipe, iteration = self._equipment.recipe, self._shard.iteration
         search = recipe.in_world(work.instance.environment).search
         self.timers.append(timer := EpisodeTimer())
         async with self._environments.lend(work.instance) as env:
-            first = await self._first_observation(work, env, timer)
+            first_observation = await self._first_observation(work, env, timer)
             head = TreeHead(
-                tree_id=self._ids[work.first_id],
+                tree_id=self._current_ids[work.first_id],
                 iteration_id=self._equipment.iteration_id(iteration),
                 checkpoint_id=self._shard.checkpoint.id,
                 config=search,
                 instance=work.instance,
-                first_observation=first,
+                first_observation=first_observation,
                 seed=derive_seed(recipe.seed, "tree", iteration, work.instance.key),
                 writer=self._shard.writer,
             )
-            start = self._latest[work.first_id]
-            if start is None:
-                start = Arena(instance=work.instance, first_observation=first, seed=head.seed).tree()
-                self._sink.add(tree_rows(head, start))
-                self._latest[work.first_id] = start
+            start_tree = self._latest_trees[work.first_id]
+            if start_tree is None:
+                start_tree = Arena(instance=work.instance, first_observation=first_observation, seed=head.seed).tree()
+                self._sink.add(tree_rows(head, start_tree))
+                self._latest_trees[work.first_id] = start_tree
 
-            def take(expansion: Expansion) -> None:
-                self._sink.add(growth_rows(head, expansion))
-                self._latest[work.first_id] = apply_expansion(self._latest[work.first_id] or start, expansion)
-                self.show()
+            def store_expansion(expansion: Expansion) -> None:
+                self._sink.add(expansion_rows(head, expansion))
+                self._latest_trees[work.first_id] = apply_expansion(
+                    self._latest_trees[work.first_id] or start_tree, expansion
+                )
+                self.report_progress()
 
             tree = await grow(
                 work.instance,
@@ -239,32 +243,32 @@ class _Trees:
                 self._sample,
                 search,
                 seed=head.seed,
-                tree=start,
-                fits=window(recipe, self._sampler, sampling_of(search)),
-                on_expansion=take,
+                tree=start_tree,
+                fits=window_test(recipe, self._sampler, sampling_of(search)),
+                on_expansion=store_expansion,
                 timer=timer,
                 helper=self._helper,
             )
-            self._sink.add(finished_rows(head, tree))
-            del self._latest[work.first_id]
+            self._sink.add(finished_tree_rows(head, tree))
+            del self._latest_trees[work.first_id]
 
     async def _first_observation(self, work: TreeWork, env: Environment, timer: EpisodeTimer) -> str:
         """Return the first observation of a tree. If the tree has no node but its root, reset the
         environment; raise `ReplayDiverged` if it begins differently from what is recorded.
         """
-        tree = self._latest[work.first_id]
+        tree = self._latest_trees[work.first_id]
         if tree is not None and len(tree.nodes) > 1:
             return tree.first_observation
         # `grow` expects a freshly reset environment for a tree that is only a root.
         with phase("reset"):
-            first = await call(env, timer, lambda: env.reset(work.instance))
+            observation = await call_env(env, timer, lambda: env.reset(work.instance))
         if tree is None:
-            return first
-        if not repeats(first, tree.first_observation, Repeatability(env.repeatability)):
-            raise diverged(
+            return observation
+        if not is_repetition(observation, tree.first_observation, Repeatability(env.repeatability)):
+            raise divergence_error(
                 env,
                 f"{work.instance.key} began with {tree.first_observation!r} when its tree was stored, and now with "
-                f"{first!r}",
+                f"{observation!r}",
             )
         return tree.first_observation
 
@@ -277,42 +281,50 @@ def check_world(recipe: Recipe, env: Environment, instances: Sequence[Instance])
     """Raise `ConfigError` if `search.expert_start` is set and the environment has no expert."""
     search = recipe.in_world(instances[0].environment).search
     if search.expert_start:
-        need_expert(env, instances, "search.expert_start")
+        require_expert(env, instances, "search.expert_start")
 
 
-def tree_id(place: Workplace, iteration: int, checkpoint_id: str, instance: Instance) -> str:
+def tree_id(ctx: RunContext, iteration: int, checkpoint_id: str, instance: Instance) -> str:
     """Return the id, before any restart, of the tree that an iteration grows for an instance."""
-    search = place.recipe.in_world(instance.environment).search
-    return fingerprint("tree", VERSION, place.iteration_id(iteration), checkpoint_id, instance.key, search)
+    search = ctx.recipe.in_world(instance.environment).search
+    return fingerprint("tree", VERSION, ctx.iteration_id(iteration), checkpoint_id, instance.key, search)
 
 
-def tree_ids(place: Workplace, iteration: int, instances: Sequence[Instance]) -> dict[str, Instance]:
+def instances_by_tree_id(ctx: RunContext, iteration: int, instances: Sequence[Instance]) -> dict[str, Instance]:
     """Return the instance of each tree that an iteration needs, by the id of the tree's latest
     restart. Raises `DataFault` if there is no policy.
     """
-    collector = place.collector(iteration)
-    by_first_id = {tree_id(place, iteration, collector.id, instance): instance for instance in instances}
-    return dict(zip(latest_restarts(place.store, list(by_first_id)), by_first_id.values(), strict=True))
+    collector = ctx.collector(iteration)
+    instances_by_first_id = {tree_id(ctx, iteration, collector.id, instance): instance for instance in instances}
+    return dict(
+        zip(latest_restart_ids(ctx.store, list(instances_by_first_id)), instances_by_first_id.values(), strict=True)
+    )
 
 
-def latest_restarts(store: Store, tree_ids: Sequence[str]) -> list[str]:
+def latest_restart_ids(store: Store, tree_ids: Sequence[str]) -> list[str]:
     """Return the id of the latest stored restart of each tree, or its own id if there is none, in
     the order of `tree_ids`.
     """
-    later = {key: [restarted(key, number) for number in range(MAX_RESTARTS, 0, -1)] for key in tree_ids}
-    existing = stored_trees(store, [key for keys in later.values() for key in keys])
-    return [next((key for key in later[first_id] if key in existing), first_id) for first_id in tree_ids]
+    restart_ids = {
+        restart_id: [restarted_id(restart_id, number) for number in range(MAX_RESTARTS, 0, -1)]
+        for restart_id in tree_ids
+    }
+    stored_ids = stored_tree_ids(store, [restart_id for keys in restart_ids.values() for restart_id in keys])
+    return [
+        next((restart_id for restart_id in restart_ids[first_id] if restart_id in stored_ids), first_id)
+        for first_id in tree_ids
+    ]
 
 
-def finished_trees(place: Workplace, iteration: int) -> dict[str, Tree]:
+def finished_trees(ctx: RunContext, iteration: int) -> dict[str, Tree]:
     """Return the trees of an iteration whose search is finished, by tree id; trees lost to errors
     are left out.
     """
-    collector = place.collector(iteration)
-    return load_trees(place.store, codec.finished_trees(place.store, place.iteration_id(iteration), collector.id))
+    collector = ctx.collector(iteration)
+    return load_trees(ctx.store, codec.finished_tree_ids(ctx.store, ctx.iteration_id(iteration), collector.id))
 
 
-async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
+async def collect(ctx: RunContext, iteration: int) -> dict[str, Any]:
     """Grow the missing and the unfinished trees of an iteration. Return the numbers of `trees` that
     the iteration needs, of `new` ones (worked on by this call, lost ones included), and of `copied`
     ones, if any.
@@ -328,50 +340,50 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
         RunBusy: another process is growing one of the trees.
         WorkerLost: the cluster lost one worker after another; what was stored is kept.
     """
-    check_scoring(place)
-    instances = tree_ids(place, iteration, await separate_instances(place, iteration))
-    collector, copies = place.collector(iteration), 0
+    check_scoring(ctx)
+    instances_by_id = instances_by_tree_id(ctx, iteration, await chosen_instances(ctx, iteration))
+    collector, num_copied = ctx.collector(iteration), 0
     # Copy finished trees that the iteration lacks from runs with the same search inputs.
-    for run in runs_alike(place.store, place.run_id, STAGE):
-        stored_now = stored_trees(place.store, list(instances))
-        absent = {key: instance for key, instance in instances.items() if key not in stored_now}
-        if not absent:
+    for other_run_id in runs_with_same_input(ctx.store, ctx.run_id, STAGE):
+        stored_ids = stored_tree_ids(ctx.store, list(instances_by_id))
+        missing_instances = {key: instance for key, instance in instances_by_id.items() if key not in stored_ids}
+        if not missing_instances:
             break
-        other_run = replace(place, run_id=run)
-        first_ids = [tree_id(other_run, iteration, collector.id, instance) for instance in absent.values()]
-        originals = dict(zip(absent, latest_restarts(place.store, first_ids), strict=True))
-        copies += len(copy_trees(place.store, originals, iteration_id=place.iteration_id(iteration)))
-    unfinished_ids = unfinished_trees(place.store, list(instances))
-    if place.recipe.compare.trees:
-        trees = len(instances) - len(unfinished_ids)
-        if not trees:
+        other_run = replace(ctx, run_id=other_run_id)
+        first_ids = [tree_id(other_run, iteration, collector.id, instance) for instance in missing_instances.values()]
+        originals = dict(zip(missing_instances, latest_restart_ids(ctx.store, first_ids), strict=True))
+        num_copied += len(copy_trees(ctx.store, originals, iteration_id=ctx.iteration_id(iteration)))
+    unfinished_ids = unfinished_tree_ids(ctx.store, list(instances_by_id))
+    if ctx.recipe.compare.trees:
+        num_trees = len(instances_by_id) - len(unfinished_ids)
+        if not num_trees:
             raise DataFault(
-                f"comparison {place.recipe.compare.trees} has no tree that was grown with the inputs of run "
-                f"{place.run_id}, which makes samples of its trees; begin a new comparison, with another seed"
+                f"comparison {ctx.recipe.compare.trees} has no tree that was grown with the inputs of run "
+                f"{ctx.run_id}, which makes samples of its trees; begin a new comparison, with another seed"
             )
-        return {"trees": trees, "new": 0, "copied": copies}
-    missing_ids, unfinished_count = unfinished_ids[: place.limit], len(unfinished_ids)
-    if missing_ids:
+        return {"trees": num_trees, "new": 0, "copied": num_copied}
+    new_ids, num_unfinished = unfinished_ids[: ctx.limit], len(unfinished_ids)
+    if new_ids:
         # The run's lock keeps other processes out, except on file systems where locks do not work;
         # the mark does so everywhere.
-        mark = f"{platform.node()}/{os.getpid()}/{uuid4().hex[:8]}"
-        claim_trees(place.store, missing_ids, mark)
-        partial_trees = load_trees(place.store, missing_ids)
+        writer_mark = f"{platform.node()}/{os.getpid()}/{uuid4().hex[:8]}"
+        claim_trees(ctx.store, new_ids, writer_mark)
+        partial_trees = load_trees(ctx.store, new_ids)
         shard = TreeShard(
             iteration=iteration,
             checkpoint=collector,
             trees=tuple(
                 TreeWork(
                     tree_id=key,
-                    first_id=tree_id(place, iteration, collector.id, instances[key]),
-                    instance=instances[key],
-                    begun=partial_trees.get(key),
+                    first_id=tree_id(ctx, iteration, collector.id, instances_by_id[key]),
+                    instance=instances_by_id[key],
+                    partial_tree=partial_trees.get(key),
                 )
-                for key in missing_ids
+                for key in new_ids
             ),
-            done=len(instances) - unfinished_count,
-            total=len(instances) - unfinished_count + len(missing_ids),
-            writer=mark,
+            done=len(instances_by_id) - num_unfinished,
+            total=len(instances_by_id) - num_unfinished + len(new_ids),
+            writer=writer_mark,
         )
-        await place.work_through(shard, STAGE, iteration, "trees")
-    return {"trees": len(instances), "new": len(missing_ids)} | ({"copied": copies} if copies else {})
+        await ctx.work_through(shard, STAGE, iteration, "trees")
+    return {"trees": len(instances_by_id), "new": len(new_ids)} | ({"copied": num_copied} if num_copied else {})

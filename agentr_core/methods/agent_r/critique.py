@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from agentr_core.environment import Environment
-from agentr_core.episodes.rollout import Ask
+from agentr_core.episodes.rollout import SampleReplies
 from agentr_core.episodes.units import run_all
 from agentr_core.errors import ModelFault, PromptTooLong
 from agentr_core.evaluation.metrics import Judge, success_rate
@@ -21,15 +21,15 @@ from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.agent_r.collect import finished_trees
 from agentr_core.methods.agent_r.pairs import pair_id, pairs_of_tree
 from agentr_core.methods.table import plans_of
-from agentr_core.models.batching import all_or_none
+from agentr_core.models.batching import gather_or_cancel
 from agentr_core.recipes.agent_r import CritiqueConfig
 from agentr_core.recipes.fields import sampling_of
 from agentr_core.recipes.models import ModelRole
-from agentr_core.replies import after_thoughts, is_unreadable, readable
-from agentr_core.runtime.equipment import held_back, in_flight, units_done
-from agentr_core.runtime.place import Workplace
+from agentr_core.replies import after_thoughts, answer_text, is_cut_within_thought
+from agentr_core.runtime.context import RunContext
+from agentr_core.runtime.equipment import concurrency_for, count_units, with_backpressure
 from agentr_core.search.tree import path_to, steps_to
-from agentr_core.stages.regrade import scored_paths
+from agentr_core.stages.regrade import rescored_paths
 from agentr_core.store.codec.ledger import rejection_rows
 from agentr_core.store.codec.trajectories import (
     Episode,
@@ -42,7 +42,7 @@ from agentr_core.store.codec.trajectories import (
     load_trees,
     oracle_rows,
     pair_rows,
-    runs_alike,
+    runs_with_same_input,
 )
 from agentr_core.store.queries.trees import PairVerdict, pair_verdicts
 from agentr_core.store.tables import Rows, merge
@@ -64,8 +64,8 @@ from agentr_core.types import (
 # Read the verdict in a judge's reply. Source: Agent-R section 3.2.
 
 _LABEL = re.compile(r"(?<![^\W_])judge?ment[\s*_\"']*:", re.IGNORECASE)
-_WORD = re.compile(r"[\W_]*(good|bad|uncertain)(?![^\W_])((?:(?![.;!]\s)[^\n])*)", re.IGNORECASE)
-_ANY = re.compile(r"(?<![^\W_])(?:good|bad|uncertain)(?![^\W_])", re.IGNORECASE)
+_VERDICT = re.compile(r"[\W_]*(good|bad|uncertain)(?![^\W_])((?:(?![.;!]\s)[^\n])*)", re.IGNORECASE)
+_ANY_VERDICT = re.compile(r"(?<![^\W_])(?:good|bad|uncertain)(?![^\W_])", re.IGNORECASE)
 
 
 def parse_verdict(reply: str) -> Verdict:
@@ -78,16 +78,16 @@ def parse_verdict(reply: str) -> Verdict:
     """
     reply = after_thoughts(reply) or ""
     labels = list(_LABEL.finditer(reply))
-    match = _WORD.match(reply, labels[-1].end()) if labels else None
+    match = _VERDICT.match(reply, labels[-1].end()) if labels else None
     if match is None:
         return Verdict.UNPARSABLE
     verdict = Verdict(match[1].lower())
-    if any(word.lower() != verdict for word in _ANY.findall(match[2])):
+    if any(word.lower() != verdict for word in _ANY_VERDICT.findall(match[2])):
         return Verdict.UNPARSABLE
     return verdict
 
 
-def published_verdict(reply: str) -> Verdict:
+def parse_published_verdict(reply: str) -> Verdict:
     """Return the verdict as the authors' code parses it: good or uncertain if the text after the
     last "Judgement:" contains that word, in any case, else bad. Without the label, the whole reply
     is searched.
@@ -105,7 +105,7 @@ def reason_of(reply: str) -> str:
     return (text[: labels[-1].start()] if labels else text).strip()
 
 
-def majority(votes: Iterable[Verdict]) -> Verdict:
+def majority_verdict(votes: Iterable[Verdict]) -> Verdict:
     """Return the verdict with the most votes; a tie gives uncertain.
 
     Unparsable votes do not count. If there are no others, or no votes at all, the result is
@@ -193,16 +193,17 @@ def scan_start(split: int, config: CritiqueConfig) -> int:
     return split if config.scan_from == "split" else 0
 
 
-def questions(
+def judge_questions(
     scan: Scan,
     config: CritiqueConfig,
     *,
     seed: int,
     count_tokens: Callable[[Request], int],
     context_length: int,
-    skip: Container[int] = (),
+    skipped_nodes: Container[int] = (),
 ) -> tuple[Question, ...]:
-    """Return a question to the judge for each step of a scan, in order, except for nodes in `skip`.
+    """Return a question to the judge for each step of a scan, in order, except for nodes in
+    `skipped_nodes`.
 
     The log in a question has actions and observations, never thoughts. Its oldest steps are dropped
     until the prompt leaves room for `config.max_new_tokens` in a context of `context_length`
@@ -216,20 +217,20 @@ def questions(
 
     questions = []
     for position in range(scan.start, len(path.nodes)):
-        if path.nodes[position] in skip:
+        if path.nodes[position] in skipped_nodes:
             continue
-        without = partial(_request, path, position, config=config, seed=seed)
-        dropped_steps, request = 0, without(0)
+        request_without = partial(_judge_request, path, position, config=config, seed=seed)
+        dropped_steps, request = 0, request_without(0)
         if not fits(request):
-            dropped_steps = bisect_left(range(position), True, key=lambda count: fits(without(count)))
-            request = without(dropped_steps)
+            dropped_steps = bisect_left(range(position), True, key=lambda count: fits(request_without(count)))
+            request = request_without(dropped_steps)
         questions.append(Question(node=path.nodes[position], request=request, dropped_steps=dropped_steps))
     return tuple(questions)
 
 
 async def judge_paths(
     scans: Sequence[Scan],
-    ask: Ask,
+    ask: SampleReplies,
     config: CritiqueConfig,
     *,
     seed: int,
@@ -250,19 +251,19 @@ async def judge_paths(
 
     Errors of `ask` other than `PromptTooLong` are passed on.
     """
-    pending: dict[int, tuple[Path, Question]] = {}
-    skip = set(judgements or ())
+    pending_by_node: dict[int, tuple[Path, Question]] = {}
+    known_nodes = set(judgements or ())
     for scan in scans:
-        for question in questions(
+        for question in judge_questions(
             scan,
             config,
             seed=seed,
             count_tokens=count_tokens,
             context_length=context_length,
-            skip=skip,
+            skipped_nodes=known_nodes,
         ):
-            pending[question.node] = scan.path, question
-            skip.add(question.node)
+            pending_by_node[question.node] = scan.path, question
+            known_nodes.add(question.node)
 
     async def judge(path: Path, question: Question) -> Judgement:
         judgement = await _judge(path, question, ask, config, seed=seed)
@@ -270,8 +271,8 @@ async def judge_paths(
             on_judgement(judgement)
         return judgement
 
-    answers = await all_or_none([judge(path, question) for path, question in pending.values()])
-    return {**(judgements or {}), **dict(zip(pending, answers, strict=True))}
+    new_judgements = await gather_or_cancel([judge(path, question) for path, question in pending_by_node.values()])
+    return {**(judgements or {}), **dict(zip(pending_by_node, new_judgements, strict=True))}
 
 
 def critique_of(pair: PathPair, judgements: Mapping[int, Judgement], config: CritiqueConfig) -> Critique:
@@ -290,13 +291,13 @@ def critique_of(pair: PathPair, judgements: Mapping[int, Judgement], config: Cri
     readable_verdicts = [
         verdict
         for verdict, judgement in zip(verdicts, scan_judgements, strict=True)
-        if not all(map(is_unreadable, judgement.generations))
+        if not all(map(is_cut_within_thought, judgement.generations))
     ]
     return Critique(verdicts=tuple(verdicts), first_error=first_error(readable_verdicts, pair.split, config))
 
 
 async def first_error_in(
-    key: str, trajectory: Trajectory, ask: Ask, config: CritiqueConfig, *, seed: int
+    key: str, trajectory: Trajectory, ask: SampleReplies, config: CritiqueConfig, *, seed: int
 ) -> int | None:
     """Return the position of the first bad step of an episode, or None if no step is bad. Summaries
     are not judged.
@@ -307,14 +308,14 @@ async def first_error_in(
     Args:
         key: a name for the episode; it is in the request's session and in error messages.
     """
-    acts = [at for at, step in enumerate(trajectory.steps) if step.summary_of is None]
-    episode = replace(trajectory, steps=tuple(trajectory.steps[at] for at in acts))
-    path = Path(tree_id=key, nodes=tuple(range(1, len(acts) + 1)), trajectory=episode)
+    action_positions = [position for position, step in enumerate(trajectory.steps) if step.summary_of is None]
+    episode = replace(trajectory, steps=tuple(trajectory.steps[position] for position in action_positions))
+    path = Path(tree_id=key, nodes=tuple(range(1, len(action_positions) + 1)), trajectory=episode)
     judgements = await judge_paths(
         [Scan(path, 0)], ask, config, seed=seed, count_tokens=lambda _: 0, context_length=config.max_new_tokens
     )
-    error = critique_of(PathPair(good=path, bad=path, split=0), judgements, config).first_error
-    return None if error is None else acts[error]
+    error_index = critique_of(PathPair(good=path, bad=path, split=0), judgements, config).first_error
+    return None if error_index is None else action_positions[error_index]
 
 
 def first_error(verdicts: Iterable[StepVerdict], split: int, config: CritiqueConfig) -> int | None:
@@ -323,12 +324,12 @@ def first_error(verdicts: Iterable[StepVerdict], split: int, config: CritiqueCon
     With `config.unparsable: bad`, an unparsable verdict counts as bad. With `config.scan_from:
     root`, the position may be before `split`, in the steps that both paths share.
     """
-    errors = {Verdict.BAD} | ({Verdict.UNPARSABLE} if config.unparsable == "bad" else set())
+    error_verdicts = {Verdict.BAD} | ({Verdict.UNPARSABLE} if config.unparsable == "bad" else set())
     start = scan_start(split, config)
-    return min((v.position for v in verdicts if v.position >= start and v.verdict in errors), default=None)
+    return min((v.position for v in verdicts if v.position >= start and v.verdict in error_verdicts), default=None)
 
 
-def _request(path: Path, position: int, dropped_steps: int, *, config: CritiqueConfig, seed: int) -> Request:
+def _judge_request(path: Path, position: int, dropped_steps: int, *, config: CritiqueConfig, seed: int) -> Request:
     steps = path.trajectory.steps
     log = [(step.action, step.observation) for step in steps[dropped_steps:position]]
     step = steps[position]
@@ -342,7 +343,7 @@ def _request(path: Path, position: int, dropped_steps: int, *, config: CritiqueC
     )
 
 
-async def _judge(path: Path, question: Question, ask: Ask, config: CritiqueConfig, *, seed: int) -> Judgement:
+async def _judge(path: Path, question: Question, ask: SampleReplies, config: CritiqueConfig, *, seed: int) -> Judgement:
     """Ask the judge about one node and return its judgement.
 
     Each time the model rejects the prompt as too long, the older half of the log is dropped. If the
@@ -359,21 +360,21 @@ async def _judge(path: Path, question: Question, ask: Ask, config: CritiqueConfi
                 # No log is left to drop: this step alone overfills the judge's context.
                 break
             dropped_steps = question.dropped_steps + -(-(position - question.dropped_steps) // 2)
-            request = _request(path, position, dropped_steps, config=config, seed=seed)
+            request = _judge_request(path, position, dropped_steps, config=config, seed=seed)
             question = replace(question, request=request, dropped_steps=dropped_steps)
     if generations is not None and len(generations) != question.request.n:
         raise ModelFault(
             f"judging node {question.node} of {question.request.session}: {question.request.n} replies were asked for, "
             f"{len(generations)} came; check the backend"
         )
-    parse = published_verdict if config.unparsable == "published" else parse_verdict
-    texts = map(readable, generations or ())
+    parse = parse_published_verdict if config.unparsable == "published" else parse_verdict
+    texts = map(answer_text, generations or ())
     votes = tuple(Verdict.UNPARSABLE if text is None else parse(text) for text in texts)
     return Judgement(
         node=question.node,
         seed=question.request.seed,
         dropped_steps=question.dropped_steps,
-        verdict=majority(votes),
+        verdict=majority_verdict(votes),
         votes=votes,
         generations=generations or (),
     )
@@ -382,36 +383,36 @@ async def _judge(path: Path, question: Question, ask: Ask, config: CritiqueConfi
 STAGE = "critique"
 
 
-def pairs_of(place: Workplace, iteration: int, trees: Mapping[str, Tree]) -> list[PathPair]:
+def pairs_of_iteration(ctx: RunContext, iteration: int, trees: Mapping[str, Tree]) -> list[PathPair]:
     """Return an iteration's stored pairs of the given trees, tree by tree, and within a tree in the
     order in which they were made.
     """
-    stored_pairs = load_pairs(place.store, place.iteration_id(iteration))
+    rows_by_tree = load_pairs(ctx.store, ctx.iteration_id(iteration))
     pairs = []
-    for key, paths in scored_paths(place, trees).items():
-        by_leaf = {path.leaf: path for path in paths}
+    for tree_id, paths in rescored_paths(ctx, trees).items():
+        paths_by_leaf = {path.leaf: path for path in paths}
         pairs += [
-            PathPair(good=by_leaf[row.good_leaf], bad=by_leaf[row.bad_leaf], split=row.shared_steps)
-            for row in stored_pairs.get(key, ())
+            PathPair(good=paths_by_leaf[row.good_leaf], bad=paths_by_leaf[row.bad_leaf], split=row.shared_steps)
+            for row in rows_by_tree.get(tree_id, ())
         ]
     return pairs
 
 
 def _make_pairs(
-    place: Workplace, iteration: int, trees: Mapping[str, Tree]
+    ctx: RunContext, iteration: int, trees: Mapping[str, Tree]
 ) -> tuple[list[PathPair], list[Rows], list[Rejection]]:
     """Return the pairs of all trees of an iteration, the rows of the pairs, and the rejections."""
     pairs: list[PathPair] = []
     rows: list[Rows] = []
     rejections: list[Rejection] = []
-    iteration_id = place.iteration_id(iteration)
-    for key, paths in scored_paths(place, trees).items():
+    iteration_id = ctx.iteration_id(iteration)
+    for key, paths in rescored_paths(ctx, trees).items():
         tree_pairs, tree_rejections = pairs_of_tree(
             key,
             paths,
-            place.recipe.pairs,
-            alpha=place.recipe.alpha(iteration),
-            seed=derive_seed(place.recipe.seed, "pairs", iteration),
+            ctx.recipe.pairs,
+            alpha=ctx.recipe.alpha(iteration),
+            seed=derive_seed(ctx.recipe.seed, "pairs", iteration),
         )
         pairs += tree_pairs
         rows += [
@@ -422,7 +423,7 @@ def _make_pairs(
     return pairs, rows, rejections
 
 
-async def critique(place: Workplace, iteration: int) -> dict[str, Any]:
+async def critique(ctx: RunContext, iteration: int) -> dict[str, Any]:
     """Pair the paths of an iteration's finished trees, and judge the bad paths without a critique;
     return the number of `pairs` and of new critiques (`judged`).
 
@@ -433,110 +434,120 @@ async def critique(place: Workplace, iteration: int) -> dict[str, Any]:
         ConfigError: most replies of the judge are unreadable, or `data.scoring` is unusable.
         ErrorBudgetSpent: more trees could not be judged than the recipe allows.
     """
-    trees = finished_trees(place, iteration)
-    pairs, rows, rejections = await asyncio.to_thread(_make_pairs, place, iteration, trees)
-    place.store.write(merge([*rows, rejection_rows(rejections, iteration_id=place.iteration_id(iteration))]))
-    open_ids = set(place.store.missing("critique", [pair_id(pair) for pair in pairs]))
-    by_tree: dict[str, list[PathPair]] = {}
+    trees = finished_trees(ctx, iteration)
+    pairs, rows, rejections = await asyncio.to_thread(_make_pairs, ctx, iteration, trees)
+    ctx.store.write(merge([*rows, rejection_rows(rejections, iteration_id=ctx.iteration_id(iteration))]))
+    missing_ids = set(ctx.store.missing("critique", [pair_id(pair) for pair in pairs]))
+    pairs_by_tree: dict[str, list[PathPair]] = {}
     for pair in pairs:
-        if pair_id(pair) in open_ids:
-            by_tree.setdefault(pair.bad.tree_id, []).append(pair)
-    if by_tree and place.recipe.splice.mode != "direct":
-        await _judge_all(place, iteration, by_tree, total=len({pair.bad.tree_id for pair in pairs}))
-    unjudged_ids = place.store.missing("critique", list(open_ids))
+        if pair_id(pair) in missing_ids:
+            pairs_by_tree.setdefault(pair.bad.tree_id, []).append(pair)
+    if pairs_by_tree and ctx.recipe.splice.mode != "direct":
+        await _judge_all(ctx, iteration, pairs_by_tree, num_trees=len({pair.bad.tree_id for pair in pairs}))
+    remaining_ids = ctx.store.missing("critique", list(missing_ids))
     # Alarms compare the judge with the oracle before samples are made from its verdicts.
-    await asyncio.to_thread(ask_oracle, place, pair_verdicts(place.store, place.iteration_id(iteration)))
-    return {"pairs": len(pairs), "judged": len(open_ids) - len(unjudged_ids)}
+    await asyncio.to_thread(ask_oracle, ctx, pair_verdicts(ctx.store, ctx.iteration_id(iteration)))
+    return {"pairs": len(pairs), "judged": len(missing_ids) - len(remaining_ids)}
 
 
-def ask_oracle(place: Workplace, verdicts: Iterable[PairVerdict]) -> dict[tuple[str, int], Verdict]:
+def ask_oracle(ctx: RunContext, verdicts: Iterable[PairVerdict]) -> dict[tuple[str, int], Verdict]:
     """Return the oracles' verdicts on the steps of judged paths, by (tree id, node index).
 
     Verdicts that are not stored are computed by the environments now, which may block, and are
     stored. Steps of an environment without an oracle have none.
     """
     leaves = sorted({(row.tree_id, row.bad_leaf) for row in verdicts})
-    truth = load_oracle(place.store, sorted({tree_id for tree_id, _ in leaves}))
-    missing = [(tree_id, leaf) for tree_id, leaf in leaves if (tree_id, leaf) not in truth]
-    if not missing:
+    truth = load_oracle(ctx.store, sorted({tree_id for tree_id, _ in leaves}))
+    missing_leaves = [(tree_id, leaf) for tree_id, leaf in leaves if (tree_id, leaf) not in truth]
+    if not missing_leaves:
         return truth
-    answers: dict[str, dict[int, Verdict]] = {}
-    with place.worlds() as worlds:
+    new_verdicts: dict[str, dict[int, Verdict]] = {}
+    with ctx.worlds() as worlds:
         if not any(env.has(Environment.oracle) for _, env in worlds):
             return truth
-        trees = load_trees(place.store, sorted({tree_id for tree_id, _ in missing}))
-        for tree_id, leaf in missing:
+        trees = load_trees(ctx.store, sorted({tree_id for tree_id, _ in missing_leaves}))
+        for tree_id, leaf in missing_leaves:
             tree = trees[tree_id]
-            env = worlds.of(tree.instance)
+            env = worlds.env_of(tree.instance)
             if env.has(Environment.oracle):
                 oracle_verdicts = env.oracle(tree.instance, [step.action for step in steps_to(tree.nodes, leaf)])
-                answers.setdefault(tree_id, {}).update(zip(path_to(tree.nodes, leaf), oracle_verdicts, strict=True))
-    place.store.write(merge(oracle_rows(tree_id, by_node) for tree_id, by_node in answers.items()))
+                new_verdicts.setdefault(tree_id, {}).update(
+                    zip(path_to(tree.nodes, leaf), oracle_verdicts, strict=True)
+                )
+    ctx.store.write(merge(oracle_rows(tree_id, verdicts_by_node) for tree_id, verdicts_by_node in new_verdicts.items()))
     return truth | {
-        (tree_id, node): verdict for tree_id, by_node in answers.items() for node, verdict in by_node.items()
+        (tree_id, node): verdict
+        for tree_id, verdicts_by_node in new_verdicts.items()
+        for node, verdict in verdicts_by_node.items()
     }
 
 
-async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[PathPair]], *, total: int) -> None:
-    """Judge the bad paths of the pairs in `by_tree`, given by tree id, and store each judgement and
-    the critique of each pair.
+async def _judge_all(
+    ctx: RunContext, iteration: int, pairs_by_tree: dict[str, list[PathPair]], *, num_trees: int
+) -> None:
+    """Judge the bad paths of the pairs in `pairs_by_tree`, given by tree id, and store each
+    judgement and the critique of each pair.
 
-    `total` is the number of trees with pairs, including those that are judged already; the error
-    budget is a share of it.
+    `num_trees` is the number of trees with pairs, including those that are judged already; the
+    error budget is a share of it.
     """
-    config, iteration_id = place.recipe.critique, place.iteration_id(iteration)
+    config, iteration_id = ctx.recipe.critique, ctx.iteration_id(iteration)
     # Copy judgements only if the same model made them: a judge of its own, or the actor that grew
     # the trees. Trees of one teacher may be shared by runs whose policies, as judges, differ.
-    judged_alike = place.recipe.models.judge is not None or place.collector(iteration).role == "actor"
-    for run in runs_alike(place.store, place.run_id, STAGE) if judged_alike else []:
-        copy_judgements(place.store, list(by_tree), run, iteration_id=iteration_id)
-    stored_judgements = await asyncio.to_thread(load_judgements, place.store, list(by_tree))
-    async with place.asking("judge", place.policy(iteration).path, STAGE, iteration) as (batcher, writer, readings):
+    has_same_judge = ctx.recipe.models.judge is not None or ctx.collector(iteration).role == "actor"
+    for other_run_id in runs_with_same_input(ctx.store, ctx.run_id, STAGE) if has_same_judge else []:
+        copy_judgements(ctx.store, list(pairs_by_tree), other_run_id, iteration_id=iteration_id)
+    stored_judgements = await asyncio.to_thread(load_judgements, ctx.store, list(pairs_by_tree))
+    async with ctx.role_sampler("judge", ctx.policy(iteration).path, STAGE, iteration) as (
+        batcher,
+        writer,
+        reply_counts,
+    ):
 
-        async def work(item: tuple[str, list[PathPair]]) -> None:
+        async def judge_tree(item: tuple[str, list[PathPair]]) -> None:
             tree_id, pairs = item
 
-            def keep(judgement: Judgement) -> None:
+            def store_judgement(judgement: Judgement) -> None:
                 writer.add(judgement_rows(tree_id, judgement, iteration_id=iteration_id))
                 for reply in judgement.generations:
-                    readings.count(reply)
+                    reply_counts.count(reply)
 
             judgements = await judge_paths(
                 scans_of(pairs, config),
-                held_back(batcher, writer),
+                with_backpressure(batcher, writer),
                 config,
-                seed=derive_seed(place.recipe.seed, "critique", iteration),
+                seed=derive_seed(ctx.recipe.seed, "critique", iteration),
                 count_tokens=batcher.model.count_tokens,
                 context_length=batcher.model.context_length,
                 judgements=stored_judgements.get(tree_id, {}),
-                on_judgement=keep,
+                on_judgement=store_judgement,
             )
             for pair in pairs:
                 pair_critique = critique_of(pair, judgements, config)
                 writer.add(critique_rows(pair_id(pair), pair_critique, iteration_id=iteration_id, nodes=pair.bad.nodes))
 
-        async with units_done(place.progress, batcher, "trees judged", total=len(by_tree)) as count:
+        async with count_units(ctx.progress, batcher, "trees judged", total=len(pairs_by_tree)) as count_done:
             await run_all(
-                list(by_tree.items()),
-                work,
+                list(pairs_by_tree.items()),
+                judge_tree,
                 key=lambda item: item[0],
-                errors=place.recipe.errors,
-                on_error=place.on_error(writer, STAGE, iteration),
-                concurrency=in_flight(batcher, config.votes),
-                on_result=count,
-                total=total,
+                errors=ctx.recipe.errors,
+                on_error=ctx.on_error(writer, STAGE, iteration),
+                concurrency=concurrency_for(batcher, config.votes),
+                on_result=count_done,
+                num_units=num_trees,
             )
 
 
 # Try out judges on lost episodes, to see how good their verdicts are before a run relies on them.
 
 TRIAL = "headroom"
-Verdicts = dict[str, Sequence[Verdict]]
+VerdictsByEpisode = dict[str, Sequence[Verdict]]
 """The verdicts on each episode's steps, in the order of the steps, by trajectory id."""
 
 
-async def trial(
-    place: Workplace, lost_episodes: Sequence[Episode], models: Sequence[pathlib.Path]
+async def measure_judges(
+    ctx: RunContext, lost_episodes: Sequence[Episode], models: Sequence[pathlib.Path]
 ) -> tuple[Judge, ...]:
     """Let each candidate judge all steps of the lost episodes, and return a record of each: first
     the recipe's judge, then each of `models` in its place. Return () if the recipe judges nothing
@@ -549,69 +560,69 @@ async def trial(
     Raises:
         ErrorBudgetSpent: more episodes could not be judged than the recipe allows.
     """
-    stages = {stage.name for plan in plans_of(place.recipe) for stage in plan.stages}
-    if "critique" not in stages or place.recipe.splice.mode == "direct" or not lost_episodes:
+    stages = {stage.name for plan in plans_of(ctx.recipe) for stage in plan.stages}
+    if "critique" not in stages or ctx.recipe.splice.mode == "direct" or not lost_episodes:
         return ()
-    truth: Verdicts = {}
-    with place.worlds() as worlds:
+    truth: VerdictsByEpisode = {}
+    with ctx.worlds() as worlds:
         for episode in lost_episodes:
-            env = worlds.of(episode.instance)
+            env = worlds.env_of(episode.instance)
             if env.has(Environment.oracle):
                 actions = [step.action for step in episode.trajectory.steps]
                 truth[episode.trajectory_id] = tuple(env.oracle(episode.instance, actions))
-    judge = place.recipe.models.judge
+    judge = ctx.recipe.models.judge
     candidates: list[tuple[str, ModelRole, pathlib.Path]] = [
-        (judge.label if judge else "the model itself", "judge", place.policy(1).path),
+        (judge.label if judge else "the model itself", "judge", ctx.policy(1).path),
         *((str(path), "actor", path) for path in models),
     ]
     judges: list[Judge] = []
     for name, role, path in candidates:
-        judgements = await _judge_lost(place, lost_episodes, role, path, name)
-        votes = place.recipe.critique.votes
+        judgements = await _judge_episodes(ctx, lost_episodes, role, path, name)
+        votes = ctx.recipe.critique.votes
         if votes > 1:
-            first = {
+            first_votes = {
                 key: [step.votes[0] if step.votes else Verdict.UNPARSABLE for step in steps]
                 for key, steps in judgements.items()
             }
-            judges.append(judge_of(name, first, truth, votes=1))
+            judges.append(judge_of(name, first_votes, truth, votes=1))
         verdicts = {key: [step.verdict for step in steps] for key, steps in judgements.items()}
         judges.append(judge_of(name, verdicts, truth, votes=votes))
     return tuple(judges)
 
 
-async def _judge_lost(
-    place: Workplace, lost_episodes: Sequence[Episode], role: ModelRole, policy: pathlib.Path, name: str
+async def _judge_episodes(
+    ctx: RunContext, lost_episodes: Sequence[Episode], role: ModelRole, policy: pathlib.Path, name: str
 ) -> dict[str, list[Judgement]]:
     """Return one model's judgements of each episode's steps, in the order of the steps, by
     trajectory id.
     """
-    config = place.recipe.critique
-    async with place.asking(role, policy, TRIAL, 0) as (sampler, writer, _):
+    config = ctx.recipe.critique
+    async with ctx.role_sampler(role, policy, TRIAL, 0) as (sampler, writer, _):
 
-        async def work(episode: Episode) -> list[Judgement]:
+        async def judge_episode(episode: Episode) -> list[Judgement]:
             nodes = tuple(range(1, len(episode.trajectory.steps) + 1))
             path = Path(tree_id=episode.trajectory_id, nodes=nodes, trajectory=episode.trajectory)
             judgements = await judge_paths(
                 [Scan(path, 0)],
-                held_back(sampler, writer),
+                with_backpressure(sampler, writer),
                 config,
-                seed=derive_seed(place.recipe.seed, TRIAL, "judge", episode.repeat),
+                seed=derive_seed(ctx.recipe.seed, TRIAL, "judge", episode.repeat),
                 count_tokens=sampler.model.count_tokens,
                 context_length=sampler.model.context_length,
             )
             return [judgements[node] for node in nodes]
 
-        async with units_done(
-            place.progress, sampler, f"lost episodes judged by {name}", total=len(lost_episodes)
-        ) as count:
+        async with count_units(
+            ctx.progress, sampler, f"lost episodes judged by {name}", total=len(lost_episodes)
+        ) as count_done:
             return await run_all(
                 lost_episodes,
-                work,
+                judge_episode,
                 key=lambda episode: episode.trajectory_id,
-                errors=place.recipe.errors,
-                on_error=place.on_error(writer, TRIAL, 0),
-                concurrency=in_flight(sampler, config.votes),
-                on_result=count,
+                errors=ctx.recipe.errors,
+                on_error=ctx.on_error(writer, TRIAL, 0),
+                concurrency=concurrency_for(sampler, config.votes),
+                on_result=count_done,
             )
 
 
@@ -629,17 +640,21 @@ def judge_of(
     parse_results = [
         verdict is not Verdict.UNPARSABLE for episode_verdicts in verdicts.values() for verdict in episode_verdicts
     ]
-    both = [pair for key in verdicts if key in truth for pair in zip(verdicts[key], truth[key], strict=True)]
+    verdict_pairs = [pair for key in verdicts if key in truth for pair in zip(verdicts[key], truth[key], strict=True)]
     return Judge(
         name=name,
         votes=votes,
         episodes=len(verdicts),
         steps=len(parse_results),
         read=success_rate(parse_results),
-        right=success_rate([verdict is true for verdict, true in both]),
-        bad=success_rate([true is Verdict.BAD for _, true in both]),
-        bad_is_right=success_rate([true is Verdict.BAD for verdict, true in both if verdict is Verdict.BAD]),
-        bad_is_seen=success_rate([verdict is Verdict.BAD for verdict, true in both if true is Verdict.BAD]),
+        right=success_rate([verdict is true_verdict for verdict, true_verdict in verdict_pairs]),
+        bad=success_rate([true_verdict is Verdict.BAD for _, true_verdict in verdict_pairs]),
+        bad_is_right=success_rate(
+            [true_verdict is Verdict.BAD for verdict, true_verdict in verdict_pairs if verdict is Verdict.BAD]
+        ),
+        bad_is_seen=success_rate(
+            [verdict is Verdict.BAD for verdict, true_verdict in verdict_pairs if true_verdict is Verdict.BAD]
+        ),
         first_error=success_rate(
             [_first_bad(verdicts[key]) == _first_bad(truth[key]) for key in verdicts if key in truth]
         ),

@@ -43,77 +43,83 @@ def pairs_of_tree(
             `config.alpha_rule`.
         seed: for the order `turns`; the random stream is derived from it and the instance.
     """
-    different, rejections = distinct(paths)
-    goods = [path for path in different if _is_good(path, config, alpha)]
+    unique_paths, rejections = distinct_paths(paths)
+    good_candidates = [path for path in unique_paths if _is_good(path, config, alpha)]
     reason = ""
-    if not any(exceeds(path.trajectory.reward, 0) for path in different):
+    if not any(exceeds(path.trajectory.reward, 0) for path in unique_paths):
         reason = "no-reward"
-    elif not goods:
+    elif not good_candidates:
         reason = "no-good-path"
-    elif not any(_far_apart(good, bad, config) for good in goods for bad in different):
+    elif not any(_has_reward_gap(good, bad, config) for good in good_candidates for bad in unique_paths):
         reason = "no-bad-path"
     if reason:
-        rewards = [path.trajectory.reward for path in different]
+        rewards = [path.trajectory.reward for path in unique_paths]
         detail = "no path of the tree has an end"
         if rewards:
             detail = f"{len(rewards)} different paths with rewards from {min(rewards):g} to {max(rewards):g}"
         return (), (*rejections, Rejection(stage=STAGE, subject=tree_id, reason=reason, detail=detail))
     if config.order == "turns":
-        rng = random.Random(derive_seed(seed, STAGE, different[0].trajectory.instance.key))
-        candidates = _in_turns(different, config, alpha, rng)
+        rng = random.Random(derive_seed(seed, STAGE, unique_paths[0].trajectory.instance.key))
+        candidates = _round_robin_pairs(unique_paths, config, alpha, rng)
     else:
-        candidates = _shuffled(different, config, alpha)
-    by_bad: dict[int, list[Path]] = {}
+        candidates = _shuffled_pairs(unique_paths, config, alpha)
+    partners_by_bad_leaf: dict[int, list[Path]] = {}
     for good, bad in candidates:
-        by_bad.setdefault(bad.leaf, []).append(good)
-    capped_goods = {leaf: goods[: config.per_bad_leaf or None] for leaf, goods in by_bad.items()}
-    capped_pairs = [(good, bad) for good, bad in candidates if any(good is path for path in capped_goods[bad.leaf])]
-    first = capped_pairs[: config.per_tree or None]
-    over_caps: list[Rejection] = []
+        partners_by_bad_leaf.setdefault(bad.leaf, []).append(good)
+    capped_partners = {leaf: partners[: config.per_bad_leaf or None] for leaf, partners in partners_by_bad_leaf.items()}
+    capped_pairs = [(good, bad) for good, bad in candidates if any(good is path for path in capped_partners[bad.leaf])]
+    kept_pairs = capped_pairs[: config.per_tree or None]
+    cap_rejections: list[Rejection] = []
     for bad in {bad.leaf: bad for _, bad in candidates}.values():
-        over = by_bad[bad.leaf][len(capped_goods[bad.leaf]) :]
-        dropped_goods = [good for good, partner in capped_pairs[len(first) :] if partner is bad]
-        caps = (over, "per-bad-leaf-cap", config.per_bad_leaf), (dropped_goods, "per-tree-cap", config.per_tree)
+        over_leaf_cap = partners_by_bad_leaf[bad.leaf][len(capped_partners[bad.leaf]) :]
+        over_tree_cap = [good for good, partner in capped_pairs[len(kept_pairs) :] if partner is bad]
+        caps = (
+            (over_leaf_cap, "per-bad-leaf-cap", config.per_bad_leaf),
+            (over_tree_cap, "per-tree-cap", config.per_tree),
+        )
         for left_out, reason, cap in caps:
             if left_out:
                 leaves = ", ".join(str(good.leaf) for good in left_out)
-                over_caps.append(_reject(bad, reason, f"the cap is {cap}; good leaves left out: {leaves}"))
-    pairs = tuple(PathPair(good=good, bad=bad, split=shared_steps(good, bad)) for good, bad in first)
-    return pairs, (*rejections, *over_caps)
+                cap_rejections.append(_rejection(bad, reason, f"the cap is {cap}; good leaves left out: {leaves}"))
+    pairs = tuple(PathPair(good=good, bad=bad, split=num_shared_steps(good, bad)) for good, bad in kept_pairs)
+    return pairs, (*rejections, *cap_rejections)
 
 
-def _in_turns(paths: Sequence[Path], config: PairsConfig, alpha: float, rng: random.Random) -> list[_Pair]:
+def _round_robin_pairs(paths: Sequence[Path], config: PairsConfig, alpha: float, rng: random.Random) -> list[_Pair]:
     """Return all pairs, in rounds over the shuffled bad paths: each bad path is used once before
     any is used twice.
 
     In each round a bad path is paired with the shortest good path that it has not had yet; good
     paths of equal length are shuffled for each bad path.
     """
-    choices = [
-        (bad, sorted(rng.sample(goods, len(goods)), key=lambda good: len(good.nodes)))
+    ordered_partners = [
+        (bad, sorted(rng.sample(partners, len(partners)), key=lambda good: len(good.nodes)))
         for bad in rng.sample(paths, len(paths))
-        if (goods := [g for g in paths if _is_good(g, config, alpha) and _far_apart(g, bad, config)])
+        if (partners := [g for g in paths if _is_good(g, config, alpha) and _has_reward_gap(g, bad, config)])
     ]
-    rounds = zip_longest(*(goods for _, goods in choices))
+    rounds = zip_longest(*(partners for _, partners in ordered_partners))
     return [
-        (good, bad) for round_ in rounds for (bad, _), good in zip(choices, round_, strict=True) if good is not None
+        (good, bad)
+        for round_ in rounds
+        for (bad, _), good in zip(ordered_partners, round_, strict=True)
+        if good is not None
     ]
 
 
-def _shuffled(paths: Sequence[Path], config: PairsConfig, alpha: float) -> list[_Pair]:
+def _shuffled_pairs(paths: Sequence[Path], config: PairsConfig, alpha: float) -> list[_Pair]:
     """Return all pairs in the order `published` or `shuffled`, as `config.order` says."""
     if config.order == "published":
         # Depth first, as in the published code: a node's number is higher than its parent's and its
         # elder siblings'.
         paths = sorted(paths, key=lambda path: path.nodes)
-    falling = sorted(paths, key=lambda path: -path.trajectory.reward)
+    by_falling_reward = sorted(paths, key=lambda path: -path.trajectory.reward)
     # The published code shuffles all pairs and applies alpha afterwards. Its order is only repeated
     # if the pairs below alpha are shuffled too: the result depends on the number of pairs.
     pairs = [
         (good, bad)
-        for good in falling
-        for bad in falling
-        if _far_apart(good, bad, config) and (config.order == "published" or _is_good(good, config, alpha))
+        for good in by_falling_reward
+        for bad in by_falling_reward
+        if _has_reward_gap(good, bad, config) and (config.order == "published" or _is_good(good, config, alpha))
     ]
     random.Random(_PUBLISHED_SEED).shuffle(pairs)
     return [(good, bad) for good, bad in pairs if _is_good(good, config, alpha)]
@@ -121,27 +127,27 @@ def _shuffled(paths: Sequence[Path], config: PairsConfig, alpha: float) -> list[
 
 def good_paths(paths: Sequence[Path], alpha: float, rule: AlphaRule = "at_least") -> tuple[Path, ...]:
     """Return the paths with distinct transcripts whose reward clears alpha, in the given order."""
-    return tuple(path for path in distinct(paths)[0] if clears(path.trajectory.reward, alpha, rule))
+    return tuple(path for path in distinct_paths(paths)[0] if clears(path.trajectory.reward, alpha, rule))
 
 
-def distinct(paths: Iterable[Path]) -> tuple[tuple[Path, ...], tuple[Rejection, ...]]:
+def distinct_paths(paths: Iterable[Path]) -> tuple[tuple[Path, ...], tuple[Rejection, ...]]:
     """Return the first path of each transcript, in the given order, and a rejection for each
     other path.
 
     A transcript is the path's replies and observations. Paths of a tree search always differ;
     independent episodes may be equal.
     """
-    first: dict[tuple[tuple[str, str], ...], Path] = {}
+    first_by_transcript: dict[tuple[tuple[str, str], ...], Path] = {}
     rejections: list[Rejection] = []
     for path in paths:
-        earlier = first.setdefault(_transcript(path), path)
+        earlier = first_by_transcript.setdefault(_transcript(path), path)
         if earlier is not path:
             detail = f"same transcript as leaf {earlier.leaf}"
-            rejections.append(_reject(path, "duplicate-transcript", detail))
-    return tuple(first.values()), tuple(rejections)
+            rejections.append(_rejection(path, "duplicate-transcript", detail))
+    return tuple(first_by_transcript.values()), tuple(rejections)
 
 
-def shared_steps(first: Path, second: Path) -> int:
+def num_shared_steps(first: Path, second: Path) -> int:
     """Return how many steps two paths share from the start: steps with the same reply and the same
     observation.
     """
@@ -157,14 +163,14 @@ def _is_good(path: Path, config: PairsConfig, alpha: float) -> bool:
     return clears(path.trajectory.reward, alpha, config.alpha_rule)
 
 
-def _far_apart(good: Path, bad: Path, config: PairsConfig) -> bool:
+def _has_reward_gap(good: Path, bad: Path, config: PairsConfig) -> bool:
     high, low = good.trajectory.reward, bad.trajectory.reward
     if config.beta_rule == "absolute":
         return exceeds(config.beta, low) and exceeds(high, config.beta)
     return exceeds(high - low, config.beta)
 
 
-def _reject(path: Path, reason: str, detail: str) -> Rejection:
+def _rejection(path: Path, reason: str, detail: str) -> Rejection:
     return Rejection(stage=STAGE, subject=f"{path.tree_id}:{path.leaf}", reason=reason, detail=detail)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentr_core.environment import Environment
-from agentr_core.episodes.rollout import play
+from agentr_core.episodes.rollout import play_replies
 from agentr_core.types import Instance
 
 # A path that ends well need not be a good example: a sampled one contains refused actions, repeated
@@ -13,7 +13,9 @@ from agentr_core.types import Instance
 # only the environment decides.
 
 
-def needed(env: Environment, instance: Instance, replies: Sequence[str], *, start: int = 0) -> tuple[int, ...]:
+def needed_positions(
+    env: Environment, instance: Instance, replies: Sequence[str], *, start: int = 0
+) -> tuple[int, ...]:
     """Return the positions of the replies to keep, in order: those before `start`, and later ones
     of which none can be left out without lowering the final reward.
 
@@ -30,28 +32,28 @@ def needed(env: Environment, instance: Instance, replies: Sequence[str], *, star
         start: replies before this position are always kept.
     """
     positions = tuple(range(len(replies)))
-    reward, length = _final(env, instance, replies, positions)
+    reward, num_played = _final_reward(env, instance, replies, positions)
     if reward is None:
         return positions
-    positions = positions[:length]
-    before: tuple[int, ...] = ()
-    while positions != before:
-        before = positions
+    positions = positions[:num_played]
+    previous_positions: tuple[int, ...] = ()
+    while positions != previous_positions:
+        previous_positions = positions
         for position in reversed(positions[start:]):
-            candidate = tuple(index for index in positions if index != position)
-            final_reward, length = _final(env, instance, replies, candidate)
-            if final_reward is not None and final_reward >= reward and length > start:
-                positions = candidate[:length]
+            candidate_positions = tuple(index for index in positions if index != position)
+            final_reward, num_played = _final_reward(env, instance, replies, candidate_positions)
+            if final_reward is not None and final_reward >= reward and num_played > start:
+                positions = candidate_positions[:num_played]
     return positions
 
 
-def _final(
+def _final_reward(
     env: Environment, instance: Instance, replies: Sequence[str], positions: Sequence[int]
 ) -> tuple[float | None, int]:
     """Play the replies at `positions`; return the final reward (None after a disaster or without
     replies), and how many of them were played before the episode ended.
     """
-    _, outcomes = play(env, instance, [replies[position] for position in positions])
+    _, outcomes = play_replies(env, instance, [replies[position] for position in positions])
     if not outcomes or outcomes[-1].step.disaster:
         return None, len(outcomes)
     return outcomes[-1].step.reward, len(outcomes)

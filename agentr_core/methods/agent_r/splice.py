@@ -30,32 +30,32 @@ from dataclasses import dataclass, replace
 from itertools import count, takewhile
 from typing import Any
 
-from agentr_core.environment import Environment, Repeatability, repeats
-from agentr_core.episodes.rollout import Outcome, diverged, play, steps_ask
-from agentr_core.episodes.transcript import Fits, transcript
+from agentr_core.environment import Environment, Repeatability, is_repetition
+from agentr_core.episodes.rollout import Outcome, divergence_error, play_replies, steps_may_ask
+from agentr_core.episodes.transcript import FitsContext, transcript
 from agentr_core.errors import ConfigError, EnvironmentFault, IllTypedAnswer, ReplayDrifted
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.methods.agent_r.collect import finished_trees
-from agentr_core.methods.agent_r.critique import pairs_of, reason_of
+from agentr_core.methods.agent_r.critique import pairs_of_iteration, reason_of
 from agentr_core.methods.agent_r.pairs import good_paths, pair_id
-from agentr_core.methods.agent_r.pruning import needed
+from agentr_core.methods.agent_r.pruning import needed_positions
 from agentr_core.models.checkpoint_dir import context_length_of
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.recipes.fields import AlphaRule, clears, sampling_of
 from agentr_core.recipes.recipe import Recipe
+from agentr_core.runtime.context import RunContext
 from agentr_core.runtime.episode_shard import play_rollouts, rollout_id
 from agentr_core.runtime.equipment import Worlds, teacher_of
-from agentr_core.runtime.place import Workplace
-from agentr_core.samples.dataset import drops, split
+from agentr_core.samples.dataset import count_dropped, split_windowed
 from agentr_core.samples.identity import sample_id
 from agentr_core.samples.rendering import load_renderer
-from agentr_core.stages.regrade import scored_paths
-from agentr_core.store.codec.ledger import rejection_rows, store_anew
+from agentr_core.stages.regrade import rescored_paths
+from agentr_core.store.codec.ledger import rejection_rows, replace_stage_output
 from agentr_core.store.codec.samples import sample_rows
 from agentr_core.store.codec.trajectories import load_critiques, load_trajectories, trajectory_rows
 from agentr_core.store.tables import Rows, merge
-from agentr_core.system import check_wanted, in_thread
+from agentr_core.system import raise_if_cancelled, run_in_thread
 from agentr_core.texts import quoted
 from agentr_core.types import (
     Critique,
@@ -72,8 +72,7 @@ from agentr_core.types import (
     Tree,
 )
 
-# The sentences with which an agent turns back from a mistake. Source: Agent-R section 3.2 (themes;
-# own wording).
+# How an agent turns back from a mistake. Source: Agent-R section 3.2 (themes; own wording).
 
 REFLECTIONS = (
     "That was a mistake; let me choose another way.",
@@ -103,10 +102,10 @@ ACKNOWLEDGEMENT = "ok."
 """The user turn that follows a revision turn which was not played in the environment."""
 
 
-def voiced(reply: str) -> bool:
+def has_reflection(reply: str) -> bool:
     """Return whether a reply contains one of `REFLECTIONS`, ignoring case and spacing."""
-    text = _plain(reply)
-    return any(_plain(sentence) in text for sentence in REFLECTIONS)
+    text = _normalized(reply)
+    return any(_normalized(sentence) in text for sentence in REFLECTIONS)
 
 
 def revision_text(seed: int, action: str = ACTION, sentences: int = len(REFLECTIONS)) -> str:
@@ -116,20 +115,20 @@ def revision_text(seed: int, action: str = ACTION, sentences: int = len(REFLECTI
     return f"Thought: {random.Random(seed).choice(REFLECTIONS[:sentences])}\nAction: {action}"
 
 
-def _plain(text: str) -> str:
+def _normalized(text: str) -> str:
     return " ".join(text.lower().split()).rstrip(".")
 
 
 # Replay recorded steps, and find where the result differs from the recording.
 
-_QUOTED = 80
-"""The most characters of an action or observation that are quoted in a message."""
+
+def _quote(text: str) -> str:
+    """Return an action or observation as messages quote it."""
+    return quoted(text, 80)
 
 
-def live(recorded_step: Step, outcome: Outcome) -> Step:
-    """Return the step of a replay, with the tokens, log-probabilities, finish reason and tokenizer
-    of the recorded reply.
-    """
+def live_step(recorded_step: Step, outcome: Outcome) -> Step:
+    """Return the step of a replay, with what was recorded of how its reply was sampled."""
     return replace(
         outcome.step,
         token_ids=recorded_step.token_ids,
@@ -144,22 +143,22 @@ def check_replay(env: Environment, pair: PathPair, first_observation: str, outco
     than recorded, compared as strictly as `env.repeatability` promises.
     """
     promise = Repeatability(env.repeatability)
-    bad = pair.bad.trajectory
+    bad_path = pair.bad.trajectory
     observations = [first_observation, *(outcome.step.observation for outcome in outcomes)]
-    recorded_observations = [bad.first_observation, *(step.observation for step in bad.steps)]
-    for number, (now, then) in enumerate(zip(observations, recorded_observations, strict=False)):
+    recorded_observations = [bad_path.first_observation, *(step.observation for step in bad_path.steps)]
+    for number, (replayed, recorded) in enumerate(zip(observations, recorded_observations, strict=False)):
         # An environment that promises no repetition may begin with another text. The sample keeps
         # the first observation that its steps were recorded after.
-        free = number == 0 and promise is Repeatability.NEVER
-        if not (free or repeats(now, then, promise)):
-            raise diverged(
+        is_exempt = number == 0 and promise is Repeatability.NEVER
+        if not (is_exempt or is_repetition(replayed, recorded, promise)):
+            raise divergence_error(
                 env,
-                f"{bad.instance.key}, leaf {pair.bad.leaf} of tree {pair.bad.tree_id}: after {number} steps the "
-                f"recording has {quoted(then, _QUOTED)} and the replay {quoted(now, _QUOTED)}",
+                f"{bad_path.instance.key}, leaf {pair.bad.leaf} of tree {pair.bad.tree_id}: after {number} steps the "
+                f"recording has {_quote(recorded)} and the replay {_quote(replayed)}",
             )
 
 
-def divergence(recorded_steps: Sequence[Step], outcomes: Sequence[Outcome], start: int) -> str:
+def divergence_message(recorded_steps: Sequence[Step], outcomes: Sequence[Outcome], start: int) -> str:
     """Return a message about where the live observations, from step `start` on, first differ from
     the recorded ones; a difference at an invalid action comes before all others.
     """
@@ -171,13 +170,13 @@ def divergence(recorded_steps: Sequence[Step], outcomes: Sequence[Outcome], star
     if not differences:
         return "all observations are as recorded"
     position, outcome = next((d for d in differences if d[1].step.valid is False), differences[0])
-    now, then = outcome.step.observation, recorded_steps[position].observation
-    return f"{at(position, outcome.step)} gave {quoted(now, _QUOTED)}, recorded was {quoted(then, _QUOTED)}"
+    replayed, recorded = outcome.step.observation, recorded_steps[position].observation
+    return f"{step_label(position, outcome.step)} gave {_quote(replayed)}, recorded was {_quote(recorded)}"
 
 
-def at(position: int, step: Step) -> str:
+def step_label(position: int, step: Step) -> str:
     """Return the position and the quoted action of a step, for messages."""
-    return f"step {position} ({quoted(step.action, _QUOTED)})"
+    return f"step {position} ({_quote(step.action)})"
 
 
 # Where the bad path of a pair is cut, and why a pair cannot be spliced.
@@ -209,14 +208,14 @@ def cut_of(pair: PathPair, critique: Critique | None, config: SpliceConfig) -> i
     elif config.no_error == "keep" and config.mode != "rollback":
         cut = len(steps)
     else:
-        return reject(pair, "no-error-found", f"none of {len(critique.verdicts)} judged steps is bad")
+        return rejection_of(pair, "no-error-found", f"none of {len(critique.verdicts)} judged steps is bad")
     if cut == 0:
-        return reject(pair, "nothing-kept", "the bad path has no steps")
-    prefix_length = len(pair.good.trajectory.steps) - len(good_rest(pair, cut))
+        return rejection_of(pair, "nothing-kept", "the bad path has no steps")
+    prefix_length = len(pair.good.trajectory.steps) - len(good_suffix(pair, cut))
     if prefix_length == len(pair.good.trajectory.steps):
-        return reject(pair, "no-good-suffix", f"the good path ends with the {prefix_length} shared steps")
+        return rejection_of(pair, "no-good-suffix", f"the good path ends with the {prefix_length} shared steps")
     if cut <= pair.split and config.shared_cut == "reject":
-        return reject(pair, "cut-in-shared-prefix", f"{cut} steps are kept and both paths share {pair.split}")
+        return rejection_of(pair, "cut-in-shared-prefix", f"{cut} steps are kept and both paths share {pair.split}")
     if config.mode == "rollback":
         return cut - 1
     if config.impossible == "keep":
@@ -224,38 +223,36 @@ def cut_of(pair: PathPair, critique: Critique | None, config: SpliceConfig) -> i
     # An agent cannot act after such an end, so it cannot revise anything either.
     last = steps[cut - 1]
     if last.disaster:
-        return reject(pair, "kept-part-ends-in-disaster", at(cut - 1, last))
+        return rejection_of(pair, "kept-part-ends-in-disaster", step_label(cut - 1, last))
     if last.terminated:
-        return reject(pair, "kept-part-ends-the-episode", at(cut - 1, last))
+        return rejection_of(pair, "kept-part-ends-the-episode", step_label(cut - 1, last))
     if cut == len(steps) and pair.bad.trajectory.stop is StopReason.CONTEXT_LIMIT:
-        return reject(pair, "kept-part-fills-the-context", at(cut - 1, last))
+        return rejection_of(pair, "kept-part-fills-the-context", step_label(cut - 1, last))
     return cut
 
 
-def good_rest(pair: PathPair, cut: int) -> tuple[Step, ...]:
+def good_suffix(pair: PathPair, cut: int) -> tuple[Step, ...]:
     """Return the steps of the good path from the first one whose reply differs from that of the bad
     path's first `cut` steps; if none differs, the steps after the first `cut` ones.
     """
     prefix, steps = pair.bad.trajectory.steps[:cut], pair.good.trajectory.steps
-    same = takewhile(lambda both: both[0].reply == both[1].reply, zip(prefix, steps, strict=False))
-    return steps[sum(1 for _ in same) :]
+    shared_replies = takewhile(lambda both: both[0].reply == both[1].reply, zip(prefix, steps, strict=False))
+    return steps[len(list(shared_replies)) :]
 
 
-def reject(pair: PathPair, reason: str, detail: str) -> Rejection:
+def rejection_of(pair: PathPair, reason: str, detail: str) -> Rejection:
     """Return the rejection of a pair by the stage `splice`."""
     return Rejection(stage=STAGE, subject=pair_id(pair), reason=reason, detail=detail)
 
 
-def unplayable(subject: str, error: EnvironmentFault) -> Rejection:
+def unplayable_rejection(subject: str, error: EnvironmentFault) -> Rejection:
     """Return the rejection of a pair or path whose replay raised one of `UNPLAYABLE`."""
     reason = "ill-typed-answer" if isinstance(error, IllTypedAnswer) else "replay-drifted"
     return Rejection(stage=STAGE, subject=subject, reason=reason, detail=str(error))
 
 
-def pair_stream(pair: PathPair) -> str:
-    """Return the name from which a pair's seeds are derived. It depends on the instance and the two
-    leaves only, so it is the same in every run.
-    """
+def pair_seed_name(pair: PathPair) -> str:
+    """Return the name that a pair's seeds are derived from, which is the same in every run."""
     return f"{pair.bad.trajectory.instance.key}:{pair.good.leaf}:{pair.bad.leaf}"
 
 
@@ -283,17 +280,17 @@ def splice(
     if isinstance(cut, Rejection):
         return cut
     if config.mode == "verified":
-        return _verified(pair, cut, critique, env, config, alpha=alpha, rule=rule, seed=seed)
-    return _sample(
+        return _verified_sample(pair, cut, critique, env, config, alpha=alpha, rule=rule, seed=seed)
+    return _revision_sample(
         pair,
         env,
         prefix=pair.bad.trajectory.steps[:cut],
-        trained_steps=(_pause(pair, env, config, seed), *good_rest(pair, cut)),
-        extra=_extra(pair, critique, config.mode),
+        trained_steps=(_revision_step(pair, env, config, seed), *good_suffix(pair, cut)),
+        extra=_provenance_extra(pair, critique, config.mode),
     )
 
 
-def turned_back(
+def play_prefix(
     pair: PathPair, critique: Critique | None, env: Environment, config: SpliceConfig, *, seed: int
 ) -> tuple[Step, ...] | Rejection:
     """Play, in `env`, which may block, the kept steps of the bad path and, unless the mode is
@@ -304,14 +301,14 @@ def turned_back(
     if isinstance(cut, Rejection):
         return cut
     prefix = pair.bad.trajectory.steps[:cut]
-    steps = prefix if config.mode == "rollback" else (*prefix, _pause(pair, env, config, seed))
+    steps = prefix if config.mode == "rollback" else (*prefix, _revision_step(pair, env, config, seed))
     replies = [step.reply for step in steps]
-    first_observation, outcomes = play(env, pair.bad.trajectory.instance, replies, recorded=prefix)
+    first_observation, outcomes = play_replies(env, pair.bad.trajectory.instance, replies, recorded=prefix)
     check_replay(env, pair, first_observation, outcomes[:cut])
     if outcomes and (stop := outcomes[-1].stop) is not None:
         reason = "kept-part-ends-the-episode" if config.mode == "rollback" else "ended-at-revision-turn"
-        return reject(pair, reason, f"{stop}, {at(len(outcomes) - 1, outcomes[-1].step)}")
-    return tuple(live(step, outcome) for step, outcome in zip(steps, outcomes, strict=True))
+        return rejection_of(pair, reason, f"{stop}, {step_label(len(outcomes) - 1, outcomes[-1].step)}")
+    return tuple(live_step(step, outcome) for step, outcome in zip(steps, outcomes, strict=True))
 
 
 def diagnosis(pair: PathPair, critique: Critique) -> str:
@@ -323,18 +320,17 @@ def diagnosis(pair: PathPair, critique: Critique) -> str:
         raise ValueError(f"pair {pair_id(pair)} has no first error to tell of")
     step = pair.bad.trajectory.steps[error]
     verdict = next(verdict for verdict in critique.verdicts if verdict.position == error)
-    return "\n".join(
-        (
-            "You were here before and went on like this:",
-            f"Action: {step.action}",
-            f"Observation: {step.observation}",
-            f"That was a mistake. {reason_of(verdict.reply)}".rstrip(),
-            "Do something else.",
-        )
+    lines = (
+        "You were here before and went on like this:",
+        f"Action: {step.action}",
+        f"Observation: {step.observation}",
+        f"That was a mistake. {reason_of(verdict.reply)}".rstrip(),
+        "Do something else.",
     )
+    return "\n".join(lines)
 
 
-def continued(
+def continuation_samples(
     pair: PathPair,
     critique: Critique | None,
     prefix: Sequence[Step],
@@ -351,43 +347,43 @@ def continued(
     there is none.
 
     Args:
-        prefix: the steps that `turned_back` returned for the pair.
+        prefix: the steps that `play_prefix` returned for the pair.
         tries: episodes that begin with `prefix`; of the same length, earlier ones come first.
     """
-    is_rollback, start = config.mode == "rollback", len(prefix)
-    candidates = [
-        (len(episode.steps), number, key)
-        for number, (key, episode) in enumerate(tries.items())
+    is_rollback, prefix_length = config.mode == "rollback", len(prefix)
+    candidates = {
+        key: episode
+        for key, episode in tries.items()
         if episode.steps and not episode.steps[-1].disaster and clears(episode.reward, alpha, rule)
-    ]
-    winners = [
-        candidate
-        for candidate in candidates
-        for episode in [tries[candidate[-1]]]
-        if episode.reward > (episode.steps[start - 1].reward if start else 0.0)
-    ]
+    }
+    winners = {
+        key: episode
+        for key, episode in candidates.items()
+        if episode.reward > (episode.steps[prefix_length - 1].reward if prefix_length else 0.0)
+    }
     if candidates and not winners:
-        since = "before the first error" if is_rollback else "at the revision turn"
-        return reject(pair, "no-gain", f"{len(candidates)} tries end with the reward that they had {since}")
+        moment = "before the first error" if is_rollback else "at the revision turn"
+        return rejection_of(pair, "no-gain", f"{len(candidates)} tries end with the reward that they had {moment}")
     if not candidates:
         best = max((episode.reward for episode in tries.values()), default=0.0)
-        return reject(pair, "no-try-cleared-alpha", f"{len(tries)} tries, best reward {best:g}, alpha {alpha:g}")
-    extra = _extra(pair, critique, config.mode) | {"tries": len(tries), "cleared": len(winners)}
+        return rejection_of(pair, "no-try-cleared-alpha", f"{len(tries)} tries, best reward {best:g}, alpha {alpha:g}")
+    extra = _provenance_extra(pair, critique, config.mode) | {"tries": len(tries), "cleared": len(winners)}
     if config.continuation.by == "teacher":
         extra["by"] = "teacher"
     if is_rollback and critique is not None:
         extra["diagnosis"] = diagnosis(pair, critique)
     samples = {}
-    for *_, key in sorted(winners)[: config.continuation.per_pair or None]:
-        episode = tries[key]
-        turns: tuple[Step, ...] = ()
+    shortest_first = sorted(winners.items(), key=lambda item: len(item[1].steps))
+    for key, episode in shortest_first[: config.continuation.per_pair or None]:
+        revision_turn: tuple[Step, ...] = ()
         if not is_rollback:
-            turns = (replace(_pause(pair, env, config, seed), observation=episode.steps[start - 1].observation),)
-        samples[key] = _sample(
+            observation = episode.steps[prefix_length - 1].observation
+            revision_turn = (replace(_revision_step(pair, env, config, seed), observation=observation),)
+        samples[key] = _revision_sample(
             pair,
             env,
-            prefix=episode.steps[: start - len(turns)],
-            trained_steps=(*turns, *episode.steps[start:]),
+            prefix=episode.steps[: prefix_length - len(revision_turn)],
+            trained_steps=(*revision_turn, *episode.steps[prefix_length:]),
             extra=extra | {"live_reward": episode.reward, "live_success": episode.success},
         )
     return samples
@@ -402,15 +398,13 @@ def good_sample(path: Path, env: Environment, *, prune: bool = False) -> Sample:
     trajectory = path.trajectory
     steps = trajectory.steps
     if prune:
-        replies = [step.reply for step in steps]
-        positions = needed(env, trajectory.instance, replies)
-        first_observation, outcomes = play(env, trajectory.instance, [replies[position] for position in positions])
+        positions = needed_positions(env, trajectory.instance, [step.reply for step in steps])
+        needed_steps = [steps[position] for position in positions]
+        first_observation, outcomes = play_replies(env, trajectory.instance, [step.reply for step in needed_steps])
         last = outcomes[-1].step
         as_recorded = first_observation == trajectory.first_observation
         if as_recorded and not last.disaster and last.reward >= trajectory.reward:
-            steps = tuple(
-                live(steps[position], outcome) for position, outcome in zip(positions, outcomes, strict=False)
-            )
+            steps = tuple(live_step(step, outcome) for step, outcome in zip(needed_steps, outcomes, strict=False))
     return Sample(
         kind=SampleKind.GOOD,
         messages=transcript(env, trajectory.first_observation, steps, train=[True] * len(steps)),
@@ -424,7 +418,7 @@ def good_sample(path: Path, env: Environment, *, prune: bool = False) -> Sample:
     )
 
 
-def _verified(
+def _verified_sample(
     pair: PathPair,
     cut: int,
     critique: Critique | None,
@@ -440,56 +434,59 @@ def _verified(
 
     The revision turn's action is played too, since a trained agent will send it.
     """
-    pause = _pause(pair, env, config, seed)
-    planned_steps = (*pair.bad.trajectory.steps[:cut], pause, *good_rest(pair, cut))
-    length = len(planned_steps)
+    instance, revision_step = pair.bad.trajectory.instance, _revision_step(pair, env, config, seed)
+    planned_steps = (*pair.bad.trajectory.steps[:cut], revision_step, *good_suffix(pair, cut))
+    num_planned = len(planned_steps)
     if config.prune:
-        positions = needed(env, pair.bad.trajectory.instance, [step.reply for step in planned_steps], start=cut + 1)
+        positions = needed_positions(env, instance, [step.reply for step in planned_steps], start=cut + 1)
         planned_steps = tuple(planned_steps[position] for position in positions)
-    first_observation, outcomes = play(env, pair.bad.trajectory.instance, [step.reply for step in planned_steps])
+    first_observation, outcomes = play_replies(env, instance, [step.reply for step in planned_steps])
     check_replay(env, pair, first_observation, outcomes[:cut])
-    last, number = outcomes[-1], len(outcomes) - 1
-    if number <= cut:
-        location = "in the kept part" if number < cut else "at the revision turn"
-        return reject(pair, "verify-ended-early", f"{last.stop} {location}, {at(number, last.step)}")
+    last, last_position = outcomes[-1], len(outcomes) - 1
+    if last_position <= cut:
+        location = "in the kept part" if last_position < cut else "at the revision turn"
+        detail = f"{last.stop} {location}, {step_label(last_position, last.step)}"
+        return rejection_of(pair, "verify-ended-early", detail)
     if last.step.disaster or not clears(last.step.reward, alpha, rule):
-        early = len(outcomes) < len(planned_steps)
-        end = f"{last.stop} at step {number} of {len(planned_steps)}" if early else f"played {len(planned_steps)} steps"
-        difference = divergence(planned_steps, outcomes, cut + 1)
+        ended_early = len(outcomes) < len(planned_steps)
+        end = f"played {len(planned_steps)} steps"
+        if ended_early:
+            end = f"{last.stop} at step {last_position} of {len(planned_steps)}"
+        difference = divergence_message(planned_steps, outcomes, cut + 1)
         detail = f"live reward {last.step.reward:g}, alpha {alpha:g}; {end}; {difference}"
-        return reject(pair, "verify-ended-early" if early else "verify-reward-below-alpha", detail)
-    before = outcomes[cut].step.reward
+        return rejection_of(pair, "verify-ended-early" if ended_early else "verify-reward-below-alpha", detail)
+    reward_before = outcomes[cut].step.reward
     # Otherwise the sample would teach steps that achieve nothing.
-    if last.step.reward <= before:
-        return reject(pair, "verify-no-gain", f"{before:g} at the revision turn, too")
-    steps = tuple(live(step, outcome) for step, outcome in zip(planned_steps, outcomes, strict=False))
+    if last.step.reward <= reward_before:
+        return rejection_of(pair, "verify-no-gain", f"{reward_before:g} at the revision turn, too")
+    steps = tuple(live_step(step, outcome) for step, outcome in zip(planned_steps, outcomes, strict=False))
     suffix = steps[cut + 1 :]
-    change_count = sum(
-        now.observation != then.observation for now, then in zip(suffix, planned_steps[cut + 1 :], strict=False)
+    num_changed = sum(
+        replayed.observation != recorded.observation
+        for replayed, recorded in zip(suffix, planned_steps[cut + 1 :], strict=False)
     )
     extra = {
         "live_reward": last.step.reward,
         "live_success": last.stop is StopReason.SUCCESS,
-        "changed_observations": change_count,
-        "dropped_good_steps": length - len(outcomes),
+        "changed_observations": num_changed,
+        "dropped_good_steps": num_planned - len(outcomes),
     }
-    return _sample(
+    return _revision_sample(
         pair,
         env,
         prefix=steps[:cut],
-        trained_steps=(replace(pause, observation=steps[cut].observation), *suffix),
-        extra=_extra(pair, critique, "verified") | extra,
+        trained_steps=(replace(revision_step, observation=steps[cut].observation), *suffix),
+        extra=_provenance_extra(pair, critique, "verified") | extra,
     )
 
 
-def _pause(pair: PathPair, env: Environment, config: SpliceConfig, seed: int) -> Step:
+def _revision_step(pair: PathPair, env: Environment, config: SpliceConfig, seed: int) -> Step:
     """Return the revision turn as a step that was not played."""
-    reply = revision_text(derive_seed(seed, "reflection", pair_stream(pair)), config.action, config.reflections)
-    reply = env.called(reply)
-    return Step(reply=reply, action=config.action, observation=ACKNOWLEDGEMENT, reward=0.0)
+    reply = revision_text(derive_seed(seed, "reflection", pair_seed_name(pair)), config.action, config.reflections)
+    return Step(reply=env.called(reply), action=config.action, observation=ACKNOWLEDGEMENT, reward=0.0)
 
 
-def _sample(
+def _revision_sample(
     pair: PathPair,
     env: Environment,
     *,
@@ -497,16 +494,12 @@ def _sample(
     trained_steps: Sequence[Step],
     extra: Mapping[str, Any],
 ) -> Sample:
-    bad = pair.bad.trajectory
+    bad_trajectory = pair.bad.trajectory
+    train = [False] * len(prefix) + [True] * len(trained_steps)
     return Sample(
         kind=SampleKind.REVISION,
-        messages=transcript(
-            env,
-            bad.first_observation,
-            (*prefix, *trained_steps),
-            train=[False] * len(prefix) + [True] * len(trained_steps),
-        ),
-        instance=bad.instance,
+        messages=transcript(env, bad_trajectory.first_observation, (*prefix, *trained_steps), train=train),
+        instance=bad_trajectory.instance,
         provenance=Provenance(
             tree_id=pair.bad.tree_id,
             good_leaf=pair.good.leaf,
@@ -514,13 +507,13 @@ def _sample(
             split=pair.split,
             cut=len(prefix),
             good_reward=pair.good.trajectory.reward,
-            bad_reward=bad.reward,
+            bad_reward=bad_trajectory.reward,
             extra=extra,
         ),
     )
 
 
-def _extra(pair: PathPair, critique: Critique | None, mode: str) -> dict[str, Any]:
+def _provenance_extra(pair: PathPair, critique: Critique | None, mode: str) -> dict[str, Any]:
     return {
         "mode": mode,
         "first_error": critique.first_error if critique is not None and mode != "direct" else None,
@@ -540,12 +533,12 @@ class PairContinuation:
     rejection, and the tries that were played, by trajectory id.
     """
 
-    begun: tuple[Step, ...] | Rejection
+    prefix: tuple[Step, ...] | Rejection
     tries: Mapping[str, Trajectory]
 
 
-async def continuations(
-    place: Workplace, iteration: int, pairs: Sequence[PathPair], critiques: Mapping[str, Critique], *, seed: int
+async def play_continuations(
+    ctx: RunContext, iteration: int, pairs: Sequence[PathPair], critiques: Mapping[str, Critique], *, seed: int
 ) -> dict[str, PairContinuation]:
     """Play the tries of judged pairs that are not stored yet; return the continuations of every
     judged pair, by pair id.
@@ -558,62 +551,64 @@ async def continuations(
         ErrorBudgetSpent: more tries failed than the recipe allows; finished tries are kept.
         WorkerLost: the cluster lost one worker after another; finished tries are kept.
     """
-    config = place.recipe.splice.continuation
+    config = ctx.recipe.splice.continuation
     judged_pairs = {pair_id(pair): pair for pair in pairs if pair_id(pair) in critiques}
-    prefixes = await in_thread(_prefixes, place, judged_pairs, critiques, seed)
-    iteration_id, player = place.iteration_id(iteration), place.collector(iteration)
-    if config.by == "teacher" and (teacher := teacher_of(place.recipe)) is not None:
+    prefixes_by_pair = await run_in_thread(_play_prefixes, ctx, judged_pairs, critiques, seed)
+    iteration_id, player = ctx.iteration_id(iteration), ctx.collector(iteration)
+    if config.by == "teacher" and (teacher := teacher_of(ctx.recipe)) is not None:
         player = teacher
-    is_rollback = place.recipe.splice.mode == "rollback"
+    is_rollback = ctx.recipe.splice.mode == "rollback"
     # The pair id and the plan of each try, by trajectory id.
     plans: dict[str, tuple[str, EpisodePlan]] = {}
-    of_tree: defaultdict[str, count[int]] = defaultdict(count)
+    counters_by_tree: defaultdict[str, count[int]] = defaultdict(count)
     for pair in pairs:
         # Numbered within the tree, so that a tree that is grown later changes no other number.
-        key, index = pair_id(pair), next(of_tree[pair.bad.tree_id])
-        prefix = prefixes.get(key)
+        key, pair_number = pair_id(pair), next(counters_by_tree[pair.bad.tree_id])
+        prefix = prefixes_by_pair.get(key)
         if prefix is None or isinstance(prefix, Rejection):
             continue
         for number in range(config.samples):
             plan = EpisodePlan(
                 instance=pair.bad.trajectory.instance,
                 # Only numbers tell pairs of one instance apart that are cut at the same length.
-                number=index * config.samples + number,
-                seed=derive_seed(place.recipe.seed, CONTINUE, iteration, pair_stream(pair), number),
+                number=pair_number * config.samples + number,
+                seed=derive_seed(ctx.recipe.seed, CONTINUE, iteration, pair_seed_name(pair), number),
                 prefix=prefix,
                 diagnosis=diagnosis(pair, critiques[key]) if is_rollback else "",
             )
             plans[rollout_id(iteration_id, player.id, plan)] = key, plan
     await play_rollouts(
-        place,
+        ctx,
         iteration,
         {key: plan for key, (_, plan) in plans.items()},
         stage=CONTINUE,
         name="revision",
         sampling=sampling_of(config),
         max_steps=config.max_steps,
-        player=player,
+        checkpoint=player,
     )
-    tries: dict[str, dict[str, Trajectory]] = {}
-    for key, trajectory in load_trajectories(place.store, list(plans)).items():
-        tries.setdefault(plans[key][0], {})[key] = trajectory
-    return {key: PairContinuation(begun=steps, tries=tries.get(key, {})) for key, steps in prefixes.items()}
+    tries_by_pair: dict[str, dict[str, Trajectory]] = {}
+    for key, trajectory in load_trajectories(ctx.store, list(plans)).items():
+        tries_by_pair.setdefault(plans[key][0], {})[key] = trajectory
+    return {
+        key: PairContinuation(prefix=steps, tries=tries_by_pair.get(key, {})) for key, steps in prefixes_by_pair.items()
+    }
 
 
-def _prefixes(
-    place: Workplace, pairs: Mapping[str, PathPair], critiques: Mapping[str, Critique], seed: int
+def _play_prefixes(
+    ctx: RunContext, pairs_by_id: Mapping[str, PathPair], critiques: Mapping[str, Critique], seed: int
 ) -> dict[str, tuple[Step, ...] | Rejection]:
     """Return the steps that the tries of each pair begin with, or its rejection, by pair id."""
-    prefixes: dict[str, tuple[Step, ...] | Rejection] = {}
-    with place.worlds() as worlds:
-        for key, pair in pairs.items():
-            check_wanted()
-            env = worlds.of(pair.bad.trajectory.instance)
+    prefixes_by_pair: dict[str, tuple[Step, ...] | Rejection] = {}
+    with ctx.worlds() as worlds:
+        for key, pair in pairs_by_id.items():
+            raise_if_cancelled()
+            env = worlds.env_of(pair.bad.trajectory.instance)
             try:
-                prefixes[key] = turned_back(pair, critiques[key], env, place.recipe.splice, seed=seed)
+                prefixes_by_pair[key] = play_prefix(pair, critiques[key], env, ctx.recipe.splice, seed=seed)
             except UNPLAYABLE as error:
-                prefixes[key] = unplayable(key, error)
-    return prefixes
+                prefixes_by_pair[key] = unplayable_rejection(key, error)
+    return prefixes_by_pair
 
 
 _SampleRows = tuple[list[Rows], list[Rejection]]
@@ -632,7 +627,7 @@ def check_models(recipe: Recipe, env: Environment, instances: Sequence[Instance]
         )
     if recipe.splice.mode != "verified":
         return
-    if steps_ask(env):
+    if steps_may_ask(env):
         raise ConfigError(
             f"splice.mode: steps of {env.name} ask a model, and none is asked when splices are played; set it to "
             "continued or blind"
@@ -644,91 +639,92 @@ def check_models(recipe: Recipe, env: Environment, instances: Sequence[Instance]
         )
 
 
-async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
+async def splice_pairs(ctx: RunContext, iteration: int) -> dict[str, Any]:
     """Make and store the samples of an iteration from its pairs, critiques and good paths; return
     the numbers of `revision` and `good` samples and of `rejected` pairs and paths.
 
     In the splice modes `continued` and `rollback`, a model plays the suffixes first, which raises
-    as `continuations`.
+    as `play_continuations`.
     """
-    trees = finished_trees(place, iteration)
-    return await _make_samples(place, iteration, trees, pairs_of(place, iteration, trees))
+    trees = finished_trees(ctx, iteration)
+    return await _make_samples(ctx, iteration, trees, pairs_of_iteration(ctx, iteration, trees))
 
 
-async def keep_good_paths(place: Workplace, iteration: int) -> dict[str, Any]:
+async def keep_good_paths(ctx: RunContext, iteration: int) -> dict[str, Any]:
     """Make and store samples of an iteration's good paths only; return counts as `splice_pairs`."""
-    return await _make_samples(place, iteration, finished_trees(place, iteration), [])
+    return await _make_samples(ctx, iteration, finished_trees(ctx, iteration), [])
 
 
 async def _make_samples(
-    place: Workplace, iteration: int, trees: dict[str, Tree], pairs: list[PathPair]
+    ctx: RunContext, iteration: int, trees: dict[str, Tree], pairs: list[PathPair]
 ) -> dict[str, Any]:
-    recipe = place.recipe
-    critiques = load_critiques(place.store, [pair_id(pair) for pair in pairs])
+    recipe = ctx.recipe
+    critiques = load_critiques(ctx.store, [pair_id(pair) for pair in pairs])
     seed = derive_seed(recipe.seed, "splice", iteration)
-    pair_continuations: dict[str, PairContinuation] = {}
+    continuations_by_pair: dict[str, PairContinuation] = {}
     if recipe.splice.goes_on:
-        pair_continuations = await continuations(place, iteration, pairs, critiques, seed=seed)
+        continuations_by_pair = await play_continuations(ctx, iteration, pairs, critiques, seed=seed)
     # Tells whether a prompt leaves the policy room for a reply.
-    fits: Fits | None = None
+    fits: FitsContext | None = None
     if recipe.context != "stop":
-        policy = place.policy(iteration).path
-        renderer = load_renderer(policy, at=place.started_at())
+        policy = ctx.policy(iteration).path
+        renderer = load_renderer(policy, at=ctx.started_at())
         context = context_length_of(policy, recipe.model.context_length)
         config = recipe.splice.continuation if recipe.splice.goes_on else recipe.search
-        room = context - config.max_new_tokens
-        fits = lambda messages: len(renderer.render_prompt(messages)) <= room  # noqa: E731
+        max_prompt_tokens = context - config.max_new_tokens
+        fits = lambda messages: len(renderer.render_prompt(messages)) <= max_prompt_tokens  # noqa: E731
 
-    def make() -> tuple[_SampleRows, _SampleRows]:
-        with place.worlds() as worlds:
-            return (
-                _spliced(place, worlds, pairs, critiques, pair_continuations, iteration, fits, seed),
-                _good(place, worlds, trees, iteration, fits),
-            )
+    def make_rows() -> tuple[_SampleRows, _SampleRows]:
+        with ctx.worlds() as worlds:
+            revisions = _revision_rows(ctx, worlds, pairs, critiques, continuations_by_pair, iteration, fits, seed)
+            return revisions, _good_path_rows(ctx, worlds, trees, iteration, fits)
 
-    with place.timed(STAGE, iteration):
-        (revisions, pair_rejections), (good, path_rejections) = await in_thread(make)
+    with ctx.timed(STAGE, iteration):
+        (revision_rows, pair_rejections), (good_path_rows, path_rejections) = await run_in_thread(make_rows)
         rejections = [*pair_rejections, *path_rejections]
-        iteration_id = place.iteration_id(iteration)
-        rows = merge([*revisions, *good, rejection_rows(rejections, iteration_id=iteration_id)])
-        store_anew(place.store, rows, iteration_id=iteration_id, stage=STAGE, kinds=[SampleKind.REVISION])
-    return {"revision": len(revisions), "good": len(good), "rejected": len(rejections)}
+        iteration_id = ctx.iteration_id(iteration)
+        rows = merge([*revision_rows, *good_path_rows, rejection_rows(rejections, iteration_id=iteration_id)])
+        replace_stage_output(
+            ctx.store, rows, iteration_id=iteration_id, stage=STAGE, sample_kinds=[SampleKind.REVISION]
+        )
+    return {"revision": len(revision_rows), "good": len(good_path_rows), "rejected": len(rejections)}
 
 
-def _spliced(
-    place: Workplace,
+def _revision_rows(
+    ctx: RunContext,
     worlds: Worlds,
     pairs: Sequence[PathPair],
     critiques: Mapping[str, Critique],
-    pair_continuations: Mapping[str, PairContinuation],
+    continuations_by_pair: Mapping[str, PairContinuation],
     iteration: int,
-    fits: Fits | None,
+    fits: FitsContext | None,
     seed: int,
 ) -> _SampleRows:
     """Return the rows of the revision samples of pairs, and the rejections."""
     rows: list[Rows] = []
     rejections: list[Rejection] = []
-    iteration_id, config = place.iteration_id(iteration), place.recipe.splice
-    alpha, rule = place.recipe.alpha(iteration), place.recipe.pairs.alpha_rule
+    iteration_id, config = ctx.iteration_id(iteration), ctx.recipe.splice
+    alpha, rule = ctx.recipe.alpha(iteration), ctx.recipe.pairs.alpha_rule
     for number, pair in enumerate(pairs, start=1):
-        check_wanted()
-        place.progress(number, len(pairs), "pairs spliced")
-        key, env = pair_id(pair), worlds.of(pair.bad.trajectory.instance)
-        critique, continuation = critiques.get(key), pair_continuations.get(key)
+        raise_if_cancelled()
+        ctx.progress(number, len(pairs), "pairs spliced")
+        key, env = pair_id(pair), worlds.env_of(pair.bad.trajectory.instance)
+        critique, continuation = critiques.get(key), continuations_by_pair.get(key)
         result: Sample | dict[str, Sample] | Rejection
         try:
             if critique is None and config.mode != "direct":
-                detail = "judging its tree failed; table event has the error"
-                result = Rejection(stage=STAGE, subject=key, reason="not-judged", detail=detail)
+                result = rejection_of(pair, "not-judged", "judging its tree failed; table event has the error")
             elif continuation is None:
                 result = splice(pair, critique, env, config, alpha=alpha, rule=rule, seed=seed)
-            elif isinstance(continuation.begun, Rejection):
-                result = continuation.begun
+            elif isinstance(continuation.prefix, Rejection):
+                result = continuation.prefix
             else:
-                prefix, tries = continuation.begun, continuation.tries
-                result = continued(pair, critique, prefix, tries, env, config, alpha=alpha, rule=rule, seed=seed)
+                prefix, tries = continuation.prefix, continuation.tries
+                result = continuation_samples(
+                    pair, critique, prefix, tries, env, config, alpha=alpha, rule=rule, seed=seed
+                )
         except UNPLAYABLE as error:
-            result = unplayable(key, error)
+            result = unplayable_rejection(key, error)
         if isinstance(result, Rejection):
             rejections.append(result)
             continue
@@ -737,7 +733,7 @@ def _spliced(
             [(None, result)] if isinstance(result, Sample) else result.items()
         )
         for trajectory_id, sample in samples:
-            parts = _as_read(place, sample, fits, key)
+            parts = _split_by_window(ctx, sample, fits, key)
             if isinstance(parts, Rejection):
                 rejections.append(parts)
                 continue
@@ -748,53 +744,52 @@ def _spliced(
     return rows, rejections
 
 
-def _good(
-    place: Workplace, worlds: Worlds, trees: Mapping[str, Tree], iteration: int, fits: Fits | None
+def _good_path_rows(
+    ctx: RunContext, worlds: Worlds, trees: Mapping[str, Tree], iteration: int, fits: FitsContext | None
 ) -> _SampleRows:
     """Return the rows of the samples of good paths, and the rejections."""
-    alpha, rule = place.recipe.alpha(iteration), place.recipe.pairs.alpha_rule
-    iteration_id = place.iteration_id(iteration)
+    alpha, rule = ctx.recipe.alpha(iteration), ctx.recipe.pairs.alpha_rule
+    iteration_id = ctx.iteration_id(iteration)
     rows: list[Rows] = []
     rejections: list[Rejection] = []
-    for paths in scored_paths(place, trees).values():
+    for paths in rescored_paths(ctx, trees).values():
         for path in good_paths(paths, alpha, rule):
-            subject = f"{path.tree_id}:{path.leaf}"
+            tree_id, leaf = path.tree_id, path.leaf
+            subject = f"{tree_id}:{leaf}"
             try:
-                sample = good_sample(path, worlds.of(path.trajectory.instance), prune=place.recipe.splice.prune)
+                sample = good_sample(path, worlds.env_of(path.trajectory.instance), prune=ctx.recipe.splice.prune)
             except UNPLAYABLE as error:
-                rejections.append(unplayable(subject, error))
+                rejections.append(unplayable_rejection(subject, error))
                 continue
-            if place.recipe.splice.prune:
-                parts = _as_read(place, sample, fits, subject)
+            if ctx.recipe.splice.prune:
+                parts = _split_by_window(ctx, sample, fits, subject)
             else:
                 # Split at the same window positions as when its replies were sampled.
                 drop_counts = [step.dropped for step in path.trajectory.steps]
-                parts = split(sample, drop_counts, place.recipe.data.windowed, stage=STAGE, subject=subject)
+                parts = split_windowed(sample, drop_counts, ctx.recipe.data.windowed, stage=STAGE, subject=subject)
             if isinstance(parts, Rejection):
                 rejections.append(parts)
                 continue
-            trajectory_id = fingerprint("path", path.tree_id, path.leaf)
+            trajectory_id = fingerprint("path", tree_id, leaf)
             # The path is stored beside its samples, as a trajectory of its own.
             path_rows = trajectory_rows(
-                trajectory_id,
-                path.trajectory,
-                source="tree",
-                iteration_id=iteration_id,
-                tree_id=path.tree_id,
-                leaf=path.leaf,
+                trajectory_id, path.trajectory, source="tree", iteration_id=iteration_id, tree_id=tree_id, leaf=leaf
             )
-            units = (
+            sample_units = (
                 sample_rows(sample_id(part), part, iteration_id=iteration_id, trajectory_id=trajectory_id)
                 for part in parts
             )
-            rows += [merge([path_rows, unit]) for unit in units]
+            rows += [merge([path_rows, unit]) for unit in sample_units]
     return rows, rejections
 
 
-def _as_read(place: Workplace, sample: Sample, fits: Fits | None, subject: str) -> tuple[Sample, ...] | Rejection:
+def _split_by_window(
+    ctx: RunContext, sample: Sample, fits: FitsContext | None, subject: str
+) -> tuple[Sample, ...] | Rejection:
     """Return a sample as the parts that a policy with a context window would read, or a rejection.
     The turns of a splice were not sampled in sequence, so what the window drops is computed here.
     """
     if fits is None:
         return (sample,)
-    return split(sample, drops(sample.messages, fits), place.recipe.data.windowed, stage=STAGE, subject=subject)
+    drop_counts = count_dropped(sample.messages, fits)
+    return split_windowed(sample, drop_counts, ctx.recipe.data.windowed, stage=STAGE, subject=subject)

@@ -13,31 +13,31 @@ from datetime import UTC, datetime
 import yaml
 
 from agentr_core.fingerprint import canonical
-from agentr_core.methods.comparison import OF_SAMPLES, RUNS, Arm, arms_of, stages_for
+from agentr_core.methods.comparison import COMPARE_RUNS, SAMPLE_FIELDS, Arm, arms_of, stages_for
 from agentr_core.methods.table import method_of
 from agentr_core.recipes.environments import REVISION, TEST
-from agentr_core.recipes.parsing import restored
-from agentr_core.recipes.recipe import for_display
+from agentr_core.recipes.parsing import restore_recipe
+from agentr_core.recipes.recipe import display_data
 from agentr_core.reports import wording
-from agentr_core.reports.comparison import BASE, ArmReport, ArmRun, ComparisonReport, Difference
+from agentr_core.reports.comparison import BASE_NAME, ArmReport, ArmRun, ComparisonReport, Difference
 from agentr_core.reports.document import Estimate
-from agentr_core.runtime.place import Stage, Workplace
-from agentr_core.runtime.start import asked_for
+from agentr_core.runtime.context import RunContext, Stage
+from agentr_core.runtime.start import identity_settings
 from agentr_core.stages.evaluate import ended_episodes, evaluation_id, gains, mean_gain
 from agentr_core.stages.means import seed_mean
-from agentr_core.stages.report import Scoreboard, finite, promoted
+from agentr_core.stages.report import Scoreboard, finite_estimate, promoted_model
 from agentr_core.store.codec.trajectories import Episode
 from agentr_core.store.queries.runs import (
-    checkpoint_made,
+    checkpoint_of_iteration,
     configs_of_all,
-    configs_on_pool,
+    configs_of_pool,
+    data_uses_of_pool,
     experience_tokens,
+    has_respliced_dataset,
     run_state,
-    spliced_anew,
-    trained_by,
-    trained_iterations,
-    training_made,
-    uses_of_pool,
+    trained_iteration_numbers,
+    training_of_iteration,
+    training_totals,
 )
 
 # Differences between the arms of a comparison, paired by held-out episode over all seeds.
@@ -46,12 +46,12 @@ EpisodesBySet = Mapping[str, Sequence[Episode]]
 """The held-out episodes of a model, by the name of the set."""
 
 
-def episodes_by_set(place: Workplace, iteration: int) -> EpisodesBySet:
+def episodes_by_set(ctx: RunContext, iteration: int) -> EpisodesBySet:
     """Return the held-out episodes of an iteration's model, by set. Sets whose evaluation is not
     finished are left out.
     """
-    names = (TEST, *place.recipe.evaluation.sets, REVISION)
-    by_set = {name: ended_episodes(place, evaluation_id(place, iteration, name)) for name in names}
+    names = (TEST, *ctx.recipe.evaluation.sets, REVISION)
+    by_set = {name: ended_episodes(ctx, evaluation_id(ctx, iteration, name)) for name in names}
     return {name: episodes for name, episodes in by_set.items() if episodes}
 
 
@@ -68,124 +68,159 @@ def differences(models: Mapping[str, Mapping[int, EpisodesBySet]]) -> tuple[Diff
     """
     names = list(models)
     results: list[Difference] = []
-    for number, name in enumerate(names):
-        for other in names[:number]:
-            now, before = models[name], models[other]
-            seeds = [seed for seed in now if seed in before]
-            sets: dict[str, Estimate] = {}
-            for title in dict.fromkeys(title for seed in seeds for title in now[seed]):
+    for position, name in enumerate(names):
+        for other in names[:position]:
+            later_runs, earlier_runs = models[name], models[other]
+            seeds = [seed for seed in later_runs if seed in earlier_runs]
+            estimates_by_set: dict[str, Estimate] = {}
+            for set_name in dict.fromkeys(set_name for seed in seeds for set_name in later_runs[seed]):
                 pairs = [
-                    pair for seed in seeds for pair in gains(now[seed].get(title, ()), before[seed].get(title, ()))
+                    pair
+                    for seed in seeds
+                    for pair in gains(later_runs[seed].get(set_name, ()), earlier_runs[seed].get(set_name, ()))
                 ]
                 # The episodes of one instance under several seeds form one cluster, since they are
                 # not independent.
-                estimate = finite(mean_gain(pairs))
+                estimate = finite_estimate(mean_gain(pairs))
                 if estimate is not None:
-                    sets[title] = estimate
-            if sets:
-                results.append(Difference(arm=name, other=other, sets=sets))
+                    estimates_by_set[set_name] = estimate
+            if estimates_by_set:
+                results.append(Difference(arm=name, reference=other, estimate_by_set=estimates_by_set))
     return tuple(results)
 
 
-TRAINED = 1
+TRAINED_ITERATION = 1
 """The iteration of an arm on a pool; 0 is the model that all arms begin with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ArmResult:
-    """An arm with its run. `trained` is the last iteration that the run has trained, `last` the
-    iteration whose model the run ends with so far (0: the model that it began with).
+    """An arm with its run. `trained_iteration` is the last iteration that the run has trained,
+    `final_iteration` the iteration whose model the run ends with so far (0: the model that it began
+    with).
     """
 
     arm: Arm
-    place: Workplace
-    board: Scoreboard
-    trained: int
-    last: int
+    ctx: RunContext
+    scoreboard: Scoreboard
+    trained_iteration: int
+    final_iteration: int
 
 
-def build_comparison(place: Workplace) -> ComparisonReport:
-    """Return the report of the workplace's comparison; arms without an evaluated run have no
+def build_comparison(ctx: RunContext) -> ComparisonReport:
+    """Return the report of the comparison of `ctx`; arms without an evaluated run have no
     results in it.
     """
-    recipe = place.recipe
-    arms = arms_of(recipe, place.run_id)
-    entries = list(_entries(place, arms))
-    results = [(entry, run) for entry in entries if (run := _run(entry, recipe.compare.metrics)) is not None]
-    by_name = {name: [run for entry, run in results if entry.arm.name == name] for name in recipe.compare.arms}
-    uses: dict[str, str] = {}
-    for arm in arms:
-        # Name what the arm trains on, and the changes that make its samples differ from the pool's.
-        sample_changes = [
-            change for change in recipe.compare.arms[arm.name] if arm.samples and change.startswith(OF_SAMPLES)
-        ]
-        uses[arm.name] = arm.recipe.method if arm.whole else ", ".join([arm.recipe.data.use, *sample_changes])
+    recipe = ctx.recipe
+    arms = arms_of(recipe, ctx.run_id)
+    arm_results = list(_arm_results(ctx, arms))
+    finished = [
+        (arm_result, arm_run)
+        for arm_result in arm_results
+        if (arm_run := _arm_run(arm_result, recipe.compare.metrics)) is not None
+    ]
+    runs_by_arm = {
+        name: [arm_run for arm_result, arm_run in finished if arm_result.arm.name == name]
+        for name in recipe.compare.arms
+    }
+    trained_on_by_arm = {arm.name: _trained_on(arm, recipe.compare.arms[arm.name]) for arm in arms}
     # In a comparison of whole runs, the arms' runs evaluate the model that they all begin with.
-    boards = [entry.board for entry in entries] if recipe.method == RUNS else [Scoreboard(place)]
-    board = next((board for board in boards if board.score(0) is not None), None)
-    first = {run.seed: run.score.success.value for run in next(iter(by_name.values()))}
-    models: dict[str, dict[int, EpisodesBySet]] = {BASE: {}}
-    for entry, _ in results:
-        if entry.arm.seed not in models[BASE]:
-            models[BASE][entry.arm.seed] = episodes_by_set(entry.place, 0)
-        models.setdefault(entry.arm.name, {})[entry.arm.seed] = episodes_by_set(entry.place, entry.last)
-    state = run_state(place.store, place.run_id)
+    scoreboards = (
+        [arm_result.scoreboard for arm_result in arm_results] if recipe.method == COMPARE_RUNS else [Scoreboard(ctx)]
+    )
+    scoreboard = next((scoreboard for scoreboard in scoreboards if scoreboard.score(0) is not None), None)
+    success_by_seed = {arm_run.seed: arm_run.score.success.value for arm_run in next(iter(runs_by_arm.values()))}
+    models: dict[str, dict[int, EpisodesBySet]] = {BASE_NAME: {}}
+    for arm_result, _ in finished:
+        if arm_result.arm.seed not in models[BASE_NAME]:
+            models[BASE_NAME][arm_result.arm.seed] = episodes_by_set(arm_result.ctx, 0)
+        models.setdefault(arm_result.arm.name, {})[arm_result.arm.seed] = episodes_by_set(
+            arm_result.ctx, arm_result.final_iteration
+        )
+    state = run_state(ctx.store, ctx.run_id)
     return ComparisonReport(
         recipe_name=recipe.name,
-        run_id=place.run_id,
+        run_id=ctx.run_id,
         date=wording.moment((state.finished_at if state else None) or datetime.now(UTC)),
         environment=", ".join(recipe.world_names),
         model=recipe.model.label,
-        max_tokens=0 if recipe.method == RUNS else recipe.training.max_tokens,
-        max_seconds=0.0 if recipe.method == RUNS else recipe.training.max_seconds,
+        max_tokens=0 if recipe.method == COMPARE_RUNS else recipe.training.max_tokens,
+        max_seconds=0.0 if recipe.method == COMPARE_RUNS else recipe.training.max_seconds,
         seeds=recipe.compare.seeds,
         metrics=recipe.compare.metrics,
-        base=board.score(0) if board else None,
-        base_metrics=_metric_values(board, 0, recipe.compare.metrics) if board else {},
+        base=scoreboard.score(0) if scoreboard else None,
+        base_metrics=_metric_values(scoreboard, 0, recipe.compare.metrics) if scoreboard else {},
         arms=tuple(
-            _arm(name, uses[name], runs, first, least=min(0.0, recipe.evaluation.disaster_counts))
-            for name, runs in by_name.items()
+            _arm_report(
+                name,
+                trained_on_by_arm[name],
+                runs,
+                success_by_seed,
+                min_reward=min(0.0, recipe.evaluation.disaster_counts),
+            )
+            for name, runs in runs_by_arm.items()
         ),
         differences=differences(models),
-        recipe_yaml=yaml.safe_dump(for_display(recipe), sort_keys=False),
+        recipe_yaml=yaml.safe_dump(display_data(recipe), sort_keys=False),
     )
 
 
-def _entries(place: Workplace, arms: Sequence[Arm]) -> Iterator[_ArmResult]:
-    whole_runs = place.recipe.method == RUNS
-    configs = configs_of_all(place.store) if whole_runs else configs_on_pool(place.store, place.run_id)
+def _trained_on(arm: Arm, changes: Sequence[str]) -> str:
+    """Return what an arm trains on, and those of its changes to the recipe that make its samples
+    differ from the pool's.
+    """
+    if arm.is_whole_run:
+        return arm.recipe.method
+    sample_changes = [change for change in changes if arm.samples_recipe and change.startswith(SAMPLE_FIELDS)]
+    return ", ".join([arm.recipe.data.use, *sample_changes])
+
+
+def _arm_results(ctx: RunContext, arms: Sequence[Arm]) -> Iterator[_ArmResult]:
+    whole_runs = ctx.recipe.method == COMPARE_RUNS
+    configs = configs_of_all(ctx.store) if whole_runs else configs_of_pool(ctx.store, ctx.run_id)
     # Runs are found by what their recipes ask for, not by a recomputed id: a recipe stored by an
     # earlier version has fewer fields, and so another id. Of runs that ask for the same, the latest
     # counts.
     recipes = {
-        run_id: restored(json.loads(config), source=f"recipe of run {run_id}") for run_id, config in configs.items()
+        run_id: restore_recipe(json.loads(config), source=f"recipe of run {run_id}")
+        for run_id, config in configs.items()
     }
-    made_of = {canonical(asked_for(recipe, method_of(recipe))): run_id for run_id, recipe in recipes.items()}
+    run_ids_by_request = {
+        canonical(identity_settings(recipe, method_of(recipe))): run_id for run_id, recipe in recipes.items()
+    }
     for arm in arms:
-        if run_id := made_of.get(canonical(asked_for(arm.recipe, method := method_of(arm.recipe)))):
-            arm_place = replace(place, recipe=arm.recipe, method=method, run_id=run_id)
-            trained_iteration, last = ends_with(arm_place) if arm.whole else (TRAINED, TRAINED)
+        if run_id := run_ids_by_request.get(canonical(identity_settings(arm.recipe, method := method_of(arm.recipe)))):
+            arm_ctx = replace(ctx, recipe=arm.recipe, method=method, run_id=run_id)
+            trained_iteration, final_iteration = (
+                last_iterations(arm_ctx) if arm.is_whole_run else (TRAINED_ITERATION, TRAINED_ITERATION)
+            )
             yield _ArmResult(
-                arm=arm, place=arm_place, board=Scoreboard(arm_place), trained=trained_iteration, last=last
+                arm=arm,
+                ctx=arm_ctx,
+                scoreboard=Scoreboard(arm_ctx),
+                trained_iteration=trained_iteration,
+                final_iteration=final_iteration,
             )
 
 
-def ends_with(place: Workplace) -> tuple[int, int]:
+def last_iterations(ctx: RunContext) -> tuple[int, int]:
     """Return the last iteration that a run has trained (0 if none), and the iteration whose model
     the run ends with so far: the same one or, with `promote: best`, the promoted one.
     """
-    trained_iteration = max(trained_iterations(place.store, place.run_id), default=0)
-    best = promoted(place, trained_iteration)
+    trained_iteration = max(trained_iteration_numbers(ctx.store, ctx.run_id), default=0)
+    best = promoted_model(ctx, trained_iteration)
     return trained_iteration, best.iteration if best else trained_iteration
 
 
-def _arm(name: str, trains_on: str, runs: list[ArmRun], first: dict[int, float], *, least: float) -> ArmReport:
+def _arm_report(
+    name: str, trains_on: str, runs: list[ArmRun], baseline_by_seed: dict[int, float], *, min_reward: float
+) -> ArmReport:
     """Return the report of an arm.
 
     Args:
         trains_on: what the arm trains on, in words.
-        first: the success of the arm that all arms are compared with, by seed.
-        least: the lowest reward that an episode may have.
+        baseline_by_seed: the success of the arm that all arms are compared with, by seed.
+        min_reward: the lowest reward that an episode may have.
     """
     scores = [run.score for run in runs]
     metric_names = dict.fromkeys(name for run in runs for name in run.metrics)
@@ -194,12 +229,16 @@ def _arm(name: str, trains_on: str, runs: list[ArmRun], first: dict[int, float],
         trains_on=trains_on,
         runs=tuple(runs),
         success=seed_mean((score.success.value for score in scores), 0, 1),
-        reward=seed_mean((score.reward.value for score in scores), least, 1),
+        reward=seed_mean((score.reward.value for score in scores), min_reward, 1),
         steps=seed_mean(
             (score.steps_to_success for score in scores if score.steps_to_success is not None), 0, math.inf
         ),
         revision=seed_mean((score.revision.value for score in scores if score.revision), 0, 1),
-        against=seed_mean((run.score.success.value - first[run.seed] for run in runs if run.seed in first), -1, 1),
+        versus_first=seed_mean(
+            (run.score.success.value - baseline_by_seed[run.seed] for run in runs if run.seed in baseline_by_seed),
+            -1,
+            1,
+        ),
         metrics={
             metric: seed_mean((run.metrics[metric] for run in runs if metric in run.metrics), -math.inf, math.inf)
             for metric in metric_names
@@ -207,66 +246,75 @@ def _arm(name: str, trains_on: str, runs: list[ArmRun], first: dict[int, float],
     )
 
 
-def _run(entry: _ArmResult, metrics: Sequence[str]) -> ArmRun | None:
+def _arm_run(arm_result: _ArmResult, metrics: Sequence[str]) -> ArmRun | None:
     """Return the results of an arm's run; None until it is trained to the end and its last model is
     evaluated.
     """
-    arm, place, board, last = entry.arm, entry.place, entry.board, entry.last
-    score = board.score(last) if entry.trained and board.score(entry.trained) else None
-    if score is None or (arm.whole and entry.trained < arm.recipe.iterations):
+    arm, ctx, scoreboard, final_iteration = (
+        arm_result.arm,
+        arm_result.ctx,
+        arm_result.scoreboard,
+        arm_result.final_iteration,
+    )
+    score = (
+        scoreboard.score(final_iteration)
+        if arm_result.trained_iteration and scoreboard.score(arm_result.trained_iteration)
+        else None
+    )
+    if score is None or (arm.is_whole_run and arm_result.trained_iteration < arm.recipe.iterations):
         return None
-    values = _metric_values(board, last, metrics)
-    if arm.whole:
-        checkpoint = checkpoint_made(place.store, place.iteration_id(last))
+    values = _metric_values(scoreboard, final_iteration, metrics)
+    if arm.is_whole_run:
+        checkpoint = checkpoint_of_iteration(ctx.store, ctx.iteration_id(final_iteration))
         if checkpoint is None:
             return None
-        tokens, seconds = trained_by(place.store, place.run_id)
+        tokens, seconds = training_totals(ctx.store, ctx.run_id)
         return ArmRun(
             seed=arm.seed,
-            run_id=place.run_id,
+            run_id=ctx.run_id,
             checkpoint_id=checkpoint.checkpoint_id,
             dataset_hash=checkpoint.dataset_hash or "",
             trained_tokens=tokens,
-            sampled_tokens=experience_tokens(place.store, place.run_id),
+            sampled_tokens=experience_tokens(ctx.store, ctx.run_id),
             seconds=seconds,
             score=score,
             metrics=values,
         )
-    training = training_made(place.store, place.iteration_id(TRAINED))
+    training = training_of_iteration(ctx.store, ctx.iteration_id(TRAINED_ITERATION))
     if training is None:
         return None
     return ArmRun(
         seed=arm.seed,
-        run_id=place.run_id,
+        run_id=ctx.run_id,
         checkpoint_id=training.checkpoint_id,
         dataset_hash=training.dataset_hash,
-        rows=training.counts["rows"],
+        num_rows=training.counts["rows"],
         trained_tokens=training.trained_tokens,
-        passes=training.trained_tokens / sum(training.counts["trained_tokens"].values()),
+        num_passes=training.trained_tokens / sum(training.counts["trained_tokens"].values()),
         seconds=training.seconds,
         score=score,
         metrics=values,
     )
 
 
-def _metric_values(board: Scoreboard, iteration: int, metrics: Sequence[str]) -> dict[str, float]:
+def _metric_values(scoreboard: Scoreboard, iteration: int, metrics: Sequence[str]) -> dict[str, float]:
     """Return the mean of each of `metrics` that an iteration's model has, keyed as in `metrics`:
     `name` is a metric of the test set, `set:name` of another set.
     """
     values: dict[str, float] = {}
     for metric in metrics:
         held_out, _, name = metric.rpartition(":")
-        estimate = board.measured(iteration, held_out or TEST).get(name)
+        estimate = scoreboard.measured(iteration, held_out or TEST).get(name)
         if estimate is not None:
             values[metric] = estimate.mean
     return values
 
 
-def drawn_on(place: Workplace) -> tuple[Stage, ...]:
+def used_stages(ctx: RunContext) -> tuple[Stage, ...]:
     """Return the stages of a pool whose results an arm has already trained on; () for the run of an
     arm. Units that these stages lost are not tried again: later arms must have the same pool.
     """
-    if place.recipe.compare.pool:
+    if ctx.recipe.compare.pool:
         return ()
-    uses = uses_of_pool(place.store, place.run_id)
-    return stages_for(place.recipe, uses, lends_trees=spliced_anew(place.store, place.run_id))
+    uses = data_uses_of_pool(ctx.store, ctx.run_id)
+    return stages_for(ctx.recipe, uses, lends_trees=has_respliced_dataset(ctx.store, ctx.run_id))

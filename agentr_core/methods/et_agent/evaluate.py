@@ -25,30 +25,30 @@ from agentr_core.environments.reasoning.problems import Problem
 from agentr_core.environments.reasoning.scoring import exact_match
 from agentr_core.environments.reasoning.world import ReasoningWorld
 from agentr_core.episodes.transcript import Continuation, transcript_of
-from agentr_core.episodes.units import describe, run_all
+from agentr_core.episodes.units import run_all, unit_error
 from agentr_core.errors import ConfigError, PromptTooLong
 from agentr_core.evaluation.episodes import EpisodePlan
-from agentr_core.evaluation.metrics import NO_ESTIMATE, Estimate, clustered_mean, clustered_share, within
+from agentr_core.evaluation.metrics import NO_ESTIMATE, Estimate, clip_interval, clustered_mean, clustered_share
 from agentr_core.fingerprint import derive_seed
-from agentr_core.methods.et_agent.operators import HINTS, manner_of
+from agentr_core.methods.et_agent.operators import HINTS, step_form_of
 from agentr_core.recipes.environments import TEST
 from agentr_core.recipes.et_agent import Counts
 from agentr_core.recipes.fields import sampling_of
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.replies import after_thoughts, readable
-from agentr_core.runtime.equipment import in_flight, units_done
-from agentr_core.runtime.place import Workplace, answer
+from agentr_core.replies import after_thoughts, answer_text
+from agentr_core.runtime.context import RunContext, answer
+from agentr_core.runtime.equipment import concurrency_for, count_units
 from agentr_core.stages.evaluate import (
     Series,
     counted_episodes,
     ended_episodes,
     evaluation_id,
-    keep_measures,
     mean_gain,
     measure,
     measure_evaluation,
     measure_rows,
     play_evaluations,
+    store_measures,
 )
 from agentr_core.stages.evaluate import evaluate as evaluate_policy
 from agentr_core.store.codec.trajectories import Episode, answer_rows, load_answers, load_episodes
@@ -72,10 +72,10 @@ def cost(trajectory: Trajectory, counts: Counts, *, refused: bool = False) -> in
     """Return the number of tool calls that an episode made, including, with `refused`, those that
     the world refused; if `counts` is `steps`, the number of its steps instead.
     """
-    return len(_called(trajectory, refused)) if counts == "calls" else len(trajectory.steps)
+    return len(_called_tools(trajectory, refused)) if counts == "calls" else len(trajectory.steps)
 
 
-def weighed_cost(
+def weighted_cost(
     trajectory: Trajectory, counts: Counts, weights: Mapping[str, float], *, refused: bool = False
 ) -> float:
     """Return the cost as `cost` does, but with each call weighted by its tool; a tool without a
@@ -83,10 +83,10 @@ def weighed_cost(
     """
     if counts == "steps" or not weights:
         return cost(trajectory, counts, refused=refused)
-    return sum(weights.get(tool, 1.0) for tool in _called(trajectory, refused))
+    return sum(weights.get(tool, 1.0) for tool in _called_tools(trajectory, refused))
 
 
-def _called(trajectory: Trajectory, refused: bool) -> list[str]:
+def _called_tools(trajectory: Trajectory, refused: bool) -> list[str]:
     """Return the tool of each call that was made, and with `refused` then those of calls that the
     world refused.
     """
@@ -100,7 +100,7 @@ def _called(trajectory: Trajectory, refused: bool) -> list[str]:
     return tools
 
 
-def well_formed(trajectory: Trajectory, counts: Counts) -> bool:
+def is_well_formed(trajectory: Trajectory, counts: Counts) -> bool:
     """Return whether an episode keeps the format: the tags of a reasoning episode, or, where steps
     are counted, an action in every reply.
     """
@@ -109,7 +109,7 @@ def well_formed(trajectory: Trajectory, counts: Counts) -> bool:
     return all(step.action and not is_misread(step.action) for step in trajectory.steps)
 
 
-_SOFT = 0.1
+_SOFTENING = 0.1
 """The constant of tool productivity: with a mean of so many calls it is half the score."""
 
 
@@ -118,20 +118,20 @@ class Attempt:
     """An attempt at a question, with the data that the metrics of behaviour need.
 
     `question` is the key of the question's instance, and `origin` that of the one that it is a
-    variant of, empty if there is none. `score` is the attempt's correctness in [0, 1]. `failed`
-    counts calls whose status is not ok, `redundant` those that repeat an earlier one.
-    `reasoning_tokens` excludes results; None if the number is unknown. `concise` is the outcome of
-    the votes, None without any. `nudged_right` says whether a wrong answer became right when the
+    variant of, empty if there is none. `score` is the attempt's correctness in [0, 1]. `num_failed`
+    counts calls whose status is not ok, `num_redundant` those that repeat an earlier one.
+    `num_reasoning_tokens` excludes results; None if the number is unknown. `concise` is the outcome
+    of the votes, None without any. `nudged_right` says whether a wrong answer became right when the
     policy was given a hint to go on; None for right answers, and if no hint was given.
     """
 
     question: str
     source: str
     score: float
-    calls: int
-    failed: int
-    redundant: int
-    reasoning_tokens: int | None = None
+    num_calls: int
+    num_failed: int
+    num_redundant: int
+    num_reasoning_tokens: int | None = None
     concise: bool | None = None
     nudged_right: bool | None = None
     origin: str = ""
@@ -178,15 +178,15 @@ def attempt_of(trajectory: Trajectory, *, source: str, counts: Counts = "calls",
         sum(step.valid is False for step in steps),
         len(steps) - len({(step.action, step.observation) for step in steps}),
     )
-    failures, redundant = by_calls if counts == "calls" else by_steps
+    num_failed, num_redundant = by_calls if counts == "calls" else by_steps
     return Attempt(
         question=trajectory.instance.key,
         source=source,
         score=trajectory.reward,
-        calls=cost(trajectory, counts, refused=refused),
-        failed=failures,
-        redundant=redundant,
-        reasoning_tokens=reasoning_tokens(trajectory),
+        num_calls=cost(trajectory, counts, refused=refused),
+        num_failed=num_failed,
+        num_redundant=num_redundant,
+        num_reasoning_tokens=reasoning_tokens(trajectory),
     )
 
 
@@ -199,63 +199,72 @@ def redundant_calls(calls: Sequence[ToolCall]) -> int:
 
 def behaviour(attempts: Collection[Attempt]) -> Behaviour:
     """Return the metrics over attempts."""
-    lengths = [attempt for attempt in attempts if attempt.reasoning_tokens is not None]
+    with_length = [attempt for attempt in attempts if attempt.num_reasoning_tokens is not None]
     return Behaviour(
-        performance=_bounded(attempts, lambda attempt: attempt.score),
-        efficiency=_bounded(attempts, _efficiency),
+        performance=_clustered_share(attempts, lambda attempt: attempt.score),
+        efficiency=_clustered_share(attempts, _efficiency),
         tool_productivity=_tool_productivity(attempts),
-        conciseness=_share([(attempt, attempt.concise) for attempt in attempts]),
-        successful_execution=_bounded(attempts, lambda attempt: attempt.score / (1 + attempt.failed)),
-        successful_execution_as_published=_bounded(attempts, lambda attempt: attempt.score / max(attempt.failed, 1)),
+        conciseness=_share_of_flags([(attempt, attempt.concise) for attempt in attempts]),
+        successful_execution=_clustered_share(attempts, lambda attempt: attempt.score / (1 + attempt.num_failed)),
+        successful_execution_as_published=_clustered_share(
+            attempts, lambda attempt: attempt.score / max(attempt.num_failed, 1)
+        ),
         reasoning_length=_mean(
-            lengths, lambda attempt: 1000 * attempt.score / max(attempt.reasoning_tokens or 0, 1), 1000
+            with_length, lambda attempt: 1000 * attempt.score / max(attempt.num_reasoning_tokens or 0, 1), 1000
         ),
         redundant_calls=_redundant_share(attempts),
-        nudged_right=_share([(attempt, attempt.nudged_right) for attempt in attempts]),
+        nudged_right=_share_of_flags([(attempt, attempt.nudged_right) for attempt in attempts]),
     )
 
 
-def gains(attempts: Collection[Attempt], before: Collection[Attempt]) -> dict[str, Estimate]:
-    """Return the gains in performance and efficiency over `before`, by name of the measure: the
-    mean difference over the questions of both, paired by question.
+def gains(attempts: Collection[Attempt], base_attempts: Collection[Attempt]) -> dict[str, Estimate]:
+    """Return the gains in performance and efficiency over `base_attempts`, by name of the measure:
+    the mean difference over the questions of both, paired by question.
     """
     return {
-        "performance_gain_over_base": _gain(attempts, before, lambda attempt: attempt.score),
-        "efficiency_gain_over_base": _gain(attempts, before, _efficiency),
+        "performance_gain_over_base": _gain(attempts, base_attempts, lambda attempt: attempt.score),
+        "efficiency_gain_over_base": _gain(attempts, base_attempts, _efficiency),
     }
 
 
 def _efficiency(attempt: Attempt) -> float:
-    return attempt.score / max(attempt.calls, 1)
+    return attempt.score / max(attempt.num_calls, 1)
 
 
-def _gain(attempts: Collection[Attempt], before: Collection[Attempt], value: Callable[[Attempt], float]) -> Estimate:
+def _gain(
+    attempts: Collection[Attempt], base_attempts: Collection[Attempt], value: Callable[[Attempt], float]
+) -> Estimate:
     # By question.
-    current: defaultdict[str, list[float]] = defaultdict(list)
-    baseline: defaultdict[str, list[float]] = defaultdict(list)
-    for values, group in ((current, attempts), (baseline, before)):
+    values_by_question: defaultdict[str, list[float]] = defaultdict(list)
+    base_by_question: defaultdict[str, list[float]] = defaultdict(list)
+    for target, group in ((values_by_question, attempts), (base_by_question, base_attempts)):
         for attempt in group:
-            values[attempt.question].append(value(attempt))
-    questions = sorted(current.keys() & baseline.keys())
-    clusters = {attempt.question: attempt.cluster for attempt in attempts}
+            target[attempt.question].append(value(attempt))
+    questions = sorted(values_by_question.keys() & base_by_question.keys())
+    cluster_by_question = {attempt.question: attempt.cluster for attempt in attempts}
     return mean_gain(
-        [(fmean(current[question]) - fmean(baseline[question]), clusters[question]) for question in questions]
+        [
+            (fmean(values_by_question[question]) - fmean(base_by_question[question]), cluster_by_question[question])
+            for question in questions
+        ]
     )
 
 
-def _mean(attempts: Collection[Attempt], value: Callable[[Attempt], float], most: float) -> Estimate:
-    """Return the mean of values in [0, `most`], whose interval also stays there."""
-    return within(
-        clustered_mean([value(attempt) for attempt in attempts], [attempt.cluster for attempt in attempts]), 0.0, most
+def _mean(attempts: Collection[Attempt], value: Callable[[Attempt], float], maximum: float) -> Estimate:
+    """Return the mean of values in [0, `maximum`], whose interval also stays there."""
+    return clip_interval(
+        clustered_mean([value(attempt) for attempt in attempts], [attempt.cluster for attempt in attempts]),
+        0.0,
+        maximum,
     )
 
 
-def _bounded(attempts: Collection[Attempt], value: Callable[[Attempt], float]) -> Estimate:
+def _clustered_share(attempts: Collection[Attempt], value: Callable[[Attempt], float]) -> Estimate:
     """Return the mean of values in [0, 1], whose interval also stays within [0, 1]."""
     return clustered_share([value(attempt) for attempt in attempts], [attempt.cluster for attempt in attempts])
 
 
-def _share(outcomes: Sequence[tuple[Attempt, bool | None]]) -> Estimate:
+def _share_of_flags(outcomes: Sequence[tuple[Attempt, bool | None]]) -> Estimate:
     values = [(attempt.cluster, float(flag)) for attempt, flag in outcomes if flag is not None]
     return clustered_share([flag for _, flag in values], [cluster for cluster, _ in values])
 
@@ -263,25 +272,32 @@ def _share(outcomes: Sequence[tuple[Attempt, bool | None]]) -> Estimate:
 def _tool_productivity(attempts: Collection[Attempt]) -> Estimate:
     if not attempts:
         return NO_ESTIMATE
-    score, calls = fmean(attempt.score for attempt in attempts), fmean(attempt.calls for attempt in attempts)
-    weight, slope = calls / (calls + _SOFT), _SOFT / (calls + _SOFT) ** 2
+    mean_score, mean_calls = (
+        fmean(attempt.score for attempt in attempts),
+        fmean(attempt.num_calls for attempt in attempts),
+    )
+    weight, slope = mean_calls / (mean_calls + _SOFTENING), _SOFTENING / (mean_calls + _SOFTENING) ** 2
 
-    def part(attempt: Attempt) -> float:
+    def linearized(attempt: Attempt) -> float:
         # Delta method: the metric at the means plus its first-order change for this attempt.
-        return 100 * (score * weight + weight * (attempt.score - score) + score * slope * (attempt.calls - calls))
+        return 100 * (
+            mean_score * weight
+            + weight * (attempt.score - mean_score)
+            + mean_score * slope * (attempt.num_calls - mean_calls)
+        )
 
-    return _mean(attempts, part, 100)
+    return _mean(attempts, linearized, 100)
 
 
 def _redundant_share(attempts: Collection[Attempt]) -> Estimate:
-    with_calls = [attempt for attempt in attempts if attempt.calls]
+    with_calls = [attempt for attempt in attempts if attempt.num_calls]
     if not with_calls:
-        return _share([])
-    share = sum(attempt.redundant for attempt in with_calls) / sum(attempt.calls for attempt in with_calls)
-    usual = fmean(attempt.calls for attempt in with_calls)
+        return _share_of_flags([])
+    share = sum(attempt.num_redundant for attempt in with_calls) / sum(attempt.num_calls for attempt in with_calls)
+    mean_calls = fmean(attempt.num_calls for attempt in with_calls)
     # A ratio of two means, by the delta method.
-    parts = [share + (attempt.redundant - share * attempt.calls) / usual for attempt in with_calls]
-    return clustered_share(parts, [attempt.cluster for attempt in with_calls])
+    linearized = [share + (attempt.num_redundant - share * attempt.num_calls) / mean_calls for attempt in with_calls]
+    return clustered_share(linearized, [attempt.cluster for attempt in with_calls])
 
 
 # Votes of a model on whether an episode avoided redundant and idle calls.
@@ -290,9 +306,9 @@ def _redundant_share(attempts: Collection[Attempt]) -> Estimate:
 
 VOTE_TOKENS = 128
 """The token limit of the reply with a vote."""
-_SAMPLING = Sampling(temperature=0.6, top_p=0.95, max_new_tokens=VOTE_TOKENS)
+_VOTE_SAMPLING = Sampling(temperature=0.6, top_p=0.95, max_new_tokens=VOTE_TOKENS)
 _VOTE = re.compile(r"<answer>\W*(yes|no)\b", re.IGNORECASE)
-_QUESTION = """\
+_VOTE_PROMPT = """\
 Somebody answered a question with the help of a search tool and Python. Were all calls of tools of use?
 
 Question: {question}
@@ -306,12 +322,12 @@ nearer. A call is idle if its result has nothing to do with what was asked. Whet
 not matter. Is there a redundant or an idle call? Say <answer>yes</answer> or <answer>no</answer>."""
 
 
-def vote(trajectory: Trajectory, golds: Sequence[str]) -> Question:
+def vote_question(trajectory: Trajectory, golds: Sequence[str]) -> Question:
     """Return the question to the judge about an episode; each vote asks it with its own seed."""
-    text = _QUESTION.format(
+    text = _VOTE_PROMPT.format(
         question=trajectory.first_observation, golds=" or ".join(golds), text=text_of(trajectory).strip()
     )
-    return Question(role="judge", messages=(Message(role="user", text=text),), sampling=_SAMPLING)
+    return Question(role="judge", messages=(Message(role="user", text=text),), sampling=_VOTE_SAMPLING)
 
 
 def read_vote(reply: str) -> bool | None:
@@ -327,8 +343,8 @@ def is_concise(votes: Sequence[bool | None]) -> bool | None:
 
     None if no vote is readable; the authors' code then takes the episode for concise.
     """
-    valid = [vote for vote in votes if vote is not None]
-    return 2 * sum(valid) <= len(valid) if valid else None
+    readable_votes = [vote for vote in votes if vote is not None]
+    return 2 * sum(readable_votes) <= len(readable_votes) if readable_votes else None
 
 
 # ET-Agent's measures of an evaluation, by name: rows of table metric in addition to those of
@@ -349,7 +365,7 @@ NUDGED = "nudged"
 """The name of the evaluation whose episodes go on after wrong answers, with a hint."""
 CONCISENESS = "conciseness"
 """The purpose of votes, as in table `answer`."""
-OF_SOURCE = "source-"
+SOURCE_PREFIX = "source-"
 """The prefix of the names of metrics for one source of questions."""
 
 
@@ -363,36 +379,43 @@ class QuestionEpisode:
     answers: Answers = "plain"
 
 
-def measures(place: Workplace, iteration: int, name: str, episodes: Sequence[Episode]) -> dict[str, Estimate]:
+def measures(ctx: RunContext, iteration: int, name: str, episodes: Sequence[Episode]) -> dict[str, Estimate]:
     """Return the measures of the episodes of an evaluation, over all of them and for each source of
     questions, by name.
     """
     side_answers = (
-        SideAnswers.of(place, iteration, [episode.trajectory_id for episode in episodes])
+        SideAnswers.load(ctx, iteration, [episode.trajectory_id for episode in episodes])
         if name == TEST
         else SideAnswers()
     )
-    responses = [
+    question_episodes = [
         replace(
-            response,
+            question_episode,
             attempt=replace(
-                response.attempt,
-                concise=side_answers.concise(episode.trajectory_id),
+                question_episode.attempt,
+                concise=side_answers.is_concise_episode(episode.trajectory_id),
                 # None if the policy was not told to think on.
                 nudged_right=side_answers.nudged.get((episode.instance.key, episode.repeat)),
                 origin=episode.origin,
             ),
         )
-        for response, episode in zip(answers_of(place, [e.trajectory for e in episodes]), episodes, strict=True)
+        for question_episode, episode in zip(
+            question_episodes_of(ctx, [e.trajectory for e in episodes]), episodes, strict=True
+        )
     ]
-    estimates = _estimates(responses)
-    if iteration and (base := ended_episodes(place, evaluation_id(place, 0, name))):
-        before = answers_of(place, [episode.trajectory for episode in base])
-        gain_estimates = gains([response.attempt for response in responses], [response.attempt for response in before])
+    estimates = _estimates(question_episodes)
+    if iteration and (base_episodes := ended_episodes(ctx, evaluation_id(ctx, 0, name))):
+        base_question_episodes = question_episodes_of(ctx, [episode.trajectory for episode in base_episodes])
+        gain_estimates = gains(
+            [question_episode.attempt for question_episode in question_episodes],
+            [question_episode.attempt for question_episode in base_question_episodes],
+        )
         estimates |= {name: estimate for name, estimate in gain_estimates.items() if estimate.n}
-    for source in sorted({response.attempt.source for response in responses}):
-        source_estimates = _estimates([response for response in responses if response.attempt.source == source])
-        estimates |= {f"{OF_SOURCE}{source}/{name}": estimate for name, estimate in source_estimates.items()}
+    for source in sorted({question_episode.attempt.source for question_episode in question_episodes}):
+        source_estimates = _estimates(
+            [question_episode for question_episode in question_episodes if question_episode.attempt.source == source]
+        )
+        estimates |= {f"{SOURCE_PREFIX}{source}/{name}": estimate for name, estimate in source_estimates.items()}
     return estimates
 
 
@@ -406,64 +429,66 @@ class SideAnswers:
     nudged: Mapping[tuple[str, int], bool] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, place: Workplace, iteration: int, trajectory_ids: Sequence[str]) -> SideAnswers:
+    def load(cls, ctx: RunContext, iteration: int, trajectory_ids: Sequence[str]) -> SideAnswers:
         """Return the stored answers on the given trajectories of an evaluation."""
-        episodes = load_episodes(place.store, evaluation_id(place, iteration, NUDGED))
+        episodes = load_episodes(ctx.store, evaluation_id(ctx, iteration, NUDGED))
         return cls(
-            votes=load_answers(place.store, CONCISENESS, trajectory_ids),
+            votes=load_answers(ctx.store, CONCISENESS, trajectory_ids),
             nudged={(episode.instance.key, episode.repeat): episode.trajectory.success for episode in episodes},
         )
 
-    def concise(self, trajectory_id: str) -> bool | None:
+    def is_concise_episode(self, trajectory_id: str) -> bool | None:
         """Return whether the votes find an episode concise; None if none of them can be read."""
         votes = self.votes.get(trajectory_id)
-        return is_concise([read_vote(readable(vote) or "") for vote in votes.values()]) if votes else None
+        return is_concise([read_vote(answer_text(vote) or "") for vote in votes.values()]) if votes else None
 
 
-def answers_of(place: Workplace, trajectories: Sequence[Trajectory]) -> list[QuestionEpisode]:
+def question_episodes_of(ctx: RunContext, trajectories: Sequence[Trajectory]) -> list[QuestionEpisode]:
     """Return each trajectory with the question that it answers, in the order given. The source of
     one without a question is its world.
     """
-    curriculum = place.recipe.et_agent.curriculum
-    responses = []
-    with place.worlds() as worlds:
+    curriculum = ctx.recipe.et_agent.curriculum
+    question_episodes = []
+    with ctx.worlds() as worlds:
         for trajectory in trajectories:
-            env = worlds.of(trajectory.instance)
+            env = worlds.env_of(trajectory.instance)
             problem = env.problem(trajectory.instance) if isinstance(env, ReasoningWorld) else None
             source = trajectory.instance.environment if problem is None else problem.source
             attempt = attempt_of(trajectory, source=source, counts=curriculum.counts, refused=curriculum.refused_calls)
             answers = env.answers if isinstance(env, ReasoningWorld) else "plain"
-            responses.append(QuestionEpisode(attempt=attempt, trajectory=trajectory, problem=problem, answers=answers))
-    return responses
+            question_episodes.append(
+                QuestionEpisode(attempt=attempt, trajectory=trajectory, problem=problem, answers=answers)
+            )
+    return question_episodes
 
 
-def _estimates(responses: Sequence[QuestionEpisode]) -> dict[str, Estimate]:
-    of_behaviour = behaviour([response.attempt for response in responses])
-    estimates = {metric.name: getattr(of_behaviour, metric.name) for metric in fields(of_behaviour)}
+def _estimates(question_episodes: Sequence[QuestionEpisode]) -> dict[str, Estimate]:
+    metrics = behaviour([question_episode.attempt for question_episode in question_episodes])
+    estimates = {metric.name: getattr(metrics, metric.name) for metric in fields(metrics)}
     # Scores of the answers alone, whatever they cost.
     questions = [
-        (response.trajectory, response.problem, response.answers)
-        for response in responses
-        if response.problem is not None
+        (question_episode.trajectory, question_episode.problem, question_episode.answers)
+        for question_episode in question_episodes
+        if question_episode.problem is not None
     ]
     keys = [trajectory.instance.key for trajectory, *_ in questions]
-    math = [(t.instance.key, t.reward) for t, problem, _ in questions if problem.domain == "math"]
-    words = [
+    math_scores = [(t.instance.key, t.reward) for t, problem, _ in questions if problem.domain == "math"]
+    knowledge_scores = [
         (t.instance.key, problem.correctness(prediction_of(t, answers), answers))
         for t, problem, answers in questions
         if problem.domain == "knowledge"
     ]
-    exact: list[float] = []
+    exact_matches: list[float] = []
     for trajectory, problem, answers in questions:
         prediction = prediction_of(trajectory, answers)
         if problem.domain == "math" or problem.options:
-            exact.append(float(problem.correctness(prediction, answers) == 1))
+            exact_matches.append(float(problem.correctness(prediction, answers) == 1))
         else:
-            exact.append(float(exact_match(prediction, problem.golds, answers)))
+            exact_matches.append(float(exact_match(prediction, problem.golds, answers)))
     estimates |= {
-        "f1": clustered_share([value for _, value in words], [key for key, _ in words]),
-        "judged": clustered_share([value for _, value in math], [key for key, _ in math]),
-        "exact_match": clustered_share(exact, keys),
+        "f1": clustered_share([value for _, value in knowledge_scores], [key for key, _ in knowledge_scores]),
+        "judged": clustered_share([value for _, value in math_scores], [key for key, _ in math_scores]),
+        "exact_match": clustered_share(exact_matches, keys),
     }
     return {name: estimate for name, estimate in estimates.items() if estimate.n}
 
@@ -486,21 +511,21 @@ class Vote(NamedTuple):
         return f"{self.trajectory_id}#{self.number}"
 
 
-async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
+async def evaluate(ctx: RunContext, iteration: int) -> dict[str, Any]:
     """Evaluate as every method does, then ask the recipe's side questions about the test set, and
     store the measures; return the success of each evaluation. Nothing stored is asked again.
 
     Raises as `stages.evaluate.evaluate`.
     """
-    scores = await evaluate_policy(place, iteration)
-    config = place.recipe.et_agent.behaviour
+    scores = await evaluate_policy(ctx, iteration)
+    config = ctx.recipe.et_agent.behaviour
     if config.nudge:
-        await _nudge(place, iteration)
+        await _nudge(ctx, iteration)
     if config.votes:
-        await _vote(place, iteration)
+        await _vote(ctx, iteration)
     if config.nudge or config.votes:
-        estimates = measure_evaluation(place, iteration, TEST)
-        place.store.write(measure_rows(evaluation_id(place, iteration, TEST), estimates))
+        estimates = measure_evaluation(ctx, iteration, TEST)
+        ctx.store.write(measure_rows(evaluation_id(ctx, iteration, TEST), estimates))
     return scores
 
 
@@ -518,26 +543,26 @@ def check_asking(recipe: Recipe, env: Environment, instances: Sequence[Instance]
         )
 
 
-async def _nudge(place: Workplace, iteration: int) -> None:
+async def _nudge(ctx: RunContext, iteration: int) -> None:
     """Have the policy go on after each wrong answer of the test set with one hint, and store the
     episodes as evaluation `NUDGED` with its success and reward.
     """
-    evaluation = place.recipe.evaluation
+    evaluation = ctx.recipe.evaluation
     plans: list[EpisodePlan] = []
-    with place.worlds() as worlds:
-        for episode in load_episodes(place.store, evaluation_id(place, iteration, TEST)):
+    with ctx.worlds() as worlds:
+        for episode in load_episodes(ctx.store, evaluation_id(ctx, iteration, TEST)):
             if episode.trajectory.success:
                 continue
             instance = episode.instance
-            manner = manner_of(worlds.of(instance), instance)
-            seed = derive_seed(place.recipe.seed, NUDGED, instance.key, episode.repeat)
-            hint = random.Random(seed).choice(HINTS[manner.domain])
-            prefix = manner.hinted(episode.trajectory.steps, hint).prefix
+            step_form = step_form_of(worlds.env_of(instance), instance)
+            seed = derive_seed(ctx.recipe.seed, NUDGED, instance.key, episode.repeat)
+            hint = random.Random(seed).choice(HINTS[step_form.domain])
+            prefix = step_form.draft_with_hint(episode.trajectory.steps, hint).prefix
             plans.append(EpisodePlan(instance=instance, number=episode.repeat, seed=seed, prefix=prefix))
     series = Series(
-        evaluation_id=evaluation_id(place, iteration, NUDGED),
+        evaluation_id=evaluation_id(ctx, iteration, NUDGED),
         name=NUDGED,
-        split=place.recipe.instances.test,
+        split=ctx.recipe.instances.test,
         plans=tuple(plans),
         sampling=sampling_of(evaluation),
         max_steps=evaluation.max_steps,
@@ -545,59 +570,61 @@ async def _nudge(place: Workplace, iteration: int) -> None:
         limits=evaluation.limits,
         config=evaluation,
     )
-    await play_evaluations(place, iteration, [series])
+    await play_evaluations(ctx, iteration, [series])
     estimates = measure(
-        counted_episodes(place, series.evaluation_id), disaster_counts=place.recipe.evaluation.disaster_counts
+        counted_episodes(ctx, series.evaluation_id), disaster_counts=ctx.recipe.evaluation.disaster_counts
     )
     scores = {name: estimate for name, estimate in estimates.items() if name in ("success", "reward")}
-    keep_measures(place, iteration, [(series, scores)])
+    store_measures(ctx, iteration, [(series, scores)])
 
 
-async def _vote(place: Workplace, iteration: int) -> None:
+async def _vote(ctx: RunContext, iteration: int) -> None:
     """Have the judge give the missing votes on the episodes of the test set, and store them."""
-    episodes = load_episodes(place.store, evaluation_id(place, iteration, TEST))
-    responses = zip(episodes, answers_of(place, [episode.trajectory for episode in episodes]), strict=True)
+    episodes = load_episodes(ctx.store, evaluation_id(ctx, iteration, TEST))
+    answered_episodes = zip(
+        episodes, question_episodes_of(ctx, [episode.trajectory for episode in episodes]), strict=True
+    )
     votes = [
-        Vote(episode.trajectory_id, episode.trajectory, episode.repeat, response.problem, number)
-        for episode, response in responses
-        if response.problem is not None
-        for number in range(place.recipe.et_agent.behaviour.votes)
+        Vote(episode.trajectory_id, episode.trajectory, episode.repeat, question_episode.problem, number)
+        for episode, question_episode in answered_episodes
+        if question_episode.problem is not None
+        for number in range(ctx.recipe.et_agent.behaviour.votes)
     ]
-    stored_votes = load_answers(place.store, CONCISENESS, [ballot.trajectory_id for ballot in votes])
-    missing = [ballot for ballot in votes if ballot.number not in stored_votes.get(ballot.trajectory_id, {})]
-    if not missing:
+    stored_votes = load_answers(ctx.store, CONCISENESS, [vote.trajectory_id for vote in votes])
+    missing_votes = [vote for vote in votes if vote.number not in stored_votes.get(vote.trajectory_id, {})]
+    if not missing_votes:
         return
-    recipe = place.recipe
-    path, stage = place.trained(iteration).path, f"{STAGE} {CONCISENESS}"
-    async with place.asking("judge", path, stage, iteration) as (sampler, writer, readings):
+    recipe = ctx.recipe
+    path, stage = ctx.trained_checkpoint(iteration).path, f"{STAGE} {CONCISENESS}"
+    async with ctx.role_sampler("judge", path, stage, iteration) as (sampler, writer, reply_counts):
 
-        async def ask(ballot: Vote) -> Answer | None:
-            seed = derive_seed(recipe.seed, CONCISENESS, ballot.trajectory.instance.key, ballot.repeat, ballot.number)
-            question = vote(ballot.trajectory, ballot.problem.golds)
+        async def ask_judge(vote: Vote) -> Answer | None:
+            seed = derive_seed(recipe.seed, CONCISENESS, vote.trajectory.instance.key, vote.repeat, vote.number)
+            question = vote_question(vote.trajectory, vote.problem.golds)
             try:
-                return await answer(sampler, question, seed=seed, session=ballot.trajectory_id)
+                return await answer(sampler, question, seed=seed, session=vote.trajectory_id)
             except PromptTooLong as error:
                 # A further try would not help: the episode stays without this vote.
-                on_error(describe(ballot.key, error, final=True))
+                on_error(unit_error(vote.key, error, is_final=True))
                 return None
 
-        def keep(key: str, answer: Answer | None) -> None:
-            ballot = by_key[key]
+        def store_vote(key: str, answer: Answer | None) -> None:
+            vote = votes_by_key[key]
             if answer is not None:
-                writer.add(answer_rows(ballot.trajectory_id, CONCISENESS, ballot.number, answer))
-                readings.count(answer)
-            count()
+                writer.add(answer_rows(vote.trajectory_id, CONCISENESS, vote.number, answer))
+                reply_counts.count(answer)
+            count_done()
 
-        by_key = {ballot.key: ballot for ballot in missing}
-        on_error = place.on_error(writer, STAGE, iteration)
-        async with units_done(place.progress, sampler, "votes", total=len(missing)) as count:
+        votes_by_key = {vote.key: vote for vote in missing_votes}
+        on_error = ctx.on_error(writer, STAGE, iteration)
+        async with count_units(ctx.progress, sampler, "votes", total=len(missing_votes)) as count_done:
             await run_all(
-                missing,
-                ask,
-                key=lambda ballot: ballot.key,
+                missing_votes,
+                ask_judge,
+                key=lambda vote: vote.key,
                 errors=recipe.errors,
-                total=len(votes),
+                num_units=len(votes),
                 on_error=on_error,
-                concurrency=in_flight(sampler, 1, wanted=recipe.scale.concurrency),
-                on_result=keep,
+                concurrency=concurrency_for(sampler, 1, configured=recipe.scale.concurrency),
+                on_result=store_vote,
             )

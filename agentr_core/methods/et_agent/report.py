@@ -11,7 +11,7 @@ from statistics import fmean
 
 from agentr_core.evaluation.metrics import Estimate
 from agentr_core.methods.catalogue import FUNNEL_OF_GROUPS
-from agentr_core.methods.et_agent.evaluate import OF_SOURCE
+from agentr_core.methods.et_agent.evaluate import SOURCE_PREFIX
 from agentr_core.methods.et_agent.evolve import STAGE as EVOLVE
 from agentr_core.methods.et_agent.selection import RFT
 from agentr_core.recipes.environments import TEST
@@ -27,16 +27,16 @@ from agentr_core.reports.document import (
     Section,
     Table,
 )
-from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.context import RunContext
 from agentr_core.stages.evaluate import Measures, evaluation_id, load_measures
-from agentr_core.stages.report import rejected_by, to_rows
+from agentr_core.stages.report import count_rejections, with_row_counts
 from agentr_core.store.codec.samples import FLYWHEEL, SelectionOutcome, load_selection
 from agentr_core.store.queries.datasets import episode_counts
-from agentr_core.store.queries.runs import trained_outside
+from agentr_core.store.queries.runs import outside_trainings
 from agentr_core.store.queries.trees import call_counts, operator_counts
 
 TITLE = "The flywheel by operator"
-_MADE = {
+_OPERATOR_TITLES = {
     "fresh": "fresh, before the first round",
     "C0": "C0 a fresh one beside a right one",
     "C1": "C1 first redundant step written anew",
@@ -48,37 +48,43 @@ _MADE = {
 }
 
 
-def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
+def funnel(ctx: RunContext, iteration: int) -> tuple[FunnelStage, ...]:
     """Return the counts of each stage of an iteration `rft`, from trajectories to trained rows."""
-    iteration_id = place.iteration_id(iteration)
-    counts = episode_counts(place.store, iteration_id, FLYWHEEL)
-    return to_rows(
-        place,
+    iteration_id = ctx.iteration_id(iteration)
+    counts = episode_counts(ctx.store, iteration_id, FLYWHEEL)
+    return with_row_counts(
+        ctx,
         iteration,
         [
-            FunnelStage(name="trajectories", count=counts.played, rejected=rejected_by(place, iteration_id, EVOLVE)),
-            FunnelStage(name="right answers", count=counts.solved, rejected=rejected_by(place, iteration_id, RFT)),
+            FunnelStage(
+                name="trajectories",
+                count=counts.played,
+                rejected_by_reason=count_rejections(ctx, iteration_id, EVOLVE),
+            ),
+            FunnelStage(
+                name="right answers", count=counts.solved, rejected_by_reason=count_rejections(ctx, iteration_id, RFT)
+            ),
         ],
     )
 
 
-def family_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
+def family_sections(ctx: RunContext, iteration: int) -> tuple[Section, ...]:
     """Return the section on the trajectories of each operator; none without a flywheel."""
-    unit = place.recipe.et_agent.curriculum.counts
-    counts = operator_counts(place.store, place.iteration_id(iteration), unit)
+    cost_unit = ctx.recipe.et_agent.curriculum.counts
+    counts = operator_counts(ctx.store, ctx.iteration_id(iteration), cost_unit)
     if not counts:
         return ()
-    cost = unit.capitalize()
-    titles = ("Trajectories", "Right, %", cost, f"{cost} saved, if right", "Samples")
+    cost_title = cost_unit.capitalize()
+    titles = ("Trajectories", "Right, %", cost_title, f"{cost_title} saved, if right", "Samples")
     columns = (Column("Operator", "text"), *map(Column, titles))
     note = (
-        f"A child that goes on from its parent has the parent's {unit} up to there, too. {cost} saved are those of "
-        "the parent minus those of its child, on average."
+        f"A child that goes on from its parent has the parent's {cost_unit} up to there, too. {cost_title} saved are "
+        "those of the parent minus those of its child, on average."
     )
     rows = (
         Row(
             (
-                _MADE.get(count.operator, count.operator),
+                _OPERATOR_TITLES.get(count.operator, count.operator),
                 wording.count(count.children),
                 wording.percent(count.right / count.children),
                 wording.decimal(count.cost, 2),
@@ -94,9 +100,9 @@ def family_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
 # The report's section on calls of tools: the provider that answered, and the status of the calls.
 
 
-def tool_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
+def tool_sections(ctx: RunContext, iteration: int) -> tuple[Section, ...]:
     """Return the section on the calls of tools in an iteration; none if there were none."""
-    counts = call_counts(place.store, place.run_id, iteration)
+    counts = call_counts(ctx.store, ctx.run_id, iteration)
     if not counts:
         return ()
     columns = (Column("Tool", "text"), Column("Answered by", "text"), Column("Status", "text"))
@@ -120,34 +126,42 @@ def tool_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
 
 # The report's section on the questions that a stage of the curriculum chose.
 
-_FRONTS = 6
+_MAX_FRONT_ROWS = 6
 """Number of fronts that have a row of their own."""
 
 
-def selection_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
+def selection_funnel(ctx: RunContext, iteration: int) -> tuple[FunnelStage, ...]:
     """Return how many questions were answered, passed the filter and were chosen, followed by the
     funnel of the groups sampled for the chosen ones; only that funnel if no selection is stored
     and another program did the training.
     """
-    questions = load_selection(place.store, place.iteration_id(iteration))
-    if not questions and trained_outside(place.store, place.run_id):
-        return FUNNEL_OF_GROUPS.stages(place, iteration)
-    fit = [question for question in questions if question.front is not None]
-    chosen_questions = [question for question in fit if question.selected]
+    questions = load_selection(ctx.store, ctx.iteration_id(iteration))
+    if not questions and outside_trainings(ctx.store, ctx.run_id):
+        return FUNNEL_OF_GROUPS.stages(ctx, iteration)
+    fit_questions = [question for question in questions if question.front is not None]
+    chosen_questions = [question for question in fit_questions if question.selected]
     return (
         FunnelStage(name="questions", count=len(questions)),
-        FunnelStage(name="fit to be chosen", count=len(fit), rejected=_reasons(questions, fitting=False)),
-        FunnelStage(name="chosen questions", count=len(chosen_questions), rejected=_reasons(questions, fitting=True)),
-        *FUNNEL_OF_GROUPS.stages(place, iteration),
+        FunnelStage(
+            name="fit to be chosen",
+            count=len(fit_questions),
+            rejected_by_reason=_num_by_reason(questions, is_fit=False),
+        ),
+        FunnelStage(
+            name="chosen questions",
+            count=len(chosen_questions),
+            rejected_by_reason=_num_by_reason(questions, is_fit=True),
+        ),
+        *FUNNEL_OF_GROUPS.stages(ctx, iteration),
     )
 
 
-def selection_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
+def selection_sections(ctx: RunContext, iteration: int) -> tuple[Section, ...]:
     """Return the section of an iteration's selection; none where it selects nothing."""
-    questions = load_selection(place.store, place.iteration_id(iteration))
+    questions = load_selection(ctx.store, ctx.iteration_id(iteration))
     if not questions:
         return ()
-    config = place.recipe.et_agent.curriculum
+    config = ctx.recipe.et_agent.curriculum
     procedure = "front by front, the last by crowding distance" if config.select == "pareto" else "at random"
     note = (
         f"Each question was answered {config.rollouts} times; S is the standard deviation over its answers, of their "
@@ -160,48 +174,56 @@ def selection_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     caption = "Questions by the dispersion of correctness (across) and of cost (up); the chosen ones are coloured."
     plain_points = [point for point in unchosen_points if point is not None]
     drawing = plots.scatter(plain_points, [point for point in chosen_points if point is not None], caption)
-    return (Section("selection", "Selected questions", (Figure(drawing, caption), _fronts(questions)), note),)
+    return (Section("selection", "Selected questions", (Figure(drawing, caption), _fronts_table(questions)), note),)
 
 
 def _point(question: SelectionOutcome) -> plots.Point | None:
     return None if question.s_corr is None or question.s_tool is None else (question.s_corr, question.s_tool)
 
 
-def _fronts(questions: Sequence[SelectionOutcome]) -> Table:
+def _fronts_table(questions: Sequence[SelectionOutcome]) -> Table:
     """Return a table of the first fronts, the later ones together, and questions in no front."""
-    groups: dict[str, list[SelectionOutcome]] = {}
+    questions_by_front: dict[str, list[SelectionOutcome]] = {}
     for question in sorted(questions, key=lambda question: (question.front is None, question.front or 0)):
-        later = f"{_FRONTS} and later"
-        name = "none" if question.front is None else str(question.front) if question.front < _FRONTS else later
-        groups.setdefault(name, []).append(question)
+        later_title = f"{_MAX_FRONT_ROWS} and later"
+        name = (
+            "none"
+            if question.front is None
+            else str(question.front)
+            if question.front < _MAX_FRONT_ROWS
+            else later_title
+        )
+        questions_by_front.setdefault(name, []).append(question)
     titles = ("Questions", "Chosen", "Correctness, %", "Cost", "S of correctness", "S of cost")
     rows = []
-    for name, group in groups.items():
-        spread = [point for question in group if (point := _point(question)) is not None]
-        corr, tool = (fmean(point[axis] for point in spread) if spread else None for axis in (0, 1))
+    for name, front_questions in questions_by_front.items():
+        points = [point for question in front_questions if (point := _point(question)) is not None]
+        mean_correctness_spread, mean_cost_spread = (
+            fmean(point[axis] for point in points) if points else None for axis in (0, 1)
+        )
         cells = (
             name,
-            wording.count(len(group)),
-            wording.count(sum(question.selected for question in group)),
-            wording.percent(fmean(question.correctness for question in group)),
-            wording.decimal(fmean(question.cost for question in group)),
-            wording.decimal(corr, 3),
-            wording.decimal(tool, 3),
+            wording.count(len(front_questions)),
+            wording.count(sum(question.selected for question in front_questions)),
+            wording.percent(fmean(question.correctness for question in front_questions)),
+            wording.decimal(fmean(question.cost for question in front_questions)),
+            wording.decimal(mean_correctness_spread, 3),
+            wording.decimal(mean_cost_spread, 3),
         )
         rows.append(Row(cells))
     return Table((Column("Front", "text"), *(Column(title) for title in titles)), tuple(rows))
 
 
-def _reasons(questions: Sequence[SelectionOutcome], *, fitting: bool) -> dict[str, int]:
+def _num_by_reason(questions: Sequence[SelectionOutcome], *, is_fit: bool) -> dict[str, int]:
     counts = Counter(
-        question.reason for question in questions if (question.front is not None) is fitting and not question.selected
+        question.reason for question in questions if (question.front is not None) is is_fit and not question.selected
     )
     return dict(sorted(counts.items()))
 
 
 # The report's section on behaviour: how many right answers at what cost, by model and by source.
 
-_ROWS: Mapping[str, tuple[str, float, int]] = {
+_METRIC_FORMATS: Mapping[str, tuple[str, float, int]] = {
     "performance": ("P, %", 100, 1),
     "performance_gain_over_base": ("P above base, points", 100, 1),
     "efficiency": ("Efficiency, %", 100, 1),
@@ -229,63 +251,77 @@ _AXES: Mapping[str, str] = {
 """Axes of the radar chart; that of redundant calls shows 1 minus the metric."""
 
 
-def behaviour_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
+def behaviour_sections(ctx: RunContext, iteration: int) -> tuple[Section, ...]:
     """Return the section on behaviour up to an iteration; none if no model was measured."""
-    evaluations = {
-        number: load_measures(place.store, evaluation_id(place, number, TEST)) for number in range(iteration + 1)
+    measures_by_iteration = {
+        number: load_measures(ctx.store, evaluation_id(ctx, number, TEST)) for number in range(iteration + 1)
     }
-    by_iteration = {number: measures for number, measures in evaluations.items() if "efficiency" in measures}
-    if not by_iteration:
+    evaluated_by_iteration = {
+        number: measures for number, measures in measures_by_iteration.items() if "efficiency" in measures
+    }
+    if not evaluated_by_iteration:
         return ()
-    curriculum = place.recipe.et_agent.curriculum
-    counts = curriculum.counts
+    curriculum = ctx.recipe.et_agent.curriculum
+    cost_unit = curriculum.counts
     note = (
         "Means with 95% intervals, clustered by question. P is the mean reward, efficiency the mean of reward / "
-        f"{counts} (reward / 1 where there are none), successful execution that of reward / (1 + failed {counts}). "
-        f"With t {counts} on average, tool productivity is 100 P t / (t + 0.1). All are defined in "
+        f"{cost_unit} (reward / 1 where there are none), successful execution that of reward / "
+        f"(1 + failed {cost_unit}). "
+        f"With t {cost_unit} on average, tool productivity is 100 P t / (t + 0.1). All are defined in "
         "agentr_core/methods/et_agent/evaluate.py."
         + (" Calls are also those that were refused, since none was left." if curriculum.refused_calls else "")
     )
     blocks: list[Block] = []
-    if iteration in by_iteration:
-        axes = [name for name in _AXES if all(name in measures for measures in by_iteration.values())]
+    if iteration in evaluated_by_iteration:
+        axes = [name for name in _AXES if all(name in measures for measures in evaluated_by_iteration.values())]
         values = {
-            wording.iteration(number): [
+            wording.iteration_name(number): [
                 1 - measures[name].mean if name == "redundant_calls" else measures[name].mean for name in axes
             ]
-            for number, measures in by_iteration.items()
+            for number, measures in evaluated_by_iteration.items()
         }
-        ends = [max(*column, 0.0) or 1.0 for column in zip(*values.values(), strict=True)]
+        axis_ends = [max(*column, 0.0) or 1.0 for column in zip(*values.values(), strict=True)]
         shares = {
-            name: [max(0.0, value) / end for value, end in zip(line, ends, strict=True)]
+            name: [max(0.0, value) / end for value, end in zip(line, axis_ends, strict=True)]
             for name, line in values.items()
         }
         caption = (
             "Behaviour on the test set: this iteration coloured, the base dashed. Each axis ends at the best of the "
             "models shown; outward is better."
         )
-        drawing = plots.radar([_AXES[name] for name in axes], shares, wording.iteration(iteration), caption)
+        drawing = plots.radar([_AXES[name] for name in axes], shares, wording.iteration_name(iteration), caption)
         blocks.append(Figure(drawing, caption))
-    blocks.append(_table({wording.iteration(number): measures for number, measures in by_iteration.items()}))
-    newest = by_iteration[max(by_iteration)]
-    by_source: dict[str, dict[str, Estimate]] = {}
-    for name, estimate in newest.items():
-        if name.startswith(OF_SOURCE):
-            source, _, measure = name.removeprefix(OF_SOURCE).rpartition("/")
-            by_source.setdefault(source, {})[measure] = estimate
-    if len(by_source) > 1:
-        blocks.append(Paragraph(f"{wording.iteration(max(by_iteration)).capitalize()} by source of the questions:"))
-        blocks.append(_table(dict(sorted(by_source.items()))))
+    blocks.append(
+        _metrics_table(
+            {wording.iteration_name(number): measures for number, measures in evaluated_by_iteration.items()}
+        )
+    )
+    newest_measures = evaluated_by_iteration[max(evaluated_by_iteration)]
+    measures_by_source: dict[str, dict[str, Estimate]] = {}
+    for name, estimate in newest_measures.items():
+        if name.startswith(SOURCE_PREFIX):
+            source, _, measure = name.removeprefix(SOURCE_PREFIX).rpartition("/")
+            measures_by_source.setdefault(source, {})[measure] = estimate
+    if len(measures_by_source) > 1:
+        blocks.append(
+            Paragraph(f"{wording.iteration_name(max(evaluated_by_iteration)).capitalize()} by source of the questions:")
+        )
+        blocks.append(_metrics_table(dict(sorted(measures_by_source.items()))))
     return (Section("behaviour", "Behaviour", tuple(blocks), note),)
 
 
-def _table(models: Mapping[str, Measures]) -> Table:
+def _metrics_table(models: Mapping[str, Measures]) -> Table:
     """Return a table with a row for each metric that any model has, and a column for each model or
     source.
     """
     rows = (
-        Row((_ROWS[name][0], *(_cell(measures.get(name), *_ROWS[name][1:]) for measures in models.values())))
-        for name in _ROWS
+        Row(
+            (
+                _METRIC_FORMATS[name][0],
+                *(_cell(measures.get(name), *_METRIC_FORMATS[name][1:]) for measures in models.values()),
+            )
+        )
+        for name in _METRIC_FORMATS
         if any(name in measures for measures in models.values())
     )
     return Table((Column("Metric", "text"), *map(Column, models)), tuple(rows))

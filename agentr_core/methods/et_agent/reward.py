@@ -20,8 +20,8 @@ from agentr_core.environment import Environment
 from agentr_core.environments.reasoning.grammar import is_answered, last_box, reasoning_tokens, text_of
 from agentr_core.environments.reasoning.world import ReasoningWorld
 from agentr_core.errors import DataFault
-from agentr_core.fingerprint import later
-from agentr_core.methods.et_agent.evaluate import weighed_cost, well_formed
+from agentr_core.fingerprint import later_field
+from agentr_core.methods.et_agent.evaluate import is_well_formed, weighted_cost
 from agentr_core.recipes.et_agent import Counts
 from agentr_core.types import Trajectory
 
@@ -47,10 +47,10 @@ class EfficiencyReward:
     format_penalty: float = FORMAT_PENALTY
     decay: bool = False
     counts: Counts = "calls"
-    call_costs: tuple[tuple[str, float], ...] = later(())
+    call_costs: tuple[tuple[str, float], ...] = later_field(())
     """The cost of a call, by the name of its tool; 1 for tools that are not named."""
-    refused_calls: bool = later(False)
-    boxed_only: bool = later(False)
+    refused_calls: bool = later_field(False)
+    boxed_only: bool = later_field(False)
 
     def rewards(
         self, group: Sequence[Trajectory], *, step: int, steps: int, env: Environment | None = None
@@ -66,7 +66,7 @@ class EfficiencyReward:
         """
         if not 1 <= step <= steps:
             raise ValueError(f"step {step} must be from 1 to {steps}")
-        share = (steps - step) / (steps - 1) if self.decay and steps > 1 else 1.0
+        sigma_factor = (steps - step) / (steps - 1) if self.decay and steps > 1 else 1.0
         lengths = [reasoning_tokens(episode) for episode in group]
         known_lengths = [length for length in lengths if length is not None]
         if len(known_lengths) < len(group):
@@ -77,13 +77,13 @@ class EfficiencyReward:
         return efficiency_rewards(
             [self._correctness(episode, env) for episode in group],
             [
-                weighed_cost(episode, self.counts, dict(self.call_costs), refused=self.refused_calls)
+                weighted_cost(episode, self.counts, dict(self.call_costs), refused=self.refused_calls)
                 for episode in group
             ],
             known_lengths,
-            [well_formed(episode, self.counts) for episode in group],
-            sigma_calls=self.sigma_calls * share,
-            sigma_length=self.sigma_length * share,
+            [is_well_formed(episode, self.counts) for episode in group],
+            sigma_calls=self.sigma_calls * sigma_factor,
+            sigma_length=self.sigma_length * sigma_factor,
             amplitude=self.amplitude,
             format_penalty=self.format_penalty,
         )
@@ -131,17 +131,21 @@ def efficiency_rewards(
         raise ValueError("an episode has a correctness, a number of calls, a length and a format")
     if not correctness:
         return []
-    right = np.asarray(correctness, dtype=np.float64)
-    tools = _cost(np.asarray(calls, dtype=np.float64), sigma_calls, amplitude)
-    tokens = np.asarray(lengths, dtype=np.float64)
+    correct = np.asarray(correctness, dtype=np.float64)
+    call_factor = _cost_factor(np.asarray(calls, dtype=np.float64), sigma_calls, amplitude)
+    num_tokens = np.asarray(lengths, dtype=np.float64)
     # In (population) standard deviations from the mean.
-    z_scores = np.zeros_like(tokens) if np.all(tokens == tokens[0]) else (tokens - tokens.mean()) / tokens.std()
-    length = _cost(z_scores, sigma_length, amplitude)
+    z_scores = (
+        np.zeros_like(num_tokens)
+        if np.all(num_tokens == num_tokens[0])
+        else (num_tokens - num_tokens.mean()) / num_tokens.std()
+    )
+    length_factor = _cost_factor(z_scores, sigma_length, amplitude)
     penalty = np.where(np.asarray(valid, dtype=np.bool_), 0.0, format_penalty)
-    return [float(reward) for reward in right * tools * length - penalty]
+    return [float(reward) for reward in correct * call_factor * length_factor - penalty]
 
 
-def _cost(values: NDArray[np.float64], sigma: float, amplitude: float) -> NDArray[np.float64]:
+def _cost_factor(values: NDArray[np.float64], sigma: float, amplitude: float) -> NDArray[np.float64]:
     # tanh never overflows; A / (1 + exp(x)) is A / 2 * (1 - tanh(x / 2)).
     costs: NDArray[np.float64] = amplitude / 2 * (1.0 - np.tanh(sigma * (values - values.mean()) / 2))
     return costs

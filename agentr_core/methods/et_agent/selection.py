@@ -31,31 +31,31 @@ from agentr_core.episodes.transcript import Continuation, transcript_of
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.fingerprint import derive_seed
-from agentr_core.methods.catalogue import acting_in_groups
-from agentr_core.methods.et_agent.operators import TaggedForm, manner_of
+from agentr_core.methods.catalogue import group_rollout_config
+from agentr_core.methods.et_agent.operators import TaggedForm, step_form_of
 from agentr_core.recipes.et_agent import CurriculumConfig
 from agentr_core.recipes.recipe import Recipe
+from agentr_core.runtime.context import RunContext
 from agentr_core.runtime.episode_shard import plan_rollouts, play_rollouts, rollout_id
-from agentr_core.runtime.instances import SELECTED, separate_instances
-from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.instances import SELECTED, chosen_instances
 from agentr_core.samples.dataset import FilterResult
-from agentr_core.stages.dataset import whole_rows
-from agentr_core.store.codec.ledger import rejection_rows, store_anew
+from agentr_core.stages.dataset import whole_episode_rows
+from agentr_core.store.codec.ledger import rejection_rows, replace_stage_output
 from agentr_core.store.codec.samples import (
     RolloutOutcome,
     SelectionOutcome,
-    chosen_rows,
-    load_members,
+    chosen_instance_rows,
+    load_flywheel_trajectories,
     load_rollout_outcomes,
     load_selection,
     selection_rows,
 )
 from agentr_core.store.tables import merge
-from agentr_core.system import in_thread
+from agentr_core.system import run_in_thread
 from agentr_core.types import Instance, Rejection, SampleKind, Trajectory
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
 RIGHT_FROM = 0.75
 """The lowest correctness at which the filter of mixed groups takes an answer for right."""
@@ -69,21 +69,23 @@ as numbers, or one would dominate the other.
 class Selection:
     """The outcome for each question, in the order given.
 
-    `correctness` and `calls` are the dispersions. `rank` counts fronts from 0; it is -1 for a
-    question that the filter left out. `crowding` is the distance within the front, infinite at its
-    ends and NaN for a question that was left out. `selected` marks the N questions.
+    `correctness_spread` and `calls_spread` are the dispersions. `rank` counts fronts from 0; it is
+    -1 for a question that the filter left out. `crowding` is the distance within the front,
+    infinite at its ends and NaN for a question that was left out. `selected` marks the N questions.
     """
 
-    correctness: Floats
-    calls: Floats
-    rank: Ints
+    correctness_spread: Floats
+    calls_spread: Floats
+    rank: Integers
     crowding: Floats
     selected: NDArray[np.bool_]
 
 
-def select(ids: Sequence[str], correctness: Floats, calls: Floats, n: int, *, mixed_only: bool = True) -> Selection:
-    """Select the `n` questions to train on by Pareto front and crowding distance; all that pass the
-    filter if there are fewer.
+def select_by_front(
+    ids: Sequence[str], correctness: Floats, calls: Floats, num_selected: int, *, mixed_only: bool = True
+) -> Selection:
+    """Select the `num_selected` questions to train on by Pareto front and crowding distance; all
+    that pass the filter if there are fewer.
 
     The filter is applied before the choice, so it does not reduce the number chosen unless too few
     are left. Questions with equal crowding distance are taken in the order of their ids, so that
@@ -104,58 +106,60 @@ def select(ids: Sequence[str], correctness: Floats, calls: Floats, n: int, *, mi
         )
     if len(set(ids)) != len(ids):
         raise DataFault("two questions have one id; select each question once")
-    spread = np.column_stack([dispersion(correctness), dispersion(calls)])
+    spreads = np.column_stack([dispersion(correctness), dispersion(calls)])
     rank = np.full(len(ids), -1, dtype=np.int64)
     distance = np.full(len(ids), np.nan)
     # From here on questions are in the order of their ids, which settles every tie.
     order = np.argsort(np.asarray(ids, dtype=np.str_), kind="stable")
     if mixed_only:
-        order = order[mixed(correctness[order])]
-    rank[order] = fronts(spread[order])
+        order = order[is_mixed(correctness[order])]
+    rank[order] = fronts(spreads[order])
     positions: list[int] = []
     by_front = order[np.argsort(rank[order], kind="stable")]
     for front in np.split(by_front, np.flatnonzero(np.diff(rank[by_front])) + 1) if len(order) else ():
-        distance[front] = crowding(spread[front])
-        room = n - len(positions)
-        if room < len(front):
-            front = front[np.argsort(-distance[front], kind="stable")][: max(0, room)]
+        distance[front] = crowding(spreads[front])
+        num_missing = num_selected - len(positions)
+        if num_missing < len(front):
+            front = front[np.argsort(-distance[front], kind="stable")][: max(0, num_missing)]
         positions.extend(front)
     mask = np.zeros(len(ids), dtype=np.bool_)
     mask[positions] = True
-    return Selection(correctness=spread[:, 0], calls=spread[:, 1], rank=rank, crowding=distance, selected=mask)
+    return Selection(
+        correctness_spread=spreads[:, 0], calls_spread=spreads[:, 1], rank=rank, crowding=distance, selected=mask
+    )
 
 
-def draw(
-    ids: Sequence[str], correctness: Floats, calls: Floats, n: int, *, mixed_only: bool = True, seed: int
+def select_at_random(
+    ids: Sequence[str], correctness: Floats, calls: Floats, num_selected: int, *, mixed_only: bool = True, seed: int
 ) -> Selection:
-    """Select `n` questions at random, independent of the order in which they are given: the
-    baseline for `select`.
+    """Select `num_selected` questions at random, independent of the order in which they are given:
+    the baseline for `select_by_front`.
 
     All questions that pass the filter are in front 0, and crowding is NaN. Arguments and errors are
-    those of `select`.
+    those of `select_by_front`.
     """
     # Selecting all questions gives the dispersions, and shows which ones pass the filter.
-    selection = select(ids, correctness, calls, len(ids), mixed_only=mixed_only)
-    fit = sorted(np.flatnonzero(selection.selected).tolist(), key=lambda position: ids[position])
-    draws = np.random.default_rng(seed).permutation(len(fit))[:n]
+    selection = select_by_front(ids, correctness, calls, len(ids), mixed_only=mixed_only)
+    fit_positions = sorted(np.flatnonzero(selection.selected).tolist(), key=lambda position: ids[position])
+    drawn = np.random.default_rng(seed).permutation(len(fit_positions))[:num_selected]
     mask = np.zeros(len(ids), dtype=np.bool_)
-    mask[[fit[position] for position in draws]] = True
+    mask[[fit_positions[position] for position in drawn]] = True
     return replace(
         selection, rank=np.where(selection.selected, 0, -1), crowding=np.full(len(ids), np.nan), selected=mask
     )
 
 
-def reasons(selection: Selection, *, drawn: bool = False) -> list[str]:
+def selection_reasons(selection: Selection, *, at_random: bool = False) -> list[str]:
     """Return why each question was chosen or not, as a word: `chosen`; `alike` if the filter left
     it out; `crowded` if it is in the last front that was used; `dominated` if it is in a later one;
-    with `drawn`, for a selection by `draw`, `not-drawn` in place of these two.
+    with `at_random`, for a selection by `select_at_random`, `not-drawn` in place of these two.
     """
-    last = int(selection.rank[selection.selected].max(initial=0))
-    words = []
+    last_rank = int(selection.rank[selection.selected].max(initial=0))
+    reasons = []
     for rank, selected in zip(selection.rank.tolist(), selection.selected.tolist(), strict=True):
-        reason = "not-drawn" if drawn else "crowded" if rank == last else "dominated"
-        words.append("chosen" if selected else "alike" if rank < 0 else reason)
-    return words
+        reason = "not-drawn" if at_random else "crowded" if rank == last_rank else "dominated"
+        reasons.append("chosen" if selected else "alike" if rank < 0 else reason)
+    return reasons
 
 
 def dispersion(values: Floats) -> Floats:
@@ -166,24 +170,24 @@ def dispersion(values: Floats) -> Floats:
     if not values.size:
         return np.zeros(len(values))
     # Sorted, minus the least: whole numbers stay whole, and equal values give exactly 0.
-    apart = np.sort(values, axis=1)
-    apart = apart - apart[:, :1]
-    size = values.shape[1]
-    scaled_variances = size * (apart**2).sum(axis=1) - apart.sum(axis=1) ** 2
-    deviations: Floats = np.round(np.sqrt(np.maximum(scaled_variances, 0.0)) / size, _DIGITS)
+    offsets = np.sort(values, axis=1)
+    offsets = offsets - offsets[:, :1]
+    row_length = values.shape[1]
+    scaled_variances = row_length * (offsets**2).sum(axis=1) - offsets.sum(axis=1) ** 2
+    deviations: Floats = np.round(np.sqrt(np.maximum(scaled_variances, 0.0)) / row_length, _DIGITS)
     return deviations
 
 
-def mixed(correctness: Floats) -> NDArray[np.bool_]:
+def is_mixed(correctness: Floats) -> NDArray[np.bool_]:
     """Return for each row whether it has both right answers (at least `RIGHT_FROM`) and wrong
     ones.
     """
     right = correctness >= RIGHT_FROM
-    is_mixed: NDArray[np.bool_] = np.logical_xor(right.any(axis=1), right.all(axis=1))
-    return is_mixed
+    flags: NDArray[np.bool_] = np.logical_xor(right.any(axis=1), right.all(axis=1))
+    return flags
 
 
-def fronts(points: Floats) -> Ints:
+def fronts(points: Floats) -> Integers:
     """Return the number of the front of each point, from 0, in O(n log n); both coordinates are to
     be maximised.
 
@@ -193,21 +197,21 @@ def fronts(points: Floats) -> Ints:
     if not len(points):
         return np.zeros(0, dtype=np.int64)
     # Equal points share a front, and `unique` sorts: by the first coordinate, then by the second.
-    different, place = np.unique(points, axis=0, return_inverse=True)
-    ranks = np.empty(len(different), dtype=np.int64)
+    unique_points, unique_index = np.unique(points, axis=0, return_inverse=True)
+    ranks = np.empty(len(unique_points), dtype=np.int64)
     # In a sweep from the best first coordinate down, a point is dominated by a front if and only if
     # a point of that front has at least the same second coordinate. The largest second coordinates
     # of the fronts so far decrease from front to front.
-    lows: list[float] = []
-    for position in range(len(different) - 1, -1, -1):
-        low = -float(different[position, 1])
-        rank = bisect_right(lows, low)
-        if rank == len(lows):
-            lows.append(low)
+    front_bounds: list[float] = []
+    for position in range(len(unique_points) - 1, -1, -1):
+        bound = -float(unique_points[position, 1])
+        rank = bisect_right(front_bounds, bound)
+        if rank == len(front_bounds):
+            front_bounds.append(bound)
         else:
-            lows[rank] = low
+            front_bounds[rank] = bound
         ranks[position] = rank
-    return ranks[place.reshape(-1)]
+    return ranks[unique_index.reshape(-1)]
 
 
 def crowding(points: Floats) -> Floats:
@@ -238,8 +242,8 @@ Episode = tuple[str, Trajectory]
 """A trajectory with its id."""
 
 
-def fit_for_tuning(
-    episodes: Iterable[Episode], *, per_question: int, seed: int, in_tags: Collection[str] | None = None
+def filter_for_tuning(
+    episodes: Iterable[Episode], *, per_question: int, seed: int, tagged_ids: Collection[str] | None = None
 ) -> FilterResult[Episode]:
     """Return the episodes to train on, in the order given, and a rejection with its reason for each
     of the others. Of episodes with the same text, the first is kept.
@@ -250,58 +254,59 @@ def fit_for_tuning(
     Args:
         per_question: the most episodes of an instance, drawn by `seed`; 0 keeps all. They are drawn
             whatever their length, since fine-tuning should widen behaviour.
-        in_tags: the ids of episodes that must keep the tag format and have no refused call; None:
-            all. The others are from worlds whose episodes alternate replies and observations, where
-            a refused action is a step like any other.
+        tagged_ids: the ids of episodes that must keep the tag format and have no refused call;
+            None: all. The others are from worlds whose episodes alternate replies and observations,
+            where a refused action is a step like any other.
     """
-    sound: list[Episode] = []
+    fit_episodes: list[Episode] = []
     rejected: list[Rejection] = []
-    first: dict[str, str] = {}
-    for name, trajectory in episodes:
-        reason, detail = _fault(trajectory, in_tags is None or name in in_tags)
+    first_id_by_text: dict[str, str] = {}
+    for trajectory_id, trajectory in episodes:
+        reason, detail = _fault(trajectory, tagged_ids is None or trajectory_id in tagged_ids)
         text = f"{trajectory.instance.key}\n{text_of(trajectory)}"
-        if not reason and first.setdefault(text, name) != name:
-            reason, detail = "duplicate", f"same text as trajectory {first[text]}"
+        if not reason and first_id_by_text.setdefault(text, trajectory_id) != trajectory_id:
+            reason, detail = "duplicate", f"same text as trajectory {first_id_by_text[text]}"
         if reason:
-            rejected.append(_reject(name, reason, detail))
+            rejected.append(_rejection(trajectory_id, reason, detail))
         else:
-            sound.append((name, trajectory))
+            fit_episodes.append((trajectory_id, trajectory))
     # The draw is independent of the order of the episodes and of their ids.
-    by_question: dict[str, list[tuple[str, str]]] = {}
-    for name, trajectory in sound:
-        by_question.setdefault(trajectory.instance.key, []).append((text_of(trajectory), name))
-    drawn_names = {
-        name
-        for key, texts in by_question.items()
-        for _, name in random.Random(derive_seed(seed, "rft", key)).sample(
+    texts_by_question: dict[str, list[tuple[str, str]]] = {}
+    for trajectory_id, trajectory in fit_episodes:
+        texts_by_question.setdefault(trajectory.instance.key, []).append((text_of(trajectory), trajectory_id))
+    drawn_ids = {
+        trajectory_id
+        for key, texts in texts_by_question.items()
+        for _, trajectory_id in random.Random(derive_seed(seed, "rft", key)).sample(
             sorted(texts), min(len(texts), per_question or len(texts))
         )
     }
-    over = [episode for episode in sound if episode[0] not in drawn_names]
+    over_cap = [episode for episode in fit_episodes if episode[0] not in drawn_ids]
     rejected += [
-        _reject(name, "question-cap", f"{trajectory.instance.key} keeps {per_question}") for name, trajectory in over
+        _rejection(trajectory_id, "question-cap", f"{trajectory.instance.key} keeps {per_question}")
+        for trajectory_id, trajectory in over_cap
     ]
-    return FilterResult(tuple(episode for episode in sound if episode[0] in drawn_names), tuple(rejected))
+    return FilterResult(tuple(episode for episode in fit_episodes if episode[0] in drawn_ids), tuple(rejected))
 
 
-def _fault(trajectory: Trajectory, tagged: bool) -> tuple[str, str]:
+def _fault(trajectory: Trajectory, is_tagged: bool) -> tuple[str, str]:
     """Return the reason why an episode is not trained on, and details; two empty strings if it
     is.
     """
     if not trajectory.success:
         return "wrong-answer", f"reward {trajectory.reward:g}, stopped by {trajectory.stop}"
-    if tagged and (fault := strict_fault(text_of(trajectory))):
+    if is_tagged and (fault := strict_fault(text_of(trajectory))):
         return "format", fault
     if misread_action := next((step.action for step in trajectory.steps if is_misread(step.action)), ""):
         return "format", misread_action
     failed_call = next((call for step in trajectory.steps for call in step.tool_calls if call.status != "ok"), None)
     if failed_call is not None:
         return "failed-call", f"{failed_call.tool}: {failed_call.status}"
-    refused_actions = [step.action for step in trajectory.steps if tagged and step.valid is False]
+    refused_actions = [step.action for step in trajectory.steps if is_tagged and step.valid is False]
     return ("refused-call", refused_actions[0]) if refused_actions else ("", "")
 
 
-def _reject(subject: str, reason: str, detail: str) -> Rejection:
+def _rejection(subject: str, reason: str, detail: str) -> Rejection:
     return Rejection(stage=RFT, subject=subject, reason=reason, detail=detail)
 
 
@@ -309,37 +314,37 @@ def _reject(subject: str, reason: str, detail: str) -> Rejection:
 # others are stored as rejections.
 
 
-async def select_rft(place: Workplace, iteration: int) -> dict[str, Any]:
+async def select_rft(ctx: RunContext, iteration: int) -> dict[str, Any]:
     """Make and store the samples of an iteration from its flywheel; return the numbers of `samples`
     and of `rejected` trajectories.
 
     Families that an error stopped contribute the members that they have.
     """
-    iteration_id = place.iteration_id(iteration)
+    iteration_id = ctx.iteration_id(iteration)
 
-    def make() -> dict[str, Any]:
-        members = load_members(place.store, iteration_id)
-        with place.worlds() as worlds:
+    def make_samples() -> dict[str, Any]:
+        members = load_flywheel_trajectories(ctx.store, iteration_id)
+        with ctx.worlds() as worlds:
             tagged_ids = {
                 key
                 for key, member in members.items()
-                if isinstance(manner_of(worlds.of(member.instance), member.instance), TaggedForm)
+                if isinstance(step_form_of(worlds.env_of(member.instance), member.instance), TaggedForm)
             }
-        result = fit_for_tuning(
+        result = filter_for_tuning(
             # Of equal texts the first is kept and its tokens are trained on. Ordered by ids, which
             # contain the run, this would depend on the run.
             sorted(members.items(), key=lambda member: [step.token_ids for step in member[1].steps]),
-            per_question=place.recipe.et_agent.rft.per_question,
-            seed=derive_seed(place.recipe.seed, RFT, iteration),
-            in_tags=tagged_ids,
+            per_question=ctx.recipe.et_agent.rft.per_question,
+            seed=derive_seed(ctx.recipe.seed, RFT, iteration),
+            tagged_ids=tagged_ids,
         )
-        sample_rows = whole_rows(place, iteration, dict(result.kept), stage=RFT)
-        rows = merge([rejection_rows(result.rejected, iteration_id=iteration_id), sample_rows])
-        store_anew(place.store, rows, iteration_id=iteration_id, stage=RFT, kinds=[SampleKind.GOOD])
-        return {"samples": len(sample_rows.get("sample", ())), "rejected": len(result.rejected)}
+        sample_rows = whole_episode_rows(ctx, iteration, dict(result.kept_items), stage=RFT)
+        rows = merge([rejection_rows(result.rejections, iteration_id=iteration_id), sample_rows])
+        replace_stage_output(ctx.store, rows, iteration_id=iteration_id, stage=RFT, sample_kinds=[SampleKind.GOOD])
+        return {"samples": len(sample_rows.get("sample", ())), "rejected": len(result.rejections)}
 
-    with place.timed("select_rft", iteration):
-        return await in_thread(make)
+    with ctx.timed("select_rft", iteration):
+        return await run_in_thread(make_samples)
 
 
 # Rollouts of a stage of the curriculum: the policy answers each training question several times.
@@ -349,7 +354,7 @@ async def select_rft(place: Workplace, iteration: int) -> dict[str, Any]:
 ROLLOUT = "rollout"
 
 
-async def rollout(place: Workplace, iteration: int) -> dict[str, Any]:
+async def rollout(ctx: RunContext, iteration: int) -> dict[str, Any]:
     """Play the missing rollouts of an iteration; copy those that another run with the same inputs
     has. Return the number of `rollouts`, and of those attempted now (`new`).
 
@@ -358,8 +363,8 @@ async def rollout(place: Workplace, iteration: int) -> dict[str, Any]:
         DataFault: training and test instances overlap, or the policy is missing.
         WorkerLost: one worker after another was lost; what they returned is kept.
     """
-    instances = await separate_instances(place, iteration)
-    recipe, iteration_id, policy = place.recipe, place.iteration_id(iteration), place.policy(iteration)
+    instances = await chosen_instances(ctx, iteration)
+    recipe, iteration_id, policy = ctx.recipe, ctx.iteration_id(iteration), ctx.policy(iteration)
     plans = [
         EpisodePlan(
             instance=instance,
@@ -371,19 +376,19 @@ async def rollout(place: Workplace, iteration: int) -> dict[str, Any]:
         for number in range(recipe.et_agent.curriculum.rollouts)
     ]
     plans_by_id = {rollout_id(iteration_id, policy.id, plan): plan for plan in plans}
-    plan_rollouts(place, iteration, plans_by_id, stage=ROLLOUT)
-    settings = acting_in_groups(place.recipe)
-    new = await play_rollouts(
-        place,
+    plan_rollouts(ctx, iteration, plans_by_id, stage=ROLLOUT)
+    rollout_settings = group_rollout_config(ctx.recipe)
+    num_new = await play_rollouts(
+        ctx,
         iteration,
         plans_by_id,
         stage=ROLLOUT,
         name="rollouts",
-        sampling=settings.sampling,
-        max_steps=settings.max_steps,
-        limits=settings.limits,
+        sampling=rollout_settings.sampling,
+        max_steps=rollout_settings.max_steps,
+        limits=rollout_settings.limits,
     )
-    return {"rollouts": len(plans_by_id), "new": new}
+    return {"rollouts": len(plans_by_id), "new": num_new}
 
 
 def check_counts(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
@@ -416,58 +421,64 @@ _LEFT_OUT: Mapping[str, Any] = MappingProxyType(
 )
 
 
-async def select_questions(place: Workplace, iteration: int) -> dict[str, Any]:
+async def select_questions(ctx: RunContext, iteration: int) -> dict[str, Any]:
     """Choose the questions of an iteration by its rollouts, and store the outcome for each, unless
     a selection is stored already. Return the numbers of `questions` and of those `selected`.
 
     Raises `DataFault` when no question can be trained on.
     """
-    iteration_id, config = place.iteration_id(iteration), place.recipe.et_agent.curriculum
-    questions = load_selection(place.store, iteration_id)
+    iteration_id, config = ctx.iteration_id(iteration), ctx.recipe.et_agent.curriculum
+    questions = load_selection(ctx.store, iteration_id)
     if not questions:
-        instances = {instance.key: instance for instance in await separate_instances(place, iteration)}
-        with place.timed(SELECT, iteration):
-            outcomes = load_rollout_outcomes(place.store, iteration_id)
-            seed = derive_seed(place.recipe.seed, SELECT, iteration)
-            questions = chosen_of(outcomes, config, seed=seed)
-            chosen_instances = [instances[question.instance_id] for question in questions if question.selected]
+        instances = {instance.key: instance for instance in await chosen_instances(ctx, iteration)}
+        with ctx.timed(SELECT, iteration):
+            outcomes = load_rollout_outcomes(ctx.store, iteration_id)
+            seed = derive_seed(ctx.recipe.seed, SELECT, iteration)
+            questions = selection_outcomes(outcomes, config, seed=seed)
+            selected_instances = [instances[question.instance_id] for question in questions if question.selected]
             rows = selection_rows(iteration_id, questions)
-            place.store.write(merge([rows, chosen_rows(iteration_id, {SELECTED: chosen_instances})]))
-    count = sum(question.selected for question in questions)
-    if not count:
+            ctx.store.write(merge([rows, chosen_instance_rows(iteration_id, {SELECTED: selected_instances})]))
+    num_selected = sum(question.selected for question in questions)
+    if not num_selected:
         raise DataFault(
             f"no question of iteration {iteration} has right and wrong answers among its {config.rollouts} rollouts; "
             "sample more of each (et_agent.curriculum.rollouts), or other questions"
         )
-    return {"questions": len(questions), "selected": count}
+    return {"questions": len(questions), "selected": num_selected}
 
 
-def chosen_of(outcomes: Sequence[RolloutOutcome], config: CurriculumConfig, *, seed: int) -> list[SelectionOutcome]:
+def selection_outcomes(
+    outcomes: Sequence[RolloutOutcome], config: CurriculumConfig, *, seed: int
+) -> list[SelectionOutcome]:
     """Return the outcome of the selection for each question, in the order of their first rollouts.
 
     A question with a rollout that failed for good is not chosen (reason `incomplete`), because
     dispersions over different numbers of rollouts cannot be compared.
     """
-    groups: defaultdict[str, list[RolloutOutcome]] = defaultdict(list)
+    outcomes_by_question: defaultdict[str, list[RolloutOutcome]] = defaultdict(list)
     for outcome in outcomes:
-        groups[outcome.instance_id].append(outcome)
-    played_groups = {key: [outcome for outcome in group if outcome.reward is not None] for key, group in groups.items()}
-    complete = [key for key in groups if len(played_groups[key]) == config.rollouts]
-    shape = len(complete), config.rollouts
-    rollouts = [outcome for key in complete for outcome in played_groups[key]]
+        outcomes_by_question[outcome.instance_id].append(outcome)
+    played_by_question = {
+        key: [outcome for outcome in group if outcome.reward is not None] for key, group in outcomes_by_question.items()
+    }
+    complete_ids = [key for key in outcomes_by_question if len(played_by_question[key]) == config.rollouts]
+    shape = len(complete_ids), config.rollouts
+    rollouts = [outcome for key in complete_ids for outcome in played_by_question[key]]
     correctness = np.array([outcome.reward for outcome in rollouts], dtype=np.float64).reshape(shape)
     costs = np.array([_cost(outcome, config) for outcome in rollouts], dtype=np.float64).reshape(shape)
     if config.select == "random":
-        selection = draw(complete, correctness, costs, config.questions, mixed_only=config.mixed_only, seed=seed)
+        selection = select_at_random(
+            complete_ids, correctness, costs, config.questions, mixed_only=config.mixed_only, seed=seed
+        )
     else:
-        selection = select(complete, correctness, costs, config.questions, mixed_only=config.mixed_only)
-    words = reasons(selection, drawn=config.select == "random")
-    fields: dict[str, dict[str, Any]] = {}
-    for position, (key, reason) in enumerate(zip(complete, words, strict=True)):
+        selection = select_by_front(complete_ids, correctness, costs, config.questions, mixed_only=config.mixed_only)
+    reasons = selection_reasons(selection, at_random=config.select == "random")
+    fields_by_question: dict[str, dict[str, Any]] = {}
+    for position, (key, reason) in enumerate(zip(complete_ids, reasons, strict=True)):
         distance = float(selection.crowding[position])
-        fields[key] = {
-            "s_corr": float(selection.correctness[position]),
-            "s_tool": float(selection.calls[position]),
+        fields_by_question[key] = {
+            "s_corr": float(selection.correctness_spread[position]),
+            "s_tool": float(selection.calls_spread[position]),
             "front": int(selection.rank[position]) if selection.rank[position] >= 0 else None,
             "crowding": None if math.isnan(distance) else distance,
             "selected": bool(selection.selected[position]),
@@ -479,9 +490,9 @@ def chosen_of(outcomes: Sequence[RolloutOutcome], config: CurriculumConfig, *, s
             episodes=len(group),
             correctness=fmean(outcome.reward or 0.0 for outcome in group) if group else 0.0,
             cost=fmean(_cost(outcome, config) for outcome in group) if group else 0.0,
-            **fields.get(key, _LEFT_OUT),
+            **fields_by_question.get(key, _LEFT_OUT),
         )
-        for key, group in played_groups.items()
+        for key, group in played_by_question.items()
     ]
 
 

@@ -11,17 +11,17 @@ from agentr_core.methods.catalogue import DEMONSTRATE, EXPLORE, PREFER
 from agentr_core.methods.eto.preferences import STAGE
 from agentr_core.reports import iteration, plots, wording
 from agentr_core.reports.document import Block, Column, Counts, Figure, FunnelStage, Paragraph, Row, Section, Table
-from agentr_core.runtime.place import Workplace
-from agentr_core.stages.report import expert_episodes, rejected_by, to_rows
+from agentr_core.runtime.context import RunContext
+from agentr_core.stages.report import count_rejections, expert_episodes, with_row_counts
 from agentr_core.store.queries import datasets
-from agentr_core.store.queries.datasets import PreferenceTrainingStep, preference_counts, preference_training
+from agentr_core.store.queries.datasets import PreferenceTrainingStep, preference_counts, preference_training_steps
 from agentr_core.types import PreferenceCase
 
 # The part of a report about preference pairs: how many there are, how far apart their sides are,
 # and how training on them went.
 
 TITLE = "Preference pairs"
-_END = 5
+_NUM_LAST_STEPS = 5
 """The number of last optimizer steps whose mean stands for the end of a training."""
 _CASES: Final[Mapping[str, str]] = {
     PreferenceCase.LOSE: "the policy got less than the expert",
@@ -38,31 +38,32 @@ _CASES: Final[Mapping[str, str]] = {
 class PreferenceRecord:
     """The preference pairs of an iteration, and how training on them went.
 
-    `kinds` counts pairs by case, `rejected` counts rejections by reason. `margins` counts pairs by
-    reward margin, in bins of width 0.1 keyed by their lower bounds; `cut` is the number of pairs
-    whose rejected side was cut. `steps` are the optimizer steps, in order.
+    `num_by_case` counts pairs by case, `num_rejected_by_reason` counts rejections by reason.
+    `num_by_margin` counts pairs by reward margin, in bins of width 0.1 keyed by their lower bounds;
+    `num_cut` is the number of pairs whose rejected side was cut. `steps` are the optimizer steps,
+    in order.
     """
 
-    kinds: Counts
-    rejected: Counts = field(default_factory=dict)
-    margins: Mapping[float, int] = field(default_factory=dict)
-    cut: int = 0
+    num_by_case: Counts
+    num_rejected_by_reason: Counts = field(default_factory=dict)
+    num_by_margin: Mapping[float, int] = field(default_factory=dict)
+    num_cut: int = 0
     steps: tuple[PreferenceTrainingStep, ...] = ()
 
 
-def preferences(record: PreferenceRecord) -> Section:
+def preferences_section(record: PreferenceRecord) -> Section:
     """Return the section on an iteration's preference pairs and the training on them."""
     note = "Rewards are the environment's; an implicit reward is beta times the log-ratio of policy and reference."
-    cases = {": ".join(filter(None, (kind, _CASES.get(kind)))): count for kind, count in record.kinds.items()}
-    blocks: list[Block] = [iteration.counts("What made the difference", "Pairs", cases)]
-    if record.rejected:
-        blocks.append(iteration.counts("Turned away", "Candidates", record.rejected))
-    if record.margins:
-        caption = f"Margin of reward between the two sides. The rejected side of {record.cut} pairs was cut."
-        counts = {f"{low:.1f}{wording.TO}{low + 0.1:.1f}": count for low, count in record.margins.items()}
+    cases = {": ".join(filter(None, (kind, _CASES.get(kind)))): count for kind, count in record.num_by_case.items()}
+    blocks: list[Block] = [iteration.counts_table("What made the difference", "Pairs", cases)]
+    if record.num_rejected_by_reason:
+        blocks.append(iteration.counts_table("Turned away", "Candidates", record.num_rejected_by_reason))
+    if record.num_by_margin:
+        caption = f"Margin of reward between the two sides. The rejected side of {record.num_cut} pairs was cut."
+        counts = {f"{low:.1f}{wording.DASH}{low + 0.1:.1f}": count for low, count in record.num_by_margin.items()}
         drawing = plots.bars(counts, "Pairs by margin of reward")
-        instead = iteration.counts("Margin", "Pairs", counts)
-        blocks.append(Figure(drawing, caption, (Paragraph(caption), instead)))
+        table = iteration.counts_table("Margin", "Pairs", counts)
+        blocks.append(Figure(drawing, caption, (Paragraph(caption), table)))
     else:
         blocks.append(Paragraph("Not measured: margins; the pairs tell no rewards."))
     curves = {
@@ -77,7 +78,7 @@ def preferences(record: PreferenceRecord) -> Section:
         blocks.append(Figure(plots.curves({"chosen": chosen, "rejected": rejected}, caption), caption))
     if record.steps:
         # The first step, the last one, and three in between.
-        places = sorted({round(part * (len(record.steps) - 1) / 4) for part in range(5)})
+        positions = sorted({round(part * (len(record.steps) - 1) / 4) for part in range(5)})
         rows = (
             Row(
                 (
@@ -90,7 +91,7 @@ def preferences(record: PreferenceRecord) -> Section:
                     wording.decimal(step.rejected_rewards, 3),
                 )
             )
-            for step in (record.steps[place] for place in places)
+            for step in (record.steps[position] for position in positions)
         )
         titles = (
             "Step",
@@ -107,30 +108,30 @@ def preferences(record: PreferenceRecord) -> Section:
     return Section("preferences", TITLE, tuple(blocks), note)
 
 
-def preferences_of_run(records: Mapping[int, PreferenceRecord]) -> Section:
+def run_preferences_section(records: Mapping[int, PreferenceRecord]) -> Section:
     """Return the section on the preference pairs of a run, given its records by iteration."""
     rows = []
     for number, record in records.items():
-        end = record.steps[-_END:]
-        loss, accuracy, chosen, rejected = (
+        last_steps = record.steps[-_NUM_LAST_STEPS:]
+        loss, accuracy, chosen_reward, rejected_reward = (
             fmean(values) if values else None
             for values in (
-                [step.loss for step in end],
-                [step.reward_accuracy for step in end if step.reward_accuracy is not None],
-                [step.chosen_rewards for step in end if step.chosen_rewards is not None],
-                [step.rejected_rewards for step in end if step.rejected_rewards is not None],
+                [step.loss for step in last_steps],
+                [step.reward_accuracy for step in last_steps if step.reward_accuracy is not None],
+                [step.chosen_rewards for step in last_steps if step.chosen_rewards is not None],
+                [step.rejected_rewards for step in last_steps if step.rejected_rewards is not None],
             )
         )
         cells = (
-            wording.iteration(number),
-            wording.count(sum(record.kinds.values())),
-            wording.count(sum(record.rejected.values())),
-            wording.count(record.cut),
+            wording.iteration_name(number),
+            wording.count(sum(record.num_by_case.values())),
+            wording.count(sum(record.num_rejected_by_reason.values())),
+            wording.count(record.num_cut),
             wording.count(len(record.steps)),
             wording.decimal(loss, 3),
             wording.percent(accuracy),
-            wording.decimal(chosen, 3),
-            wording.decimal(rejected, 3),
+            wording.decimal(chosen_reward, 3),
+            wording.decimal(rejected_reward, 3),
         )
         rows.append(Row(cells))
     titles = (
@@ -144,56 +145,58 @@ def preferences_of_run(records: Mapping[int, PreferenceRecord]) -> Section:
         "Rejected",
     )
     table = Table((Column("Iteration", "text"), *map(Column, titles)), tuple(rows))
-    note = f"Training numbers are means over the last {_END} optimizer steps, since single batches scatter."
+    note = f"Training numbers are means over the last {_NUM_LAST_STEPS} optimizer steps, since single batches scatter."
     return Section("preferences-run", "Preference pairs over the run", (table,), note)
 
 
-def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
+def funnel(ctx: RunContext, iteration: int) -> tuple[FunnelStage, ...]:
     """Return the funnel from episodes to trained rows: a count for each stage of the iteration."""
-    source, names = place.source_id(iteration), {stage.name for stage in place.plan(iteration).stages}
+    source_id, stage_names = ctx.source_id(iteration), {stage.name for stage in ctx.plan(iteration).stages}
     stages: list[FunnelStage] = []
-    if DEMONSTRATE.name in names:
-        stages.append(expert_episodes(place, iteration))
-    counts = datasets.episode_counts(place.store, source, "rollout")
-    if EXPLORE.name in names:
+    if DEMONSTRATE.name in stage_names:
+        stages.append(expert_episodes(ctx, iteration))
+    counts = datasets.episode_counts(ctx.store, source_id, "rollout")
+    if EXPLORE.name in stage_names:
         stages.append(FunnelStage(name="explored episodes", count=counts.played))
-    if PREFER.name in names:
-        pair_count = datasets.count_preferences(place.store, source)
+    if PREFER.name in stage_names:
+        num_pairs = datasets.count_preferences(ctx.store, source_id)
         stages.append(
-            FunnelStage(name="preference pairs", count=pair_count, rejected=rejected_by(place, source, STAGE))
+            FunnelStage(
+                name="preference pairs", count=num_pairs, rejected_by_reason=count_rejections(ctx, source_id, STAGE)
+            )
         )
     else:
         stages.append(FunnelStage(name="successes", count=counts.solved))
-    return to_rows(place, iteration, stages)
+    return with_row_counts(ctx, iteration, stages)
 
 
-def preference_record(place: Workplace, iteration: int) -> PreferenceRecord | None:
+def preference_record(ctx: RunContext, iteration: int) -> PreferenceRecord | None:
     """Return the counts of an iteration's preference pairs and its training steps; None if it does
     not train on pairs.
     """
-    if not place.plan(iteration).pairs:
+    if not ctx.plan(iteration).has_pairs:
         return None
-    iteration_id, source_id = place.iteration_id(iteration), place.source_id(iteration)
-    counts = preference_counts(place.store, source_id)
+    iteration_id, source_id = ctx.iteration_id(iteration), ctx.source_id(iteration)
+    counts = preference_counts(ctx.store, source_id)
     return PreferenceRecord(
-        kinds=counts.kinds,
-        rejected=rejected_by(place, source_id, STAGE),
-        margins=counts.margins,
-        cut=counts.cut,
-        steps=tuple(preference_training(place.store, iteration_id)),
+        num_by_case=counts.kinds,
+        num_rejected_by_reason=count_rejections(ctx, source_id, STAGE),
+        num_by_margin=counts.margins,
+        num_cut=counts.cut,
+        steps=tuple(preference_training_steps(ctx.store, iteration_id)),
     )
 
 
-def pair_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
+def pair_sections(ctx: RunContext, iteration: int) -> tuple[Section, ...]:
     """Return the section on the pairs of an iteration; () if it does not train on pairs."""
-    record = preference_record(place, iteration)
-    return () if record is None else (preferences(record),)
+    record = preference_record(ctx, iteration)
+    return () if record is None else (preferences_section(record),)
 
 
-def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
+def run_sections(ctx: RunContext, iteration: int) -> tuple[Section, ...]:
     """Return the section on pairs and the training on them over iterations 1 to `iteration`; () if
     none of them trains on pairs.
     """
-    by_iteration = {number: preference_record(place, number) for number in range(1, iteration + 1)}
-    records = {number: record for number, record in by_iteration.items() if record is not None}
-    return (preferences_of_run(records),) if records else ()
+    records_by_iteration = {number: preference_record(ctx, number) for number in range(1, iteration + 1)}
+    records = {number: record for number, record in records_by_iteration.items() if record is not None}
+    return (run_preferences_section(records),) if records else ()

@@ -6,7 +6,7 @@ Sources: arXiv 2402.03300; 2503.14476 and 2503.20783 for its variants.
 
 from __future__ import annotations
 
-from agentr_core.evaluation.metrics import Forecast, Headroom, Prospect, mixed, prospect
+from agentr_core.evaluation.metrics import Forecast, Headroom, Prospect, mixed_probability, prospect
 from agentr_core.methods.catalogue import (
     EVALUATE,
     EVALUATE_BASE,
@@ -14,17 +14,17 @@ from agentr_core.methods.catalogue import (
     GROUPS_OF_RUN,
     REINFORCE,
     STEPS_OF_GROUPS,
-    acting_in_groups,
-    of_groups,
+    group_demands,
+    group_relative,
+    group_rollout_config,
+    groups_phrase,
     reinforce_stage,
-    reinforced,
-    sampled_groups,
-    swapping_faults,
+    weight_swap_faults,
 )
 from agentr_core.recipes.agent_r import CritiqueConfig
 from agentr_core.recipes.grpo import grpo_faults
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.place import Method, Plan, imported
+from agentr_core.runtime.context import Method, Plan, lazy_import
 
 # A forecast of how many groups of a recipe's size would have contrast with a given policy.
 
@@ -35,14 +35,16 @@ def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
 
     Groups that are all won or all lost have advantages of 0.
     """
-    size = recipe.grpo.num_generations
-    groups = recipe.grpo.steps * recipe.grpo.groups
-    mixed_groups = headroom.rates.total(groups, lambda _, run: mixed(run, size), per_instance=1)
+    group_size = recipe.grpo.num_generations
+    num_groups = recipe.grpo.steps * recipe.grpo.groups
+    mixed_groups = headroom.rates.total(
+        num_groups, lambda _, run: mixed_probability(run, group_size), max_per_instance=1
+    )
     return prospect(
         "grpo",
         [Forecast(name="mixed_groups", expected=mixed_groups)],
-        needs="mixed_groups",
-        short=f"{size} episodes of an instance nearly always all win or all lose",
+        needed_forecast="mixed_groups",
+        shortage_reason=f"{group_size} episodes of an instance nearly always all win or all lose",
     )
 
 
@@ -50,17 +52,17 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
     """Return the plan of an iteration, which has no dataset."""
     return Plan(
         stages=(reinforce_stage(recipe.grpo), EVALUATE),
-        training=reinforced(recipe, anew=recipe.training.start_from == "base"),
+        training=group_relative(recipe, anew=recipe.training.start_from == "base"),
         funnel=FUNNEL_OF_GROUPS,
     )
 
 
-def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
-    return [f"each iteration: {of_groups(recipe, train)}, then {test} held-out episodes"]
+def _describe(recipe: Recipe, num_train: int, num_test: int) -> list[str]:
+    return [f"each iteration: {groups_phrase(recipe, num_train)}, then {num_test} held-out episodes"]
 
 
 def _faults(recipe: Recipe) -> list[str]:
-    faults = grpo_faults(recipe.grpo, recipe.training, recipe.data) + swapping_faults(recipe)
+    faults = grpo_faults(recipe.grpo, recipe.training, recipe.data) + weight_swap_faults(recipe)
     if recipe.context == "window":
         faults.append(
             "context: method grpo trains whole conversations, not what a window leaves of them; set summary, or leave "
@@ -87,8 +89,8 @@ METHOD = Method(
     before=(EVALUATE_BASE,),
     faults=_faults,
     describe=_describe,
-    sampled=lambda recipe, train, test: sampled_groups(recipe, test),
-    acting=acting_in_groups,
-    prospect=imported("agentr_core.methods.grpo:foresee"),
+    demands=lambda recipe, train, test: group_demands(recipe, test),
+    rollout_config=group_rollout_config,
+    prospect=lazy_import("agentr_core.methods.grpo:foresee"),
     report=(STEPS_OF_GROUPS, GROUPS_OF_RUN),
 )

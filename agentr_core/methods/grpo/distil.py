@@ -8,26 +8,26 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
-from agentr_core.methods.grpo.readings import Reading, expert_of, other_episodes, readings
+from agentr_core.methods.grpo.readings import Reading, expert_episode_of, other_episodes, readings
 from agentr_core.models.checkpoint_dir import check_same_tokens
+from agentr_core.runtime.context import RunContext
 from agentr_core.runtime.equipment import Worlds
-from agentr_core.runtime.place import Workplace
 from agentr_core.samples.rendering import Renderer
-from agentr_core.store.codec.ledger import Group, load_scores, rejection_rows, score_rows
-from agentr_core.system import in_thread
+from agentr_core.store.codec.ledger import Group, load_scorer_logprobs, rejection_rows, scorer_logprob_rows
+from agentr_core.system import run_in_thread
 from agentr_core.training.group.policy import PolicyRow, policy_row
 from agentr_core.training.group.scoring import Scorer
 from agentr_core.training.job import OnlineJob
 from agentr_core.types import Rejection, Step, Trajectory
 
-Scores = Mapping[str, Mapping[int, tuple[float, ...]]]
+ScoresByStep = Mapping[str, Mapping[int, tuple[float, ...]]]
 """A scorer's log-probabilities of the tokens of each reply, by id of the trajectory, then by
 position of the step.
 """
 _log = logging.getLogger(__name__)
 
 
-def row_of(reading: Reading, steps: Sequence[Step], renderer: Renderer) -> PolicyRow:
+def token_row(reading: Reading, steps: Sequence[Step], renderer: Renderer) -> PolicyRow:
     """Return a reading as a token row. In place of an advantage, each token to be scored has the
     position of its step in the episode; `steps` are all steps of that episode. Raises as
     `policy_row`.
@@ -46,16 +46,16 @@ class Scoring:
         renderer: the renderer of the model that is trained.
     """
 
-    def __init__(self, place: Workplace, job: OnlineJob, renderer: Renderer) -> None:
+    def __init__(self, ctx: RunContext, job: OnlineJob, renderer: Renderer) -> None:
         assert job.objective.grpo.distil is not None
-        self._place, self._job, self._renderer = place, job, renderer
+        self._ctx, self._job, self._renderer = ctx, job, renderer
         self._distil = job.objective.grpo.distil
         self._scorer: Scorer | None = None
-        self._experts: dict[str, list[Trajectory]] = {}
+        self._experts_by_instance: dict[str, list[Trajectory]] = {}
 
     # All scores of a step are stored in one transaction: after an interruption they are computed
     # again in the same batches, on which the last bits depend.
-    async def scores(self, groups: Sequence[Group], step: int, worlds: Worlds) -> Scores:
+    async def scores(self, groups: Sequence[Group], step: int, worlds: Worlds) -> ScoresByStep:
         """Return the scores of the groups of a training step: those of the store if it has any,
         else new ones, which are then stored. Left out are replies whose reading does not fit into
         the scorer's context and, with `context: expert`, those of instances without an expert's
@@ -64,50 +64,60 @@ class Scoring:
         Raises `ConfigError` if the scorer has another tokenizer, and `ModelDirectoryError` if it
         cannot be loaded.
         """
-        store = self._place.store
-        if stored_scores := load_scores(store, [key for group in groups for key in group.episodes]):
+        store = self._ctx.store
+        if stored_scores := load_scorer_logprobs(
+            store, [trajectory_id for group in groups for trajectory_id in group.episodes]
+        ):
             return stored_scores
-        others: dict[str, list[Trajectory]] = {}
+        others_by_instance: dict[str, list[Trajectory]] = {}
         if self._distil.context == "records":
-            episodes: dict[str, dict[str, Trajectory]] = {}
+            episodes_by_instance: dict[str, dict[str, Trajectory]] = {}
             for group in groups:
-                episodes.setdefault(group.instance.key, {}).update(group.episodes)
-            others = other_episodes(store, self._job.experience, episodes, until=step - 1)
-        rows = [pair for group in groups for pair in self.rows(group, worlds, others.get(group.instance.key, ()))]
-        scorer = await in_thread(self._loaded)
-        fitting_rows = [(key, row) for key, row in rows if len(row.input_ids) <= scorer.context_length]
+                episodes_by_instance.setdefault(group.instance.key, {}).update(group.episodes)
+            others_by_instance = other_episodes(store, self._job.experience, episodes_by_instance, until=step - 1)
+        rows = [
+            pair
+            for group in groups
+            for pair in self.token_rows(group, worlds, others_by_instance.get(group.instance.key, ()))
+        ]
+        scorer = await run_in_thread(self._load_scorer)
+        fitting_rows = [
+            (trajectory_id, row) for trajectory_id, row in rows if len(row.input_ids) <= scorer.context_length
+        ]
         if len(fitting_rows) < len(rows):
             _log.warning(
                 "%s of %s conversations are longer than the scorer's context of %s tokens, and are not scored",
                 *(len(rows) - len(fitting_rows), len(rows), scorer.context_length),
             )
-        of_rows = await in_thread(scorer.scores, [row for _, row in fitting_rows])
+        scores_by_row = await run_in_thread(scorer.scores, [row for _, row in fitting_rows])
         scores: dict[str, dict[int, tuple[float, ...]]] = {}
-        for (key, row), of_tokens in zip(fitting_rows, of_rows, strict=True):
-            for position, tokens in groupby(zip(row.advantages, of_tokens, strict=True), key=itemgetter(0)):
-                scores.setdefault(key, {})[int(position)] = tuple(score for _, score in tokens)
-        store.write(score_rows(scores))
+        for (trajectory_id, row), token_scores in zip(fitting_rows, scores_by_row, strict=True):
+            for position, items in groupby(zip(row.advantages, token_scores, strict=True), key=itemgetter(0)):
+                scores.setdefault(trajectory_id, {})[int(position)] = tuple(score for _, score in items)
+        store.write(scorer_logprob_rows(scores))
         return scores
 
-    def rows(self, group: Group, worlds: Worlds, others: Sequence[Trajectory] = ()) -> Iterator[tuple[str, PolicyRow]]:
-        """Yield the readings of the episodes of a group as token rows (`row_of`), each with the id
-        of its trajectory. An expert that fails its own replay is stored as a rejection.
+    def token_rows(
+        self, group: Group, worlds: Worlds, others: Sequence[Trajectory] = ()
+    ) -> Iterator[tuple[str, PolicyRow]]:
+        """Yield the readings of the episodes of a group as token rows (`token_row`), each with the
+        id of its trajectory. An expert that fails its own replay is stored as a rejection.
 
         Args:
             others: with `context: records`, all episodes of the instance that the scorer may read.
         """
-        env, instance, experts = worlds.of(group.instance), group.instance, self._experts
+        env, instance, experts_by_instance = worlds.env_of(group.instance), group.instance, self._experts_by_instance
         if self._distil.context == "expert":
-            if instance.key not in experts:
-                replay = expert_of(env, instance)
+            if instance.key not in experts_by_instance:
+                replay = expert_episode_of(env, instance)
                 if isinstance(replay, Rejection):
-                    self._place.store.write(rejection_rows([replay], iteration_id=self._job.experience))
-                experts[instance.key] = [replay] if isinstance(replay, Trajectory) else []
-            others = experts[instance.key]
+                    self._ctx.store.write(rejection_rows([replay], iteration_id=self._job.experience))
+                experts_by_instance[instance.key] = [replay] if isinstance(replay, Trajectory) else []
+            others = experts_by_instance[instance.key]
         for key, trajectory in group.episodes.items():
             other_trajectories = [other for other in others if other is not trajectory]
-            for reading in readings(env, trajectory, self._distil, other_trajectories, given=group.prefix):
-                row = row_of(reading, trajectory.steps, self._renderer)
+            for reading in readings(env, trajectory, self._distil, other_trajectories, num_untrained=group.prefix):
+                row = token_row(reading, trajectory.steps, self._renderer)
                 if row.positions:
                     yield key, row
 
@@ -117,11 +127,15 @@ class Scoring:
             self._scorer.close()
             self._scorer = None
 
-    def _loaded(self) -> Scorer:
+    def _load_scorer(self) -> Scorer:
         if self._scorer is None:
-            recipe = self._place.recipe
-            own = recipe.models.scorer
-            path, model = (self._place.trained(0).path, recipe.model) if own is None else (Path(own.path), own)
+            recipe = self._ctx.recipe
+            scorer_config = recipe.models.scorer
+            path, model = (
+                (self._ctx.trained_checkpoint(0).path, recipe.model)
+                if scorer_config is None
+                else (Path(scorer_config.path), scorer_config)
+            )
             check_same_tokens(path, self._job.model_dir)
             self._scorer = Scorer(
                 path,

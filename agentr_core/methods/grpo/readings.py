@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from agentr_core.environment import Environment, Part
-from agentr_core.episodes.transcript import conversations, readable_turns
+from agentr_core.environment import Conversation, Environment
+from agentr_core.episodes.transcript import conversations, turn_texts
 from agentr_core.errors import DataFault, EnvironmentFault, Transient
 from agentr_core.methods.grpo.cuts import STAGE
 from agentr_core.recipes.grpo import DistilConfig, StateKey
 from agentr_core.search.tree import leaf_paths
 from agentr_core.stages.demonstrate import expert_trajectory
-from agentr_core.store.codec.ledger import load_records
+from agentr_core.store.codec.ledger import load_record_ids
 from agentr_core.store.codec.trajectories import load_trajectories, load_trees
 from agentr_core.store.database import Store
 from agentr_core.types import Instance, Message, Rejection, Trajectory, grown_turn
@@ -38,16 +38,16 @@ LOST = (
 _MARK = ">>>"
 
 
-def record(trajectory: Trajectory, *, marked: int | None = None) -> str:
+def record_text(trajectory: Trajectory, *, marked_position: int | None = None) -> str:
     """Return the actions, observations and result of an episode as text, without thoughts. The
-    step at position `marked` gets a mark.
+    step at position `marked_position` gets a mark.
     """
     lines = [trajectory.first_observation]
     for position, step in enumerate(trajectory.steps):
         # A summary has no action.
         if step.summary_of is None:
-            lines.append(f"{f'{_MARK} ' if position == marked else ''}Action: {step.action}")
-            lines += readable_turns(step.observation)
+            lines.append(f"{f'{_MARK} ' if position == marked_position else ''}Action: {step.action}")
+            lines += turn_texts(step.observation)
     ending = "a success" if trajectory.success else "no success"
     return "\n".join([*filter(None, lines), f"The end: {ending}, reward {trajectory.reward:g}."])
 
@@ -58,14 +58,16 @@ def states_of(trajectory: Trajectory, key: StateKey) -> tuple[str | None, ...]:
     """
     if key == "world":
         return tuple(step.state_key for step in trajectory.steps)
-    before = (trajectory.first_observation, *(step.observation for step in trajectory.steps))
-    states = zip(trajectory.steps, before, strict=False)
+    observations = (trajectory.first_observation, *(step.observation for step in trajectory.steps))
+    states = zip(trajectory.steps, observations, strict=False)
     return tuple(None if step.summary_of is not None else observation for step, observation in states)
 
 
 # The state of the scored step is not enough: the last state from which a win is known shows where
 # the episode went wrong.
-def records_beside(trajectory: Trajectory, position: int, others: Sequence[Trajectory], key: StateKey) -> Iterator[str]:
+def relevant_records(
+    trajectory: Trajectory, position: int, others: Sequence[Trajectory], key: StateKey
+) -> Iterator[str]:
     """Yield, as texts for the scorer, other episodes of the instance that bear on the step at
     `position`: the one that wins in the fewest steps from the step's state, unless `trajectory`
     wins in as few. If none wins from there and `trajectory` fails: one that wins from the latest
@@ -74,36 +76,55 @@ def records_beside(trajectory: Trajectory, position: int, others: Sequence[Traje
     Source: arXiv 2609.37522, selection of records.
     """
     states = states_of(trajectory, key)
-    of_others = [(other, states_of(other, key)) for other in others]
+    states_of_others = [(other, states_of(other, key)) for other in others]
 
-    def nearest(at: int, *, won: bool) -> tuple[int, Trajectory, int] | None:
-        """Return, of the other episodes that `won` or not and pass through the state of step `at`,
-        the one with the fewest steps left there: that number, the episode and its position.
+    def nearest(anchor_position: int, *, has_won: bool) -> tuple[int, Trajectory, int] | None:
+        """Return, of the other episodes that won (or not, by `has_won`) and pass the state of step
+        `anchor_position`, the one with the fewest steps left there: that number, the episode and
+        its position.
         """
         best = None
-        for other, path in of_others:
-            if other.success == won and states[at] is not None and states[at] in path:
-                place = max(n for n, state in enumerate(path) if state == states[at])
-                if best is None or len(path) - place < best[0]:
-                    best = len(path) - place, other, place
+        for other, other_states in states_of_others:
+            if (
+                other.success == has_won
+                and states[anchor_position] is not None
+                and states[anchor_position] in other_states
+            ):
+                other_position = max(n for n, state in enumerate(other_states) if state == states[anchor_position])
+                if best is None or len(other_states) - other_position < best[0]:
+                    best = len(other_states) - other_position, other, other_position
         return best
 
-    if (win := nearest(position, won=True)) is not None or trajectory.success:
+    if (win := nearest(position, has_won=True)) is not None or trajectory.success:
         if win is not None and not (trajectory.success and len(states) - position <= win[0]):
-            _, other, place = win
-            yield f"{WON_FROM_HERE.format(mark=_MARK)}\n\n{record(other, marked=place)}"
+            _, other, other_position = win
+            yield f"{WON_FROM_HERE.format(mark=_MARK)}\n\n{record_text(other, marked_position=other_position)}"
         return
-    before = range(position - 1, -1, -1)
-    anchors = ((at, candidate) for at in before if (candidate := nearest(at, won=True)) is not None)
+    earlier_positions = range(position - 1, -1, -1)
+    anchors = (
+        (anchor_position, candidate)
+        for anchor_position in earlier_positions
+        if (candidate := nearest(anchor_position, has_won=True)) is not None
+    )
     if (anchor := next(anchors, None)) is not None:
-        at, (_, other, place) = anchor
-        yield f"{WON_FROM_BEFORE.format(mark=_MARK, step=at + 1)}\n\n{record(other, marked=place)}"
+        anchor_position, (_, other, other_position) = anchor
+        yield (
+            f"{WON_FROM_BEFORE.format(mark=_MARK, step=anchor_position + 1)}\n\n"
+            f"{record_text(other, marked_position=other_position)}"
+        )
     elif wins := [other for other in others if other.success]:
-        yield f"{WON_ELSEWHERE}\n\n{record(min(wins, key=lambda other: len(other.steps)))}"
-    failures = ((at, candidate) for at in (position, *before) if (candidate := nearest(at, won=False)) is not None)
+        yield f"{WON_ELSEWHERE}\n\n{record_text(min(wins, key=lambda other: len(other.steps)))}"
+    failures = (
+        (anchor_position, candidate)
+        for anchor_position in (position, *earlier_positions)
+        if (candidate := nearest(anchor_position, has_won=False)) is not None
+    )
     if (failure := next(failures, None)) is not None:
-        at, (_, other, place) = failure
-        yield f"{LOST.format(mark=_MARK, step=at + 1)}\n\n{record(other, marked=place)}"
+        anchor_position, (_, other, other_position) = failure
+        yield (
+            f"{LOST.format(mark=_MARK, step=anchor_position + 1)}\n\n"
+            f"{record_text(other, marked_position=other_position)}"
+        )
 
 
 def context_of(distil: DistilConfig, trajectory: Trajectory, position: int, others: Sequence[Trajectory]) -> str | None:
@@ -117,24 +138,24 @@ def context_of(distil: DistilConfig, trajectory: Trajectory, position: int, othe
     if distil.context == "none":
         return ""
     if distil.context == "expert":
-        return f"{EXPERT}\n\n{record(others[0])}" if others else None
-    hindsight = f"{HINDSIGHT.format(mark=_MARK)}\n\n{record(trajectory, marked=position)}"
-    beside = records_beside(trajectory, position, others, distil.key) if distil.context == "records" else ()
+        return f"{EXPERT}\n\n{record_text(others[0])}" if others else None
+    hindsight = f"{HINDSIGHT.format(mark=_MARK)}\n\n{record_text(trajectory, marked_position=position)}"
+    beside = relevant_records(trajectory, position, others, distil.key) if distil.context == "records" else ()
     return "\n\n".join([hindsight, *beside])
 
 
-def until_reply(messages: Sequence[Message], number: int) -> tuple[Message, ...]:
+def conversation_until_reply(messages: Sequence[Message], number: int) -> tuple[Message, ...]:
     """Return a conversation up to and including reply `number`, counted from 0 among the replies
     that carry loss or belong to a grown turn. Raises `DataFault` if it has no such reply.
     """
-    before = 0
-    for place, message in enumerate(messages):
-        replies = (len(message.spans) + 1) // 2 if message.spans else int(message.train)
-        if number < before + replies:
-            last = grown_turn(message.spans[: 2 * (number - before) + 1]) if message.spans else message
-            return (*messages[:place], last)
-        before += replies
-    raise DataFault(f"a conversation of {before} replies has no reply {number + 1}")
+    num_before = 0
+    for position, message in enumerate(messages):
+        num_replies = (len(message.spans) + 1) // 2 if message.spans else int(message.train)
+        if number < num_before + num_replies:
+            last = grown_turn(message.spans[: 2 * (number - num_before) + 1]) if message.spans else message
+            return (*messages[:position], last)
+        num_before += num_replies
+    raise DataFault(f"a conversation of {num_before} replies has no reply {number + 1}")
 
 
 def with_context(messages: Sequence[Message], context: str) -> tuple[Message, ...]:
@@ -143,9 +164,9 @@ def with_context(messages: Sequence[Message], context: str) -> tuple[Message, ..
     """
     if not context:
         return tuple(messages)
-    place = max(place for place, message in enumerate(messages) if message.role != "assistant")
-    turn = replace(messages[place], text=f"{messages[place].text}\n\n{context}")
-    return (*messages[:place], turn, *messages[place + 1 :])
+    position = max(position for position, message in enumerate(messages) if message.role != "assistant")
+    turn = replace(messages[position], text=f"{messages[position].text}\n\n{context}")
+    return (*messages[:position], turn, *messages[position + 1 :])
 
 
 class Reading(NamedTuple):
@@ -159,44 +180,48 @@ class Reading(NamedTuple):
 
 
 def readings(
-    env: Environment, trajectory: Trajectory, distil: DistilConfig, others: Sequence[Trajectory], *, given: int
+    env: Environment, trajectory: Trajectory, distil: DistilConfig, others: Sequence[Trajectory], *, num_untrained: int
 ) -> Iterator[Reading]:
-    """Yield the readings of an episode whose first `given` steps are not trained: one for each
-    other step, with its records, or with `context: none` one for each conversation. `others` are as
-    in `context_of`; steps for which there is no record are left out.
+    """Yield the readings of an episode whose first `num_untrained` steps are not trained: one for
+    each other step, with its records, or with `context: none` one for each conversation. `others`
+    are as in `context_of`; steps for which there is no record are left out.
     """
-    parts: Sequence[Part] = conversations(env, trajectory) if trajectory.steps else ()
+    parts: Sequence[Conversation] = conversations(env, trajectory) if trajectory.steps else ()
     for part in parts:
         if part.is_left_out:
             continue
-        num_given = sum(position < given for position in part.positions)
+        num_given = sum(position < num_untrained for position in part.positions)
         if distil.context == "none":
             yield Reading(part.messages, part.positions, num_given)
             continue
         for number in range(num_given, len(part.positions)):
             context = context_of(distil, trajectory, part.positions[number], others)
             if context is not None:
-                messages = with_context(until_reply(part.messages, number), context)
+                messages = with_context(conversation_until_reply(part.messages, number), context)
                 yield Reading(messages, part.positions[: number + 1], number)
 
 
 def other_episodes(
-    store: Store, iteration_id: str, group: Mapping[str, Mapping[str, Trajectory]], *, until: int
+    store: Store, iteration_id: str, episodes_by_instance: Mapping[str, Mapping[str, Trajectory]], *, until: int
 ) -> dict[str, list[Trajectory]]:
-    """Return the episodes of some instances, by instance key: those of `group` (episodes by
-    instance key and id), then those that the run stored before, as in `load_records`. Of search
-    trees these are the paths at whose end an episode ended.
+    """Return the episodes of some instances, by instance key: those of `episodes_by_instance`
+    (episodes by instance key and id), then those that the run stored before, as in
+    `load_record_ids`. Of search trees these are the paths at whose end an episode ended.
     """
-    others: dict[str, list[Trajectory]] = {key: list(episodes.values()) for key, episodes in group.items()}
-    for key, ids in load_records(store, iteration_id, sorted(group), until=until).items():
-        earlier = [name for name in ids.trajectories if name not in group[key]]
-        others[key] += load_trajectories(store, earlier).values()
+    others: dict[str, list[Trajectory]] = {
+        key: list(episodes.values()) for key, episodes in episodes_by_instance.items()
+    }
+    for key, ids in load_record_ids(store, iteration_id, sorted(episodes_by_instance), last_step=until).items():
+        earlier_ids = [
+            trajectory_id for trajectory_id in ids.trajectories if trajectory_id not in episodes_by_instance[key]
+        ]
+        others[key] += load_trajectories(store, earlier_ids).values()
         for tree_id, tree in load_trees(store, ids.trees).items():
             others[key] += [path.trajectory for path in leaf_paths(tree, tree_id)]
     return others
 
 
-def expert_of(env: Environment, instance: Instance) -> Trajectory | Rejection | None:
+def expert_episode_of(env: Environment, instance: Instance) -> Trajectory | Rejection | None:
     """Return the expert's episode of an instance; a rejection if its replay fails, None if the
     expert knows no solution. Raises errors of the world that are `Transient`.
     """

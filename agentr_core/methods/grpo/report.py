@@ -5,65 +5,67 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from agentr_core.methods.grpo.cuts import AT_START, STAGE
-from agentr_core.methods.grpo.train import untrained
+from agentr_core.methods.grpo.train import untrained_reason
 from agentr_core.reports import wording
 from agentr_core.reports.document import Block, Column, FunnelStage, Paragraph, Row, Section, Table
-from agentr_core.runtime.place import Workplace
-from agentr_core.stages.curves import group_learning
+from agentr_core.runtime.context import RunContext
+from agentr_core.stages.curves import group_rl_figures
 from agentr_core.store.queries.datasets import rejection_counts
-from agentr_core.store.queries.runs import trained_outside
-from agentr_core.store.queries.trees import GroupStep, count_revisited, group_counts, group_steps, validations
+from agentr_core.store.queries.runs import outside_trainings
+from agentr_core.store.queries.trees import GroupStep, count_revisited_episodes, group_counts, group_steps, validations
 
 TITLE = "Reinforcement learning by step"
-_ROWS = 12
+_MAX_ROWS = 12
 
 
-def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
+def funnel(ctx: RunContext, iteration: int) -> tuple[FunnelStage, ...]:
     """Return how many groups and episodes were sampled, and how many were trained on."""
-    counts, grpo = group_counts(place.store, place.iteration_id(iteration)), place.recipe.grpo
-    teaches_alike = grpo.distil is not None or grpo.credit in ("states", "graph")
-    alike = {
+    counts, grpo = group_counts(ctx.store, ctx.iteration_id(iteration)), ctx.recipe.grpo
+    trains_on_alike = grpo.distil is not None or grpo.credit in ("states", "graph")
+    num_alike_by_kind = {
         "all alike, with wins": counts.alike_with_wins,
         "all alike, without a win": counts.groups - counts.mixed - counts.alike_with_wins,
     }
-    rejected = {name: count for name, count in alike.items() if count}
+    rejected = {name: count for name, count in num_alike_by_kind.items() if count}
     return (
         FunnelStage(name="groups", count=counts.groups),
         FunnelStage(
-            name="groups that teach" if teaches_alike else "groups with contrast", count=counts.mixed, rejected=rejected
+            name="groups that teach" if trains_on_alike else "groups with contrast",
+            count=counts.mixed,
+            rejected_by_reason=rejected,
         ),
         FunnelStage(name="sampled episodes", count=counts.episodes),
         FunnelStage(name="trained episodes", count=counts.trained_episodes),
     )
 
 
-def step_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
+def step_sections(ctx: RunContext, iteration: int) -> tuple[Section, ...]:
     """Return the sections on an iteration's steps; none before the first step."""
-    steps = group_steps(place.store, place.iteration_id(iteration))
+    steps = group_steps(ctx.store, ctx.iteration_id(iteration))
     if not steps:
         return ()
-    size, distils = place.recipe.grpo.num_generations, place.recipe.grpo.distil is not None
+    group_size, is_distilling = ctx.recipe.grpo.num_generations, ctx.recipe.grpo.distil is not None
     note = (
-        f"Training episodes, sampled at temperature 1 by the policy before each step; pass@{size} is the share of "
-        "groups with a success, and mixed are groups whose rewards differ. "
+        f"Training episodes, sampled at temperature 1 by the policy before each step; pass@{group_size} is the share "
+        "of groups with a success, and mixed are groups whose rewards differ. "
     )
-    if distils:
+    if is_distilling:
         note += "All groups are trained on, by the scorer's word."
-    elif place.recipe.grpo.credit in ("states", "graph"):
+    elif ctx.recipe.grpo.credit in ("states", "graph"):
         note += "Trained on are all in which a step has an advantage."
     else:
         note += "Only these are trained on."
-    if any(line.iteration == iteration for line in trained_outside(place.store, place.run_id)):
+    if any(line.iteration == iteration for line in outside_trainings(ctx.store, ctx.run_id)):
         note = (
-            f"Training episodes as another program sampled them, by step of its training; pass@{size} is the share of "
-            "groups with a success, and mixed are groups in which they were worth differently to it."
+            f"Training episodes as another program sampled them, by step of its training; pass@{group_size} is the "
+            "share of groups with a success, and mixed are groups in which they were worth differently to it."
         )
     if any(step.recovered is not None for step in steps):
         note += (
             " Some groups go on from a failed episode: recovered is the share of their episodes that succeed, and they "
             "do not count in reward and pass@k."
         )
-    if place.recipe.grpo.expert_share:
+    if ctx.recipe.grpo.expert_share:
         note += (
             " Where nothing was ever won, some groups go on from the expert's first steps; they do not count in reward "
             "and pass@k either."
@@ -79,15 +81,15 @@ def step_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
             f" Of the actions that were taken again in a state, up to {wording.percent(max(conflicts))}% in a step led "
             "to another one than before: the world's keys of states are that coarse."
         )
-    note += cuts_sentence(place, iteration)
-    why = untrained(group_counts(place.store, place.iteration_id(iteration)))
-    blocks: list[Block] = [Paragraph(f"{why[0].upper()}{why[1:]}.")] if why else []
-    step_validations = validations(place.store, place.iteration_id(iteration))
-    curves = group_learning(steps, step_validations, size)
-    idle = sum(step.entropy is None and not step.mixed_share for step in steps)
-    if idle and len(steps) > 1:
-        blocks.append(Paragraph(f"{idle} of {len(steps)} steps had no mixed group, and trained nothing."))
-    training = Section("groups", TITLE, (*blocks, *curves, _table(steps, size)), note)
+    note += cuts_sentence(ctx, iteration)
+    reason = untrained_reason(group_counts(ctx.store, ctx.iteration_id(iteration)))
+    blocks: list[Block] = [Paragraph(f"{reason[0].upper()}{reason[1:]}.")] if reason else []
+    step_validations = validations(ctx.store, ctx.iteration_id(iteration))
+    curves = group_rl_figures(steps, step_validations, group_size)
+    num_idle = sum(step.entropy is None and not step.mixed_share for step in steps)
+    if num_idle and len(steps) > 1:
+        blocks.append(Paragraph(f"{num_idle} of {len(steps)} steps had no mixed group, and trained nothing."))
+    training = Section("groups", TITLE, (*blocks, *curves, _steps_table(steps, group_size)), note)
     if not step_validations:
         return (training,)
     columns = (Column("Step"), Column("Success, %"), Column("Reward"), Column("Episodes"))
@@ -95,54 +97,69 @@ def step_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         Row((str(v.step), wording.percent(v.success), wording.decimal(v.reward, 3), wording.count(v.episodes)))
         for v in step_validations
     )
-    note = f"Set {place.recipe.evaluation.development}, played greedily with the weights after a step."
+    note = f"Set {ctx.recipe.evaluation.development}, played greedily with the weights after a step."
     return (training, Section("validation", "Validation by step", (Table(columns, rows),), note))
 
 
-def cuts_sentence(place: Workplace, iteration: int) -> str:
+def cuts_sentence(ctx: RunContext, iteration: int) -> str:
     """Return as a sentence how many failed episodes were cut by `grpo.revision_cut`, and how many
     at random; empty if the recipe cuts all of them at random.
     """
-    by, iteration_id = place.recipe.grpo.revision_cut, place.iteration_id(iteration)
-    if by == "random":
+    rule, iteration_id = ctx.recipe.grpo.revision_cut, ctx.iteration_id(iteration)
+    if rule == "random":
         return ""
-    counts = rejection_counts(place.store, iteration_id).get(STAGE, {})
-    at_random = {
+    counts = rejection_counts(ctx.store, iteration_id).get(STAGE, {})
+    num_random_by_reason = {
         reason: counts[reason] for reason in ("no-error-found", "no-drop-found", "not-judged") if reason in counts
     }
-    cut = max(0, count_revisited(place.store, iteration_id) - sum(at_random.values()))
-    where = "first step that the judge calls bad" if by == "verdict" else "largest drop of their group's value"
-    random_clause = "".join(f", {wording.count(count)} at random ({reason})" for reason, count in at_random.items())
-    start = counts.get(AT_START, 0)
-    start_clause = (
-        f"; for {wording.count(start)} that is the first step, and a group began at the start" if start else ""
+    num_cut = max(0, count_revisited_episodes(ctx.store, iteration_id) - sum(num_random_by_reason.values()))
+    location = "first step that the judge calls bad" if rule == "verdict" else "largest drop of their group's value"
+    random_clause = "".join(
+        f", {wording.count(count)} at random ({reason})" for reason, count in num_random_by_reason.items()
     )
-    return f" Of the failed episodes {wording.count(cut)} were cut before the {where}{random_clause}{start_clause}."
+    num_at_start = counts.get(AT_START, 0)
+    start_clause = (
+        f"; for {wording.count(num_at_start)} that is the first step, and a group began at the start"
+        if num_at_start
+        else ""
+    )
+    return (
+        f" Of the failed episodes {wording.count(num_cut)} were cut before the {location}{random_clause}{start_clause}."
+    )
 
 
-def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
+def run_sections(ctx: RunContext, iteration: int) -> tuple[Section, ...]:
     """Return the section on reinforcement learning over all iterations up to one; none for fewer
     than two steps.
     """
-    parts = {number: group_steps(place.store, place.iteration_id(number)) for number in range(1, iteration + 1)}
-    steps = [step for part in parts.values() for step in part]
+    steps_by_iteration = {
+        number: group_steps(ctx.store, ctx.iteration_id(number)) for number in range(1, iteration + 1)
+    }
+    steps = [step for iteration_steps in steps_by_iteration.values() for step in iteration_steps]
     if len(steps) < 2:
         return ()
-    lengths = [f"{wording.iteration(number)}: {len(part)} steps" for number, part in parts.items() if part]
+    lengths = [
+        f"{wording.iteration_name(number)}: {len(iteration_steps)} steps"
+        for number, iteration_steps in steps_by_iteration.items()
+        if iteration_steps
+    ]
     note = f"All steps one after the other; {', '.join(lengths)}. The page of an iteration has its table."
     run_validations = [
-        (number, row) for number in parts for row in validations(place.store, place.iteration_id(number))
+        (number, row) for number in steps_by_iteration for row in validations(ctx.store, ctx.iteration_id(number))
     ]
-    before = {number: sum(len(parts[other]) for other in parts if other < number) for number in parts}
-    curves = group_learning(
-        [row._replace(step=at) for at, row in enumerate(steps, 1)],
-        [row._replace(step=before[number] + row.step) for number, row in run_validations],
-        place.recipe.grpo.num_generations,
+    num_steps_before = {
+        number: sum(len(steps_by_iteration[other]) for other in steps_by_iteration if other < number)
+        for number in steps_by_iteration
+    }
+    curves = group_rl_figures(
+        [row._replace(step=position) for position, row in enumerate(steps, 1)],
+        [row._replace(step=num_steps_before[number] + row.step) for number, row in run_validations],
+        ctx.recipe.grpo.num_generations,
     )
     return (Section("groups-run", "Reinforcement learning over the run", tuple(curves), note),)
 
 
-def _table(steps: Sequence[GroupStep], size: int) -> Table:
+def _steps_table(steps: Sequence[GroupStep], group_size: int) -> Table:
     """Return a table of the first and last steps and some in between, without columns that have no
     value.
     """
@@ -153,13 +170,13 @@ def _table(steps: Sequence[GroupStep], size: int) -> Table:
     def shares(values: Iterable[float | None]) -> list[str | None]:
         return [None if value is None else wording.percent(value) for value in values]
 
-    places = sorted({round(part * (len(steps) - 1) / (_ROWS - 1)) for part in range(_ROWS)})
-    rows = [steps[place] for place in places]
+    positions = sorted({round(part * (len(steps) - 1) / (_MAX_ROWS - 1)) for part in range(_MAX_ROWS)})
+    rows = [steps[position] for position in positions]
     columns: dict[str, list[str | None]] = {
         "Step": [str(step.step) for step in rows],
         "Reward": numbers((step.reward for step in rows), 3),
         "pass@1, %": shares(step.pass_at_1 for step in rows),
-        f"pass@{size}, %": shares(step.pass_at_n for step in rows),
+        f"pass@{group_size}, %": shares(step.pass_at_n for step in rows),
         "Recovered, %": shares(step.recovered for step in rows),
         "Mixed, %": shares(step.mixed_share for step in rows),
         "Tokens an episode": numbers((step.episode_tokens for step in rows), 1),

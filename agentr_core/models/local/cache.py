@@ -24,44 +24,44 @@ from agentr_core.models.local.waves import padded_columns
 
 MaskInput = Tensor | dict[str, Tensor]
 """The `attention_mask` of a Transformers model: one mask, or one for each kind of layer."""
-_GRAIN = 16
+_RANGE_MULTIPLE = 16
 """The ranges of columns that near layers read begin and end at multiples of this number, so that
 few shapes occur.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
+class AttentionLayers:
     """How far the layers of a model look back.
 
     Args:
         window: the number of tokens, itself included, that a token sees in a near layer; None
             without such layers.
-        near: the numbers of the layers with a sliding window shorter than the context; the others
-            are far layers.
-        by_kind: the model has layers of both kinds and takes one mask for each; otherwise all
-            layers are alike.
+        near_layers: the numbers of the layers with a sliding window shorter than the context; the
+            others are far layers.
+        has_both_kinds: the model has layers of both kinds and takes one mask for each; otherwise
+            all layers are alike.
     """
 
     window: int | None = None
-    near: frozenset[int] = frozenset()
-    by_kind: bool = False
+    near_layers: frozenset[int] = frozenset()
+    has_both_kinds: bool = False
 
-    def masks(self, far: Tensor, near: Tensor | None) -> MaskInput:
+    def mask_input(self, far: Tensor, near: Tensor | None) -> MaskInput:
         """Return the model's `attention_mask`, made from the masks of its far and its near layers;
         `near` None: all layers use `far`.
         """
-        if self.by_kind:
+        if self.has_both_kinds:
             return {"full_attention": far, "sliding_attention": far if near is None else near}
         return far if near is None else near
 
-    def span(self, first: int, end: int) -> tuple[int, int]:
+    def padded_range(self, first: int, end: int) -> tuple[int, int]:
         """Return the range of columns, as its first column and its end, that near layers read in a
         step that needs those from `first` up to `end`: it is widened to multiples of 16.
         """
-        return max(0, first) // _GRAIN * _GRAIN, -(-end // _GRAIN) * _GRAIN
+        return max(0, first) // _RANGE_MULTIPLE * _RANGE_MULTIPLE, -(-end // _RANGE_MULTIPLE) * _RANGE_MULTIPLE
 
-    def within(self, mask: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
+    def window_mask(self, mask: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
         """Return a mask [rows, 1, queries, columns] that also hides the columns before the window
         of each query.
 
@@ -72,11 +72,11 @@ class Attention:
         return mask.masked_fill(keys[:, None, None, :] <= queries[:, None, :, None] - self.window, -torch.inf)
 
 
-class View:
-    """The part of one buffer that the slots of a wave see: an additive mask [rows, 1, width,
+class MaskView:
+    """The part of one buffer that the slots of a batch see: an additive mask [rows, 1, width,
     columns], and the positions of the columns' tokens [rows, columns].
 
-    Column c of the wave is column c - `shift` of the buffer.
+    Column c of the batch is column c - `shift` of the buffer.
     """
 
     def __init__(self, mask: Tensor, positions: Tensor, shift: int) -> None:
@@ -84,7 +84,7 @@ class View:
         self.positions = positions
         self._shift = shift
 
-    def feed(self, column: int, positions: Tensor, size: int) -> Tensor:
+    def step_mask(self, column: int, positions: Tensor, size: int) -> Tensor:
         """Return the mask [rows, 1, width * size, columns] of a step that writes the columns from
         `column` on, `size` for each slot, with tokens at `positions` [rows, width * size].
 
@@ -97,12 +97,12 @@ class View:
             return self.mask
         number = torch.arange(count, device=self.mask.device)
         slots = number // size
-        step_mask = (slots[:, None] == slots) & (number[:, None] >= number)
+        allowed_mask = (slots[:, None] == slots) & (number[:, None] >= number)
         mask = self.mask.repeat_interleave(size, dim=2)
-        mask[:, 0, :, start : start + count].masked_fill_(step_mask, 0)
+        mask[:, 0, :, start : start + count].masked_fill_(allowed_mask, 0)
         return mask
 
-    def keep(self, column: int, counts: Tensor, size: int) -> None:
+    def unmask(self, column: int, counts: Tensor, size: int) -> None:
         """Let each slot see the first `counts` [rows, width] of the `size` columns that it wrote
         from `column` on; the others stay masked.
         """
@@ -112,12 +112,12 @@ class View:
         part = self.mask[:, 0, :, start : start + width * size]
         part.masked_fill_((own & visible_mask[:, :, None, :]).flatten(2), 0)
 
-    def widen(self, more: int) -> None:
-        """Add `more` masked columns, as was done with the buffer."""
-        self.mask = torch.nn.functional.pad(self.mask, (0, more), value=-torch.inf)
-        self.positions = torch.nn.functional.pad(self.positions, (0, more))
+    def add_columns(self, num_columns: int) -> None:
+        """Add `num_columns` masked columns, as was done with the buffer."""
+        self.mask = torch.nn.functional.pad(self.mask, (0, num_columns), value=-torch.inf)
+        self.positions = torch.nn.functional.pad(self.positions, (0, num_columns))
 
-    def take(self, rows: Tensor) -> None:
+    def select_rows(self, rows: Tensor) -> None:
         """Reduce the view to copies of the given rows, in their order."""
         self.mask, self.positions = self.mask[rows], self.positions[rows]
 
@@ -141,8 +141,8 @@ these tokens in near layers: each [layers, heads, tokens, head size].
 class KVShape:
     """The shape of the keys and values that each layer stores for a token; equal for all layers."""
 
-    layers: int
-    heads: int
+    num_layers: int
+    num_heads: int
     key_size: int
     value_size: int
     dtype: torch.dtype
@@ -153,84 +153,87 @@ class KVBuffer:
     """Keys and values of each layer [rows, heads, columns, head size], and the columns that a
     forward pass reads and writes.
 
-    Before a forward pass, call `window` or `spread` to set the columns that it writes and those
-    that it may attend to. The caller must mask columns that hold no token of a row; they hold
+    Before a forward pass, call `set_range` or `set_columns` to set the columns that it writes and
+    those that it may attend to. The caller must mask columns that hold no token of a row; they hold
     finite numbers.
     """
 
-    _rows: slice | Tensor
-    _lines: Tensor | None
-    _written: int | Tensor
-    _seen: slice | Tensor
+    _row_selection: slice | Tensor
+    _row_indices: Tensor | None
+    _write_columns: int | Tensor
+    _read_columns: slice | Tensor
 
     def __init__(self, shape: KVShape) -> None:
         self.shape = shape
-        self._memory = [self._allocate(0) for _ in range(shape.layers)]
-        self._spare = self._allocate(0)
+        self._memory = [self._allocate(0) for _ in range(shape.num_layers)]
+        self._spare_memory = self._allocate(0)
         self.reset(0, 0)
 
     def reset(self, rows: int, columns: int) -> None:
         """Discard all contents and change the size. Memory is kept, since touching fresh memory
         takes longer than a decode step.
         """
-        self.rows, self.columns = rows, columns
+        self.num_rows, self.num_columns = rows, columns
         self._layers: list[tuple[Tensor, Tensor]] = []
         for number, memory in enumerate(self._memory):
-            self._memory[number] = self._with_room(memory)
-            self._layers.append(self._sized(self._memory[number]))
-        self.window(0, 0)
+            self._memory[number] = self._enough_memory(memory)
+            self._layers.append(self._layer_views(self._memory[number]))
+        self.set_range(0, 0)
 
-    def window(self, start: int, visible: int, first: int = 0) -> None:
+    def set_range(self, start: int, visible: int, first: int = 0) -> None:
         """Let the next forward pass, over all rows, write from column `start` on and see the
         columns from `first` up to `visible`.
         """
-        self._rows, self._lines = slice(None), None
-        self._written, self._seen = start, slice(first, visible)
-        self.start, self.visible = start, visible
+        self._row_selection, self._row_indices = slice(None), None
+        self._write_columns, self._read_columns = start, slice(first, visible)
+        self.start, self.num_visible = start, visible
 
-    def spread(self, rows: Sequence[int], columns: Tensor, visible: Tensor | int) -> None:
-        """Let the next forward pass, over `rows`, write each row to its own `columns` [rows,
-        tokens].
+    def set_columns(self, rows: Sequence[int], columns: Tensor, visible: Tensor | int) -> None:
+        """Let the next forward pass, over `rows`, write each row to its own `columns`
+        [rows, tokens].
 
-        Each row sees its own columns `visible` [rows, columns], in which numbers below 0 mean no
-        column; or, if `visible` is an integer, all columns below it.
+        Each row sees its own columns `visible` [rows, columns], in which numbers below 0 mean
+        no column; or, if `visible` is an integer, all columns below it.
         """
-        self._lines = torch.tensor(rows, device=self.shape.device)[:, None]
+        self._row_indices = torch.tensor(rows, device=self.shape.device)[:, None]
         # Adjacent rows are read in place; indexing would copy all that is visible.
-        together = rows[-1] - rows[0] == len(rows) - 1 and sorted(rows) == list(rows)
-        self._rows = slice(rows[0], rows[-1] + 1) if together else self._lines[:, 0]
-        self._written, self._seen = columns, slice(0, visible) if isinstance(visible, int) else visible.clamp(min=0)
-        self.start, self.visible = 0, visible if isinstance(visible, int) else visible.shape[1]
+        are_adjacent = rows[-1] - rows[0] == len(rows) - 1 and sorted(rows) == list(rows)
+        self._row_selection = slice(rows[0], rows[-1] + 1) if are_adjacent else self._row_indices[:, 0]
+        self._write_columns, self._read_columns = (
+            columns,
+            slice(0, visible) if isinstance(visible, int) else visible.clamp(min=0),
+        )
+        self.start, self.num_visible = 0, visible if isinstance(visible, int) else visible.shape[1]
 
     def grow(self, columns: int) -> None:
         """Increase the number of columns to `columns`, keeping what is stored."""
-        self.columns = columns
+        self.num_columns = columns
         # Rows stay contiguous, so each layer moves to other memory, and the next layer to the
         # memory that it has left: a second memory for all layers would double the size.
         for number, layer in enumerate(self._layers):
-            self._memory[number], self._spare = self._with_room(self._spare), self._memory[number]
-            self._layers[number] = self._sized(self._memory[number])
+            self._memory[number], self._spare_memory = self._enough_memory(self._spare_memory), self._memory[number]
+            self._layers[number] = self._layer_views(self._memory[number])
             for new, old in zip(self._layers[number], layer, strict=True):
                 new[:, :, : old.shape[2]] = old
 
-    def keep(self, rows: Sequence[int], size: int, num_columns: int) -> list[int]:
-        """Shrink to `size` rows that include `rows`; return the new index of each of `rows`, in
-        their order.
+    def shrink(self, rows: Sequence[int], num_rows: int, num_columns: int) -> list[int]:
+        """Shrink to `num_rows` rows that include `rows`; return the new index of each of
+        `rows`, in their order.
 
         Rows inside the new size stay; the others move into the gaps. Only the first `num_columns`
         columns are moved.
         """
-        staying = {row for row in rows if row < size}
-        gaps = iter(row for row in range(size) if row not in staying)
-        places = [row if row < size else next(gaps) for row in rows]
-        sources = [row for row in rows if row >= size]
-        targets = [place for row, place in zip(rows, places, strict=True) if row >= size]
+        staying = {row for row in rows if row < num_rows}
+        gaps = iter(row for row in range(num_rows) if row not in staying)
+        new_rows = [row if row < num_rows else next(gaps) for row in rows]
+        sources = [row for row in rows if row >= num_rows]
+        targets = [new_row for row, new_row in zip(rows, new_rows, strict=True) if row >= num_rows]
         for number, layer in enumerate(self._layers):
             for tensor in layer:
                 tensor[targets, :, :num_columns] = tensor[sources, :, :num_columns]
-            self._layers[number] = layer[0][:size], layer[1][:size]
-        self.rows = size
-        return places
+            self._layers[number] = layer[0][:num_rows], layer[1][:num_rows]
+        self.num_rows = num_rows
+        return new_rows
 
     def read(self, row: int, columns: slice | Tensor) -> tuple[Tensor, Tensor]:
         """Return copies of the keys and of the values in some columns of a row, each [layers,
@@ -240,11 +243,11 @@ class KVBuffer:
         for part, size in enumerate((self.shape.key_size, self.shape.value_size)):
             # There may be no layer, in a buffer for far or near layers of a model that has none of
             # them.
-            none = torch.empty(
-                0, self.shape.heads, self.columns, size, dtype=self.shape.dtype, device=self.shape.device
+            empty = torch.empty(
+                0, self.shape.num_heads, self.num_columns, size, dtype=self.shape.dtype, device=self.shape.device
             )
             layers = (layer[part][row, :, columns][None] for layer in self._layers)
-            parts.append(torch.cat([none[:, :, columns], *layers]))
+            parts.append(torch.cat([empty[:, :, columns], *layers]))
         keys, values = parts
         return keys, values
 
@@ -260,39 +263,39 @@ class KVBuffer:
         return all its visible keys and values.
         """
         stored_keys, stored_values = self._layers[layer]
-        return self._exchange(stored_keys, keys), self._exchange(stored_values, values)
+        return self._store_and_read(stored_keys, keys), self._store_and_read(stored_values, values)
 
-    def _exchange(self, storage: Tensor, new: Tensor) -> Tensor:
+    def _store_and_read(self, storage: Tensor, new: Tensor) -> Tensor:
         """Store new keys or values in a layer's storage; return what is visible of it."""
-        if isinstance(self._written, int):
-            storage[self._rows, :, self._written : self._written + new.shape[2]] = new
+        if isinstance(self._write_columns, int):
+            storage[self._row_selection, :, self._write_columns : self._write_columns + new.shape[2]] = new
         else:
-            storage[self._lines, :, self._written] = new.transpose(1, 2)
-        if isinstance(self._seen, slice):
-            return storage[self._rows, :, self._seen]
-        return storage[self._lines, :, self._seen].transpose(1, 2)
+            storage[self._row_indices, :, self._write_columns] = new.transpose(1, 2)
+        if isinstance(self._read_columns, slice):
+            return storage[self._row_selection, :, self._read_columns]
+        return storage[self._row_indices, :, self._read_columns].transpose(1, 2)
 
-    def gather(self, columns: Tensor) -> None:
-        """Move columns to the front: column j of row i becomes the former column `columns[i, j]`.
-        `columns` is [rows, n], with n at most the number of columns.
+    def move_to_front(self, columns: Tensor) -> None:
+        """Move columns to the front: column j of row i becomes the former column `columns[i,
+        j]`. `columns` is [rows, n], with n at most the number of columns.
         """
         rows = torch.arange(columns.shape[0], device=columns.device)[:, None]
         for numbers in chain.from_iterable(self._layers):
             selection = numbers[rows, :, columns]
             numbers[: columns.shape[0], :, : columns.shape[1]] = selection.transpose(1, 2)
 
-    def _with_room(self, memory: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def _enough_memory(self, memory: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return memory with room for a layer of the current size: the given memory if it suffices,
         otherwise new memory.
         """
-        tokens = self.rows * self.shape.heads * self.columns
+        tokens = self.num_rows * self.shape.num_heads * self.num_columns
         return memory if memory[0].numel() >= tokens * self.shape.key_size else self._allocate(tokens)
 
-    def _sized(self, memory: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def _layer_views(self, memory: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return views of memory as the keys and values of a layer [rows, heads, columns, head
         size].
         """
-        size = self.rows, self.shape.heads, self.columns
+        size = self.num_rows, self.shape.num_heads, self.num_columns
         keys, values = memory
         return (
             keys[: prod(size) * self.shape.key_size].view(*size, self.shape.key_size),
@@ -312,22 +315,24 @@ class LayeredKV:
     """The keys and values of all layers of a model: `far` for layers in which a token sees all
     tokens before it, `near` for those in which it sees the last `window` tokens, itself included.
 
-    While prompts are filled in, both have the same columns. `settle` keeps only the last tokens of
-    each prompt in `near`; from then on, column c of a reply in `far` is column c - `shift` in
-    `near`.
+    While prompts are filled in, both have the same columns. `finish_prompts` keeps only the last
+    tokens of each prompt in `near`; from then on, column c of a reply in `far` is column c -
+    `shift` in `near`.
     """
 
     def __init__(self, shape: KVShape, near: frozenset[int], window: int | None) -> None:
         self.shape = shape
-        self._before = 0 if window is None else window - 1
-        self.far = KVBuffer(replace(shape, layers=shape.layers - len(near)))
-        self.near = KVBuffer(replace(shape, layers=len(near)))
+        self._num_before = 0 if window is None else window - 1
+        self.far = KVBuffer(replace(shape, num_layers=shape.num_layers - len(near)))
+        self.near = KVBuffer(replace(shape, num_layers=len(near)))
         self.shift = 0
         far_numbers, near_numbers = count(), count()
         self.cache = Cache(
             layers=[
-                _Layer(self.near, next(near_numbers)) if number in near else _Layer(self.far, next(far_numbers))
-                for number in range(shape.layers)
+                _LayerCache(self.near, next(near_numbers))
+                if number in near
+                else _LayerCache(self.far, next(far_numbers))
+                for number in range(shape.num_layers)
             ]
         )
 
@@ -338,24 +343,24 @@ class LayeredKV:
         self.near.reset(rows, columns)
 
     @property
-    def rows(self) -> int:
-        return self.far.rows
+    def num_rows(self) -> int:
+        return self.far.num_rows
 
     @property
-    def columns(self) -> int:
-        return self.far.columns
+    def num_columns(self) -> int:
+        return self.far.num_columns
 
-    def settle(self, prompts: Sequence[int], base: int, window: int) -> Tensor:
+    def finish_prompts(self, prompt_lengths: Sequence[int], base: int, window: int) -> Tensor:
         """End the filling of prompts: keep only their last tokens in `near`. Return the positions
         [rows, columns] of the tokens kept there; below 0 for none.
 
-        `prompts[i]` is the number of tokens filled into row i; all end before column `base`.
+        `prompt_lengths[i]` is the number of tokens filled into row i; all end before column `base`.
         """
         width = min(window - 1, base)
         self.shift = base - width
-        positions = torch.tensor(prompts, device=self.shape.device)[:, None] - width
+        positions = torch.tensor(prompt_lengths, device=self.shape.device)[:, None] - width
         positions = positions + torch.arange(width, device=self.shape.device)
-        self.near.gather(positions.clamp(min=0))
+        self.near.move_to_front(positions.clamp(min=0))
         return positions
 
     def grow(self, columns: int) -> None:
@@ -363,58 +368,58 @@ class LayeredKV:
         self.far.grow(columns)
         self.near.grow(columns)
 
-    def keep(self, rows: Sequence[int], size: int, num_columns: int) -> list[int]:
-        """Shrink to `size` rows that include `rows`; return the new index of each of `rows`, in
-        their order. Only the first `num_columns` columns are in use.
+    def shrink(self, rows: Sequence[int], num_rows: int, num_columns: int) -> list[int]:
+        """Shrink to `num_rows` rows that include `rows`; return the new index of each of
+        `rows`, in their order. Only the first `num_columns` columns are in use.
         """
-        self.near.keep(rows, size, num_columns - self.shift)
-        return self.far.keep(rows, size, num_columns)
+        self.near.shrink(rows, num_rows, num_columns - self.shift)
+        return self.far.shrink(rows, num_rows, num_columns)
 
-    def spread(self, rows: Sequence[int], positions: Tensor, visible: int) -> tuple[Tensor, Tensor]:
-        """Let the next forward pass, over `rows`, fill in prompts at `positions` [rows, tokens],
-        which are consecutive in each row. Return the positions [rows or 1, columns] that far
-        layers, and that near layers, then see; below 0 for none.
+    def set_columns(self, rows: Sequence[int], positions: Tensor, visible: int) -> tuple[Tensor, Tensor]:
+        """Let the next forward pass, over `rows`, fill in prompts at `positions` [rows,
+        tokens], which are consecutive in each row. Return the positions [rows or 1, columns] that
+        far layers, and that near layers, then see; below 0 for none.
         """
         device = self.shape.device
-        everything = torch.arange(visible, device=device)[None]
-        self.far.spread(rows, positions, visible)
-        length = self._before + positions.shape[1]
+        all_columns = torch.arange(visible, device=device)[None]
+        self.far.set_columns(rows, positions, visible)
+        length = self._num_before + positions.shape[1]
         if length >= visible:
-            self.near.spread(rows, positions, visible)
-            return everything, everything
-        near_columns = positions[:, :1] - self._before + torch.arange(length, device=device)
-        self.near.spread(rows, positions, near_columns)
-        return everything, near_columns
+            self.near.set_columns(rows, positions, visible)
+            return all_columns, all_columns
+        near_columns = positions[:, :1] - self._num_before + torch.arange(length, device=device)
+        self.near.set_columns(rows, positions, near_columns)
+        return all_columns, near_columns
 
     def read(self, row: int, start: int, stop: int) -> Block:
         """Return a copy of the tokens of a prompt from `start` up to `stop`; in near layers, only
-        of those that a later token may see. Only before `settle`.
+        of those that a later token may see. Only before `finish_prompts`.
         """
-        first = max(start, stop - self._before)
+        first = max(start, stop - self._num_before)
         return *self.far.read(row, slice(start, stop)), *self.near.read(row, slice(first, stop))
 
     def read_reply(self, row: int, columns: Sequence[int], near: Sequence[int]) -> Block:
         """Return a copy of the tokens in these columns of far layers, in the form of `read`. Only
-        after `settle`; `near` are the tokens' columns in near layers, before the shift is
+        after `finish_prompts`; `near` are the tokens' columns in near layers, before the shift is
         subtracted.
         """
         device = self.shape.device
-        last = torch.tensor(near[max(0, len(near) - self._before) :], dtype=torch.long, device=device) - self.shift
+        last = torch.tensor(near[max(0, len(near) - self._num_before) :], dtype=torch.long, device=device) - self.shift
         return *self.far.read(row, torch.tensor(columns, device=device)), *self.near.read(row, last)
 
     def write(self, row: int, blocks: Sequence[Block]) -> None:
         """Store consecutive blocks in the form that `read` returns, from the beginning of a row on.
-        Only before `settle`.
+        Only before `finish_prompts`.
         """
         keys, values = (torch.cat([block[part] for block in blocks], dim=2) for part in (0, 1))
         self.far.write(row, 0, keys, values)
         size = blocks[0][0].shape[2]
-        for number in range(max(0, len(blocks) - -(-self._before // size)), len(blocks)):
+        for number in range(max(0, len(blocks) - -(-self._num_before // size)), len(blocks)):
             _, _, keys, values = blocks[number]
             self.near.write(row, (number + 1) * size - keys.shape[2], keys, values)
 
 
-class _Layer(CacheLayerMixin):  # type: ignore[misc]
+class _LayerCache(CacheLayerMixin):  # type: ignore[misc]
     """The cache of one layer, as Transformers expects it, backed by a buffer."""
 
     def __init__(self, buffer: KVBuffer, number: int) -> None:
@@ -429,13 +434,13 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         """Do nothing: the buffer is allocated before the first pass."""
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._buffer.visible, 0
+        return self._buffer.num_visible, 0
 
     def get_seq_length(self) -> int:
         return self._buffer.start
 
     def get_max_length(self) -> int:
-        return self._buffer.columns
+        return self._buffer.num_columns
 
 
 # Keys and values of prompt prefixes that were computed before.
@@ -445,16 +450,16 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
 # end, so a block is looked up by the hash of those tokens.
 
 
-def block_names(tokens: Sequence[int], length: int) -> list[bytes]:
+def block_hashes(tokens: Sequence[int], length: int) -> list[bytes]:
     """Return one name for each whole block of `length` tokens: a hash of all tokens up to the
     block's end.
     """
-    names = []
+    hashes = []
     digest = hashlib.blake2b(digest_size=16)
     for start in range(0, len(tokens) - length + 1, length):
         digest.update(array("q", tokens[start : start + length]).tobytes())
-        names.append(digest.digest())
-    return names
+        hashes.append(digest.digest())
+    return hashes
 
 
 class PrefixCache:
@@ -465,50 +470,50 @@ class PrefixCache:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self._blocks: OrderedDict[bytes, Block] = OrderedDict()
-        self._bytes = 0
+        self._num_bytes = 0
 
-    def get(self, name: bytes) -> Block | None:
+    def get(self, block_hash: bytes) -> Block | None:
         """Return a cached block, and mark it as used; None if it is not cached."""
-        block = self._blocks.get(name)
+        block = self._blocks.get(block_hash)
         if block is not None:
-            self._blocks.move_to_end(name)
+            self._blocks.move_to_end(block_hash)
         return block
 
-    def __contains__(self, name: bytes) -> bool:
-        return name in self._blocks
+    def __contains__(self, block_hash: bytes) -> bool:
+        return block_hash in self._blocks
 
-    def put(self, name: bytes, block: Block) -> None:
+    def put(self, block_hash: bytes, block: Block) -> None:
         """Store a block, unless it is cached already. Nothing is evicted before `trim`."""
-        if name not in self._blocks:
-            self._blocks[name] = block
-            self._bytes += _size(block)
+        if block_hash not in self._blocks:
+            self._blocks[block_hash] = block
+            self._num_bytes += _block_bytes(block)
 
     def trim(self) -> None:
         """Evict the least recently used blocks until the rest fits into `max_bytes`."""
-        while self._bytes > self.max_bytes:
+        while self._num_bytes > self.max_bytes:
             _, block = self._blocks.popitem(last=False)
-            self._bytes -= _size(block)
+            self._num_bytes -= _block_bytes(block)
 
     def clear(self) -> None:
         """Forget all blocks."""
         self._blocks.clear()
-        self._bytes = 0
+        self._num_bytes = 0
 
     def __len__(self) -> int:
         return len(self._blocks)
 
 
-def _size(block: Block) -> int:
+def _block_bytes(block: Block) -> int:
     return sum(part.numel() * part.element_size() for part in block)
 
 
-# Fills the rows of a wave with the keys and values of their prompts.
+# Fills the rows of a batch with the keys and values of their prompts.
 #
 # The part of a row that is in the prefix cache is copied; the rest is computed, each row from its
 # own column on, together with rows that have about as many tokens left. What several rows share at
 # their beginning is computed once.
 
-BLOCK = 16
+BLOCK_SIZE = 16
 """The number of tokens in a block of the prefix cache. A prompt that continues a cached one is
 computed from the last whole block on, so half a block is computed again on average.
 """
@@ -519,38 +524,40 @@ class PassSizes:
     """The sizes of forward passes over prompts.
 
     Args:
-        tokens: the most tokens of a pass.
-        lengths: the lengths to which its rows are padded, ascending; the last one is the longest
-            part of a prompt in a pass. No two neighbours, nor 0 and the first, may be more than 64
-            apart, since padding is written behind the longest prompt.
+        max_tokens: the most tokens of a pass.
+        padded_lengths: the lengths to which its rows are padded, ascending; the last one is the
+            longest part of a prompt in a pass. No two neighbours, nor 0 and the first, may be more
+            than 64 apart, since padding is written behind the longest prompt.
         few_shapes: whether the number of rows must be a power of two.
     """
 
-    tokens: int
-    lengths: tuple[int, ...]
+    max_tokens: int
+    padded_lengths: tuple[int, ...]
     few_shapes: bool
 
 
-ON_CPU = PassSizes(tokens=1024, lengths=(16, 32, 48, 64, 96, 128), few_shapes=True)
+CPU_PASS_SIZES = PassSizes(max_tokens=1024, padded_lengths=(16, 32, 48, 64, 96, 128), few_shapes=True)
 """Few shapes, since on a CPU every new one costs time."""
-ON_GPU = PassSizes(tokens=16_384, lengths=(16, 32, 48, 64, 96, *range(128, 2049, 64)), few_shapes=False)
+GPU_PASS_SIZES = PassSizes(
+    max_tokens=16_384, padded_lengths=(16, 32, 48, 64, 96, *range(128, 2049, 64)), few_shapes=False
+)
 """Few passes: each costs a GPU the launch of thousands of kernels, whatever their size."""
 
 
 @dataclass(slots=True)
-class _Filling:
-    """A row while it is filled: its columns before `start` are done. `head` is the prompt without
-    its last token, `names` are those of its whole blocks.
+class _RowFill:
+    """A row while it is filled: its columns before `start` are done. `prefix` is the prompt without
+    its last token, `hashes` are those of its whole blocks.
     """
 
     row: int
-    head: Sequence[int]
-    names: list[bytes]
+    prefix: Sequence[int]
+    hashes: list[bytes]
     start: int = 0
 
     @property
-    def left(self) -> int:
-        return len(self.head) - self.start
+    def num_left(self) -> int:
+        return len(self.prefix) - self.start
 
 
 class Prefill:
@@ -564,7 +571,7 @@ class Prefill:
     def __init__(
         self,
         model: Any,
-        attention: Attention,
+        attention: AttentionLayers,
         prefixes: PrefixCache,
         last_position: int,
         sizes: PassSizes,
@@ -572,82 +579,84 @@ class Prefill:
     ) -> None:
         self._model = model
         self._attention = attention
-        self._prefixes = prefixes
+        self._prefix_cache = prefixes
         self._last_position = last_position
         self._sizes = sizes
-        self._before = before
+        self._before_pass = before
         self.prompt_tokens = 0
         self.cached_tokens = 0
 
-    def fill(self, buffer: LayeredKV, heads: Sequence[Sequence[int]]) -> None:
-        """Write the keys and values of `heads[i]` into row i of a buffer, from column 0 on.
+    def fill(self, buffer: LayeredKV, prefixes: Sequence[Sequence[int]]) -> None:
+        """Write the keys and values of `prefixes[i]` into row i of a buffer, from column 0 on.
 
         The buffer needs a few more columns than the longest head has tokens.
         """
-        waiting = [_Filling(row, head, block_names(head, BLOCK)) for row, head in enumerate(heads)]
-        self.prompt_tokens += sum(map(len, heads))
+        waiting = [_RowFill(row, prefix, block_hashes(prefix, BLOCK_SIZE)) for row, prefix in enumerate(prefixes)]
+        self.prompt_tokens += sum(map(len, prefixes))
         while waiting:
             # A row waits if another row is about to compute a block that it needs.
-            now: list[_Filling] = []
-            later: list[_Filling] = []
-            pending_names: set[bytes] = set()
+            ready: list[_RowFill] = []
+            blocked: list[_RowFill] = []
+            pending_hashes: set[bytes] = set()
             for filling in waiting:
-                missing = [name for name in filling.names if name not in self._prefixes]
-                (later if missing and missing[0] in pending_names else now).append(filling)
-                pending_names.update(missing)
-            waiting = later
-            for filling in now:
+                missing = [block_hash for block_hash in filling.hashes if block_hash not in self._prefix_cache]
+                (blocked if missing and missing[0] in pending_hashes else ready).append(filling)
+                pending_hashes.update(missing)
+            waiting = blocked
+            for filling in ready:
                 # The cached blocks at the beginning of a row.
                 blocks: list[Block] = []
-                for name in filling.names:
-                    block = self._prefixes.get(name)
+                for block_hash in filling.hashes:
+                    block = self._prefix_cache.get(block_hash)
                     if block is None:
                         break
                     blocks.append(block)
                 if blocks:
                     buffer.write(filling.row, blocks)
-                    filling.start = BLOCK * len(blocks)
+                    filling.start = BLOCK_SIZE * len(blocks)
                     self.cached_tokens += filling.start
             # The rest of each row is computed, and its whole blocks are cached.
-            fillings = [filling for filling in now if filling.left]
-            first = {filling.row: filling.start for filling in fillings}
-            remaining = list(fillings)
+            incomplete = [filling for filling in ready if filling.num_left]
+            start_by_row = {filling.row: filling.start for filling in incomplete}
+            remaining = list(incomplete)
             while remaining:
                 for length, chunk in _chunks(remaining, self._sizes):
-                    self._pass(buffer, chunk, length)
-                remaining = [filling for filling in remaining if filling.left]
-            for filling in fillings:
-                for number in range(first[filling.row] // BLOCK, len(filling.names)):
-                    block = buffer.read(filling.row, number * BLOCK, (number + 1) * BLOCK)
-                    self._prefixes.put(filling.names[number], block)
+                    self._forward(buffer, chunk, length)
+                remaining = [filling for filling in remaining if filling.num_left]
+            for filling in incomplete:
+                for number in range(start_by_row[filling.row] // BLOCK_SIZE, len(filling.hashes)):
+                    block = buffer.read(filling.row, number * BLOCK_SIZE, (number + 1) * BLOCK_SIZE)
+                    self._prefix_cache.put(filling.hashes[number], block)
 
-    def _pass(self, buffer: LayeredKV, chunk: Sequence[_Filling], length: int) -> None:
+    def _forward(self, buffer: LayeredKV, chunk: Sequence[_RowFill], length: int) -> None:
         """Compute up to `length` tokens of each row of a chunk in one forward pass."""
-        self._before()
+        self._before_pass()
         tokens = np.zeros((len(chunk), length), dtype=np.int64)
         for line, filling in enumerate(chunk):
-            part = filling.head[filling.start : filling.start + length]
-            tokens[line, : len(part)] = part
+            chunk_tokens = filling.prefix[filling.start : filling.start + length]
+            tokens[line, : len(chunk_tokens)] = chunk_tokens
         device = buffer.shape.device
         starts = torch.tensor([filling.start for filling in chunk], device=device)
         positions = starts[:, None] + torch.arange(length, device=device)
         end = max(filling.start for filling in chunk) + length
-        visible = min(padded_columns(end), buffer.columns)
-        far, near = buffer.spread([filling.row for filling in chunk], positions, visible)
-        mask, within = causal_mask(far, positions, buffer.shape.dtype), None
+        visible = min(padded_columns(end), buffer.num_columns)
+        far_positions, near_positions = buffer.set_columns([filling.row for filling in chunk], positions, visible)
+        far_mask, near_mask = causal_mask(far_positions, positions, buffer.shape.dtype), None
         if self._attention.window is not None:
-            within = self._attention.within(causal_mask(near, positions, buffer.shape.dtype), near, positions)
+            near_mask = self._attention.window_mask(
+                causal_mask(near_positions, positions, buffer.shape.dtype), near_positions, positions
+            )
         # The model without its output layer: a prompt's logits are never read.
         self._model.base_model(
             input_ids=torch.from_numpy(tokens).to(device),
-            attention_mask=self._attention.masks(mask, within),
+            attention_mask=self._attention.mask_input(far_mask, near_mask),
             # Padding may lie beyond the last position; its output is never read.
             position_ids=positions.clamp(max=self._last_position),
             use_cache=True,
             **{CACHE: buffer.cache},
         )
         for filling in chunk:
-            filling.start = min(filling.start + length, len(filling.head))
+            filling.start = min(filling.start + length, len(filling.prefix))
 
 
 def causal_mask(column_positions: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
@@ -659,20 +668,20 @@ def causal_mask(column_positions: Tensor, positions: Tensor, dtype: torch.dtype)
     return torch.zeros(mask.shape, dtype=dtype, device=column_positions.device).masked_fill_(mask, -torch.inf)[:, None]
 
 
-def _chunks(fillings: Sequence[_Filling], sizes: PassSizes) -> list[tuple[int, list[_Filling]]]:
+def _chunks(fillings: Sequence[_RowFill], sizes: PassSizes) -> list[tuple[int, list[_RowFill]]]:
     """Return groups of rows to compute in one pass, each with the padded length of that pass. Every
     row is in one group, and groups have no idle rows.
     """
-    by_length: dict[int, list[_Filling]] = {}
+    by_length: dict[int, list[_RowFill]] = {}
     for filling in fillings:
-        length = next((size for size in sizes.lengths if size >= filling.left), sizes.lengths[-1])
+        length = next((size for size in sizes.padded_lengths if size >= filling.num_left), sizes.padded_lengths[-1])
         by_length.setdefault(length, []).append(filling)
     chunks = []
     for length, rows in sorted(by_length.items()):
-        most = sizes.tokens // length
+        max_rows = sizes.max_tokens // length
         start = 0
         while start < len(rows):
-            size = min(most, len(rows) - start)
+            size = min(max_rows, len(rows) - start)
             if sizes.few_shapes:
                 size = 1 << (size.bit_length() - 1)
             chunks.append((length, rows[start : start + size]))

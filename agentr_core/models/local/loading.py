@@ -16,9 +16,9 @@ from transformers.utils import logging as transformers_logging
 
 from agentr_core.errors import ConfigError, ModelDirectoryError
 from agentr_core.models.checkpoint_dir import ADAPTER_WEIGHTS, adapter_base
-from agentr_core.models.local.cache import CACHE, Attention, KVShape
+from agentr_core.models.local.cache import CACHE, AttentionLayers, KVShape
 from agentr_core.models.local.decoding import Decoder, Reply, pack_linears, use_grouped_attention
-from agentr_core.models.local.waves import Row, Wave
+from agentr_core.models.local.waves import DecodeBatch, Row
 from agentr_core.samples.rendering import Renderer
 
 # The device that a model in this process runs on, by its name in a recipe.
@@ -64,7 +64,7 @@ reproducible to the last bit of their log-probabilities only if each step has on
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """A model ready for the decode loop. Sampled ids are below `vocabulary`; each of `end_ids` ends
-    a reply. A draft has at most `draft` tokens.
+    a reply. A draft has at most `max_draft_tokens` tokens.
 
     `shares_rows` says whether several queries on one row need no copy of the row's keys and values.
     """
@@ -73,12 +73,12 @@ class LoadedModel:
     tokenizer: Any
     renderer: Renderer
     shape: KVShape
-    attention: Attention
+    attention: AttentionLayers
     context_length: int
     vocabulary: int
     end_ids: frozenset[int]
     shares_rows: bool
-    draft: int
+    max_draft_tokens: int
 
 
 def load_model(path: Path, *, dtype: str, device: str, context_length: int, at: datetime | None = None) -> LoadedModel:
@@ -109,7 +109,7 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int, at: 
     heads = getattr(config, "num_attention_heads", None)
     shape = _kv_shape(path, model, _DTYPES[dtype], place)
     pack_linears(model)
-    shares_rows = use_grouped_attention(model) or heads == shape.heads
+    shares_rows = use_grouped_attention(model) or heads == shape.num_heads
     end_ids: set[int] = set()
     for value in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
         end_ids.update(value if isinstance(value, list | tuple) else () if value is None else (value,))
@@ -123,7 +123,7 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int, at: 
         vocabulary=min(model.get_output_embeddings().weight.shape[0], max(tokenizer.get_vocab().values()) + 1),
         end_ids=frozenset(end_ids) | {renderer.end_of_turn},
         shares_rows=shares_rows,
-        draft=_DRAFT[dtype],
+        max_draft_tokens=_DRAFT[dtype],
     )
     _check_decoding(path, loaded_model, _TOLERANCE[dtype])
     return loaded_model
@@ -162,7 +162,7 @@ def _read(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     return tokenizer, model
 
 
-def attention_of(path: Path, config: Any, context: int) -> Attention:
+def attention_of(path: Path, config: Any, context: int) -> AttentionLayers:
     """Return how far the layers of a text configuration look back in a context of `context` tokens.
 
     Raises `ModelDirectoryError` for layers that are neither full nor sliding attention, and for
@@ -192,9 +192,9 @@ def attention_of(path: Path, config: Any, context: int) -> Attention:
         )
     window = getattr(config, "sliding_window", None)
     if window is None or window >= context or kinds == {"full_attention"}:
-        return Attention(by_kind=len(kinds) == 2)
+        return AttentionLayers(has_both_kinds=len(kinds) == 2)
     near = frozenset(number for number, kind in enumerate(layers) if kind == "sliding_attention")
-    return Attention(window=window, near=near, by_kind=len(kinds) == 2)
+    return AttentionLayers(window=window, near_layers=near, has_both_kinds=len(kinds) == 2)
 
 
 @torch.inference_mode()
@@ -229,16 +229,16 @@ def _check_decoding(path: Path, loaded_model: LoadedModel, tolerance: float) -> 
         loaded_model.attention,
         vocabulary=loaded_model.vocabulary,
         context_length=loaded_model.context_length,
-        ended=lambda tokens, stops, until: False,
+        is_end=lambda tokens, stops, until: False,
         prefix_cache_bytes=0,
-        draft=loaded_model.draft,
+        max_draft_tokens=loaded_model.max_draft_tokens,
     )
     prompts = [[(7 * i + 1) % loaded_model.vocabulary for i in range(length)] for length in (4, 9)]
     replies = [
-        Reply(prompt=number, seed=0, number=0, temperature=0.0, top_p=1.0, limit=3, logprobs=True, stops=())
+        Reply(prompt_index=number, seed=0, number=0, temperature=0.0, top_p=1.0, limit=3, logprobs=True, stops=())
         for number in range(2)
     ]
-    decoder.decode(Wave(1, (Row(0, (0,)), Row(1, (1,)))), prompts, replies)
+    decoder.decode(DecodeBatch(1, (Row(0, (0,)), Row(1, (1,)))), prompts, replies)
     for prompt, reply in zip(prompts, replies, strict=True):
         ids = torch.tensor([prompt + reply.tokens], device=loaded_model.shape.device)
         logits = loaded_model.model(input_ids=ids).logits[0, len(prompt) - 1 : -1, : loaded_model.vocabulary]

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 from agentr_core.errors import DataFault, ModelFault, PromptTooLong
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory, weights_sha256
-from agentr_core.models.local.waves import MAX_WIDTH, StopWatch, generation, listening, plan, visible_text
+from agentr_core.models.local.waves import (
+    MAX_WIDTH,
+    StopDetector,
+    make_generation,
+    plan_batches,
+    text_streamer,
+    visible_text,
+)
 from agentr_core.types import Generation, Request
 
 if TYPE_CHECKING:
@@ -54,7 +61,7 @@ class TransformersModel:
         self._readable = int(loaded_model.model.get_input_embeddings().weight.shape[0])
         self._max_batch = max_batch
         self._max_width = MAX_WIDTH if loaded_model.shares_rows else 1
-        self._stops = StopWatch(self._text)
+        self._stop_detector = StopDetector(self._text)
         self._prompt = lru_cache(_CACHED_PROMPTS)(lambda messages: tuple(self.renderer.render_prompt(messages)))
         self._decoder: Decoder | None = Decoder(
             loaded_model.model,
@@ -62,9 +69,9 @@ class TransformersModel:
             loaded_model.attention,
             vocabulary=loaded_model.vocabulary,
             context_length=loaded_model.context_length,
-            ended=self._ended,
+            is_end=self._ended,
             prefix_cache_bytes=prefix_cache_bytes,
-            draft=loaded_model.draft,
+            max_draft_tokens=loaded_model.max_draft_tokens,
         )
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"model-{name}")
 
@@ -144,18 +151,18 @@ class TransformersModel:
         """Return the number of forward passes begun so far, from which another thread sees that
         work is progressing.
         """
-        return self._decoder.passes if self._decoder else 0
+        return self._decoder.num_passes if self._decoder else 0
 
     def written(self) -> int:
         """Return the number of tokens sampled so far, including those of replies in progress."""
-        return self._decoder.written if self._decoder else 0
+        return self._decoder.num_sampled_tokens if self._decoder else 0
 
     def abandon(self) -> None:
         """Make the work in progress fail at its next forward pass (`ModelFault`), and all later
         work too. Any thread may call this.
         """
         if self._decoder is not None:
-            self._decoder.given_up = True
+            self._decoder.is_aborted = True
 
     async def close(self) -> None:
         """Wait for the work in progress, then free the model; on CUDA, also release its memory to
@@ -183,26 +190,36 @@ class TransformersModel:
 
     def _generate(self, requests: tuple[Request, ...]) -> list[list[Generation]]:
         decoder = self._opened()
-        texts, replies = self._asked_for(requests)
-        by_prompt: list[list[int]] = [[] for _ in texts]
+        prompts, replies = self._asked_for(requests)
+        replies_by_prompt: list[list[int]] = [[] for _ in prompts]
         for index, reply in enumerate(replies):
-            by_prompt[reply.prompt].append(index)
-        waves = plan([len(text) for text in texts], by_prompt, max_batch=self._max_batch, max_width=self._max_width)
+            replies_by_prompt[reply.prompt_index].append(index)
+        batches = plan_batches(
+            [len(prompt) for prompt in prompts], replies_by_prompt, max_batch=self._max_batch, max_width=self._max_width
+        )
         try:
-            for wave in waves:
-                decoder.decode(wave, texts, replies)
+            for batch in batches:
+                decoder.decode(batch, prompts, replies)
         except RuntimeError as error:
             raise ModelFault(
                 f"model {self.name} failed on {len(replies)} replies: {error}; if memory ran out, lower model.max_batch"
             ) from error
-        remaining = iter(replies)
-        return [[self._generation(next(remaining), request, texts) for _ in range(request.n)] for request in requests]
+        reply_iterator = iter(replies)
+        return [
+            [self._generation(next(reply_iterator), request, prompts) for _ in range(request.n)] for request in requests
+        ]
 
     def _generation(self, reply: Reply, request: Request, prompts: Sequence[tuple[int, ...]]) -> Generation:
         logprobs = reply.token_logprobs if reply.logprobs else None
-        prompt, tokens = prompts[reply.prompt], reply.tokens
-        return generation(
-            self.renderer, self._end_ids, prompt, tokens, request.sampling, ended=reply.ended, logprobs=logprobs
+        prompt, tokens = prompts[reply.prompt_index], reply.tokens
+        return make_generation(
+            self.renderer,
+            self._end_ids,
+            prompt,
+            tokens,
+            request.sampling,
+            ended_by_model=reply.ended_by_model,
+            logprobs=logprobs,
         )
 
     def _asked_for(self, requests: tuple[Request, ...]) -> tuple[list[tuple[int, ...]], list[Reply]]:
@@ -231,7 +248,7 @@ class TransformersModel:
             sampling = request.sampling
             replies += [
                 Reply(
-                    prompt=prompts.setdefault(tokens, len(prompts)),
+                    prompt_index=prompts.setdefault(tokens, len(prompts)),
                     seed=request.seed,
                     number=number,
                     temperature=sampling.temperature,
@@ -245,7 +262,7 @@ class TransformersModel:
                     min_p=sampling.min_p,
                     repetition_penalty=sampling.repetition_penalty,
                     on_tokens=request.on_text
-                    and listening(
+                    and text_streamer(
                         request.on_text, sampling, partial(visible_text, self.renderer, self._end_ids, tokens)
                     ),
                 )
@@ -255,7 +272,7 @@ class TransformersModel:
 
     def _ended(self, tokens: Sequence[int], stops: tuple[str, ...], until: str) -> bool:
         watched = bool(stops or until)
-        return tokens[-1] in self._end_ids or (watched and self._stops.completed(tokens, stops, until))
+        return tokens[-1] in self._end_ids or (watched and self._stop_detector.is_completed(tokens, stops, until))
 
     def _text(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -18,10 +18,18 @@ from multiprocessing.connection import Connection
 
 from agentr_core.errors import AgentrError, ModelFault
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.models.local.workers import Batch, Loading, LoadReport, Reload, Replies, Text, Working
-from agentr_core.system import end_with_parent, importing, keep_freed_memory
+from agentr_core.models.local.workers import (
+    BatchReplies,
+    GenerateCommand,
+    LoadCommand,
+    LoadReport,
+    PartialText,
+    Progress,
+    ReloadCommand,
+)
+from agentr_core.system import end_with_parent, gc_paused_for_imports, keep_freed_memory
 
-_SIGN_S = 0.25
+_PROGRESS_SECONDS = 0.25
 """The least seconds between two signs of progress."""
 
 
@@ -30,7 +38,7 @@ def main(arguments: list[str]) -> int:
     not be loaded.
     """
     end_with_parent()
-    with importing():
+    with gc_paused_for_imports():
         # This imports all that loading a model needs.
         import agentr_core.models.local.loading  # noqa: F401
     with Connection(int(arguments[0])) as connection:
@@ -41,18 +49,18 @@ async def serve(connection: Connection) -> int:
     """Load the model that the first message names, and answer batches until the socket is closed.
     Return the exit status.
     """
-    loading: Loading = connection.recv()
-    if loading.device == "cpu":
+    load_command: LoadCommand = connection.recv()
+    if load_command.device == "cpu":
         keep_freed_memory()
     try:
-        model = loading.load()
+        model = load_command.load()
     except AgentrError as error:
         connection.send(error)
         return 1
     connection.send(LoadReport(name=model.name, fingerprint=model.fingerprint, context_length=model.context_length))
     while True:
         try:
-            message: Batch | Reload = connection.recv()
+            message: GenerateCommand | ReloadCommand = connection.recv()
         except EOFError:
             return 0
         try:
@@ -66,34 +74,38 @@ async def serve(connection: Connection) -> int:
             connection.send(ModelFault(f"model {model.name} failed with {type(error).__name__}: {error}"))
 
 
-async def _answer(model: TransformersModel, message: Batch | Reload, connection: Connection) -> Replies | None:
-    if isinstance(message, Reload):
+async def _answer(
+    model: TransformersModel, message: GenerateCommand | ReloadCommand, connection: Connection
+) -> BatchReplies | None:
+    if isinstance(message, ReloadCommand):
         await model.reload(message.weights)
         return None
     # The decoding thread sends texts, and this one signs of progress.
-    sending = threading.Lock()
+    send_lock = threading.Lock()
 
-    def send(sign: Text | Working) -> None:
-        with sending:
-            connection.send(sign)
+    def send(report: PartialText | Progress) -> None:
+        with send_lock:
+            connection.send(report)
 
-    def listener(number: int) -> Callable[[str], None]:
-        return lambda text: send(Text(number, text))
+    def text_sender(number: int) -> Callable[[str], None]:
+        return lambda text: send(PartialText(number, text))
 
     requests = [
-        replace(request, on_text=listener(number)) if number in message.streamed else request
+        replace(request, on_text=text_sender(number)) if number in message.streamed_indices else request
         for number, request in enumerate(message.requests)
     ]
     generation = asyncio.ensure_future(model.generate(requests))
-    passes = model.passes()
+    num_passes = model.passes()
     while not generation.done():
-        await asyncio.wait({generation}, timeout=_SIGN_S)
+        await asyncio.wait({generation}, timeout=_PROGRESS_SECONDS)
         # Send no sign without a further forward pass: the computation may hang while this thread
         # goes on.
-        if not generation.done() and model.passes() > passes:
-            passes = model.passes()
-            send(Working(model.written()))
-    return Replies(replies=generation.result(), cached_share=model.cached_share(), written=model.written())
+        if not generation.done() and model.passes() > num_passes:
+            num_passes = model.passes()
+            send(Progress(model.written()))
+    return BatchReplies(
+        replies=generation.result(), cached_share=model.cached_share(), num_sampled_tokens=model.written()
+    )
 
 
 if __name__ == "__main__":

@@ -24,18 +24,18 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from agentr_core.errors import AgentrError, ModelFault, ModelUnavailable
-from agentr_core.models.batching import all_or_none, replica_of
+from agentr_core.models.batching import gather_or_cancel, replica_of
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.recipes.models import ModelConfig
 from agentr_core.samples.rendering import Renderer, load_renderer
-from agentr_core.system import check_wanted, processors, python_path
+from agentr_core.system import processors, python_path, raise_if_cancelled
 from agentr_core.types import Generation, Request
 
 # Messages between a worker process and the process that started it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loading:
+class LoadCommand:
     """An order to load a model: the arguments of `TransformersModel.load`."""
 
     path: Path
@@ -69,93 +69,94 @@ class LoadReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reload:
+class ReloadCommand:
     """An order to replace the weights by those of a file; the worker answers None."""
 
     weights: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class GenerateCommand:
     """An order for replies. While the worker decodes those of the requests whose indices are in
-    `streamed`, it sends their text so far.
+    `streamed_indices`, it sends their text so far.
     """
 
     requests: tuple[Request, ...]
-    streamed: frozenset[int]
+    streamed_indices: frozenset[int]
 
 
-class Text(NamedTuple):
-    """The text so far of the reply to the request with index `number`."""
+class PartialText(NamedTuple):
+    """The text so far of the reply to the request with index `request_index`."""
 
-    number: int
+    request_index: int
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Working:
+class Progress:
     """A worker's sign that it is making progress; the answer is still to come.
 
-    `written` counts all tokens that it has sampled so far.
+    `num_sampled_tokens` counts all tokens that it has sampled so far.
     """
 
-    written: int
+    num_sampled_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replies:
+class BatchReplies:
     """The replies to a batch; the share of all prompt tokens so far that came from the cache, in
     [0, 1]; and the number of all tokens sampled so far.
     """
 
     replies: list[list[Generation]]
     cached_share: float
-    written: int
+    num_sampled_tokens: int
 
 
-_WORKER = "agentr_core.models.local.worker"
-_RESTARTS = 3
+_WORKER_MODULE = "agentr_core.models.local.worker"
+_MAX_RESTARTS = 3
 """The most times that a worker is restarted after it died or hung."""
-_ENDING_SECONDS = 10.0
-_LOOK_SECONDS = 0.2
+_EXIT_SECONDS = 10.0
+_CHECK_SECONDS = 0.2
 """Seconds between two checks whether the model is still wanted while it loads."""
-_LEAST_BATCH = 32
+_MIN_BATCH = 32
 """The fewest replies at once for which `auto` adds a worker."""
 
 
 def load_local(
-    loading: Loading, *, workers: int | Literal["auto"], patience: float = 600.0
+    load_command: LoadCommand, *, num_workers: int | Literal["auto"], timeout_seconds: float = 600.0
 ) -> TransformersModel | Workers:
-    """Return a model in this process or, if `workers` is more than one, in that many worker
+    """Return a model in this process or, if `num_workers` is more than one, in that many worker
     processes.
 
     `auto` means one for each GPU if the device is a GPU, otherwise one for each processor, as long
     as each decodes at least 32 replies at once. A worker process that gives no sign of progress for
-    `patience` seconds is restarted. Raises what `TransformersModel.load` and `Workers.load` raise.
+    `timeout_seconds` seconds is restarted. Raises what `TransformersModel.load` and `Workers.load`
+    raise.
     """
-    devices = _devices(loading, workers)
+    devices = _devices(load_command, num_workers)
     if len(devices) == 1:
-        return loading.load()
-    return Workers.load(loading, devices=devices, processors=processors(), patience=patience)
+        return load_command.load()
+    return Workers.load(load_command, devices=devices, num_processors=processors(), timeout_seconds=timeout_seconds)
 
 
 def worker_count(model: ModelConfig) -> int:
     """Return the number of processes in which a model samples on a CPU of this machine."""
-    most = max(1, model.max_batch // _LEAST_BATCH)
-    return min(processors(), most) if model.workers == "auto" else model.workers
+    max_workers = max(1, model.max_batch // _MIN_BATCH)
+    return min(processors(), max_workers) if model.workers == "auto" else model.workers
 
 
-def _devices(loading: Loading, workers: int | Literal["auto"]) -> list[str]:
+def _devices(load_command: LoadCommand, num_workers: int | Literal["auto"]) -> list[str]:
     """Return the device of each worker; one device means no worker processes."""
-    if loading.device in ("auto", "cuda"):
+    if load_command.device in ("auto", "cuda"):
         import torch
 
-        if gpus := torch.cuda.device_count():
-            return [f"cuda:{number % gpus}" for number in range(gpus if workers == "auto" else workers)]
-    if loading.device in ("auto", "cpu"):
-        most = max(1, loading.max_batch // _LEAST_BATCH)
-        return ["cpu"] * (min(processors(), most) if workers == "auto" else workers)
-    return [loading.device] * (1 if workers == "auto" else workers)
+        if num_gpus := torch.cuda.device_count():
+            return [f"cuda:{number % num_gpus}" for number in range(num_gpus if num_workers == "auto" else num_workers)]
+    if load_command.device in ("auto", "cpu"):
+        max_workers = max(1, load_command.max_batch // _MIN_BATCH)
+        return ["cpu"] * (min(processors(), max_workers) if num_workers == "auto" else num_workers)
+    return [load_command.device] * (1 if num_workers == "auto" else num_workers)
 
 
 class Worker:
@@ -165,48 +166,51 @@ class Worker:
     The process ends with this one, even if this one is killed. Use `Workers.load`.
 
     Args:
-        loading: The model that it loads.
-        threads: The threads of its process on a CPU.
+        load_command: The model that it loads.
+        num_threads: The threads of its process on a CPU.
         renderer: The renderer of the model's directory, to count tokens with.
-        patience: The seconds without a sign of progress after which a process counts as hung.
+        timeout_seconds: The seconds without a sign of progress after which a process counts as
+            hung.
     """
 
-    def __init__(self, loading: Loading, *, threads: int, renderer: Renderer, patience: float) -> None:
-        self.name = loading.path.name
+    def __init__(
+        self, load_command: LoadCommand, *, num_threads: int, renderer: Renderer, timeout_seconds: float
+    ) -> None:
+        self.name = load_command.path.name
         self.fingerprint = ""
         self.context_length = 0
-        self._loading = loading
-        self._threads = threads
+        self._load_command = load_command
+        self._num_threads = num_threads
         self._renderer = renderer
-        self._patience = patience
+        self._timeout_seconds = timeout_seconds
         self._weights: Path | None = None
         self._cached_share = 0.0
-        self._written = 0
-        self._earlier = 0
-        self._deaths = 0
-        self._given_up = ""
+        self._num_sampled_tokens = 0
+        self._num_earlier_tokens = 0
+        self._num_deaths = 0
+        self._give_up_reason = ""
         self._closed = False
         # Held while the process is started or killed, so that none is started after the last one
         # was killed.
-        self._change = threading.Lock()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
+        self._process_lock = threading.Lock()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close_blocking`)
         # Only this thread talks to the process.
-        self._speaker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"worker-{self.name}")
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"worker-{self.name}")
         self._start()
 
-    def begin(self) -> Future[None]:
+    def start_loading(self) -> Future[None]:
         """Start loading the model; return a future that is done when it is loaded. The future
         raises what loading raises, and `ModelFault` if process after process dies or hangs while it
         loads.
         """
-        return self._speaker.submit(self._load)
+        return self._executor.submit(self._load)
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
         """Return the replies to each request. Raises what `TransformersModel.generate` raises,
         `ModelUnavailable` if the process died or hung, and `ModelFault` if this happens too often.
         """
-        self._must_be_open()
-        return await asyncio.get_running_loop().run_in_executor(self._speaker, self._ask, tuple(requests))
+        self._check_open()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._generate, tuple(requests))
 
     async def reload(self, weights: Path) -> None:
         """Replace the weights by those of a file, in the process and in any that replaces it.
@@ -214,9 +218,9 @@ class Worker:
         Raises what `TransformersModel.reload` raises, and `ModelFault` if process after process
         died or hung.
         """
-        self._must_be_open()
+        self._check_open()
         self._weights = weights
-        await asyncio.get_running_loop().run_in_executor(self._speaker, self._send_weights)
+        await asyncio.get_running_loop().run_in_executor(self._executor, self._send_weights)
 
     def count_tokens(self, request: Request) -> int:
         """Return the number of prompt tokens, including the header of the reply."""
@@ -230,44 +234,44 @@ class Worker:
         """Return the number of tokens sampled so far, including those of replies in progress and of
         processes that have died.
         """
-        return self._earlier + self._written
+        return self._num_earlier_tokens + self._num_sampled_tokens
 
     def abandon(self) -> None:
         """Kill the process, even in the middle of a batch, which then fails. Any thread may call
         this.
         """
-        with self._change:
+        with self._process_lock:
             self._closed = True
             self._process.kill()
 
     async def close(self) -> None:
         """Wait for the batch in progress, then end the process."""
         self._closed = True
-        await asyncio.to_thread(self.end)
+        await asyncio.to_thread(self.close_blocking)
 
-    def end(self) -> None:
+    def close_blocking(self) -> None:
         """Do what `close` does, but wait in this thread."""
         self._closed = True
-        self._speaker.shutdown()
+        self._executor.shutdown()
         self._stop()
         self._log.close()
 
-    def _must_be_open(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise ModelFault(f"model {self.name} is closed; load it again")
 
     def _start(self) -> None:
-        with self._change:
-            self._must_be_open()
+        with self._process_lock:
+            self._check_open()
             parent_end, worker_end = socket.socketpair()
             # A read or a write that takes longer raises BlockingIOError.
-            limit = struct.pack("ll", int(self._patience), int(self._patience % 1 * 1e6))
+            timeout = struct.pack("ll", int(self._timeout_seconds), int(self._timeout_seconds % 1 * 1e6))
             for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                parent_end.setsockopt(socket.SOL_SOCKET, direction, limit)
+                parent_end.setsockopt(socket.SOL_SOCKET, direction, timeout)
             self._connection = Connection(parent_end.detach())
             with worker_end:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", _WORKER, str(worker_end.fileno())],
+                    [sys.executable, "-m", _WORKER_MODULE, str(worker_end.fileno())],
                     # Never written to: the worker sees this pipe end when this process dies,
                     # however that happens.
                     stdin=subprocess.PIPE,
@@ -277,8 +281,8 @@ class Worker:
                     env=os.environ
                     | {
                         "PYTHONPATH": python_path(),
-                        "OMP_NUM_THREADS": str(self._threads),
-                        "MKL_NUM_THREADS": str(self._threads),
+                        "OMP_NUM_THREADS": str(self._num_threads),
+                        "MKL_NUM_THREADS": str(self._num_threads),
                         "HF_HUB_OFFLINE": "1",
                         "TOKENIZERS_PARALLELISM": "false",
                     },
@@ -294,12 +298,12 @@ class Worker:
         while True:
             phase = "while it loaded the model"
             try:
-                report: LoadReport = self._exchange(self._loading)
+                report: LoadReport = self._call(self._load_command)
                 if self._weights is not None:
                     phase = "while it took over weights"
-                    self._exchange(Reload(weights=self._weights))
+                    self._call(ReloadCommand(weights=self._weights))
             except (EOFError, OSError) as error:
-                self._replace(f"{self._end_of_process(error)} {phase}", error)
+                self._restart(f"{self._stop_and_describe(error)} {phase}", error)
             else:
                 self.name, self.fingerprint = report.name, report.fingerprint
                 self.context_length = report.context_length
@@ -308,67 +312,67 @@ class Worker:
     def _send_weights(self) -> None:
         assert self._weights is not None
         try:
-            self._exchange(Reload(weights=self._weights))
+            self._call(ReloadCommand(weights=self._weights))
         except (EOFError, OSError) as error:
-            self._replace(f"{self._end_of_process(error)} while it took over weights", error)
+            self._restart(f"{self._stop_and_describe(error)} while it took over weights", error)
             self._load()
 
-    def _ask(self, requests: tuple[Request, ...]) -> list[list[Generation]]:
+    def _generate(self, requests: tuple[Request, ...]) -> list[list[Generation]]:
         listeners = [request.on_text for request in requests]
-        batch = Batch(
+        batch = GenerateCommand(
             requests=tuple(replace(request, on_text=None) for request in requests),
-            streamed=frozenset(number for number, listener in enumerate(listeners) if listener is not None),
+            streamed_indices=frozenset(number for number, listener in enumerate(listeners) if listener is not None),
         )
         try:
-            answer: Replies = self._exchange(batch, listeners)
+            answer: BatchReplies = self._call(batch, listeners)
         except (EOFError, OSError) as error:
-            ending = self._end_of_process(error)
-            self._replace(ending, error)
+            ending = self._stop_and_describe(error)
+            self._restart(ending, error)
             self._load()
             raise ModelUnavailable(f"{ending}; it was restarted") from error
-        self._cached_share, self._written = answer.cached_share, answer.written
+        self._cached_share, self._num_sampled_tokens = answer.cached_share, answer.num_sampled_tokens
         return answer.replies
 
-    def _replace(self, ending: str, error: Exception) -> None:
+    def _restart(self, ending: str, error: Exception) -> None:
         """Start a process in place of one that has ended; `ending` says how. Raises `ModelFault` if
         this has been done too often, or after `close` or `abandon`.
         """
-        self._deaths += 1
-        self._earlier, self._written = self.written(), 0
-        if self._deaths > _RESTARTS:
-            self._given_up = f"{ending}; it has died {self._deaths} times and is not started again"
-            raise ModelFault(self._given_up) from error
+        self._num_deaths += 1
+        self._num_earlier_tokens, self._num_sampled_tokens = self.written(), 0
+        if self._num_deaths > _MAX_RESTARTS:
+            self._give_up_reason = f"{ending}; it has died {self._num_deaths} times and is not started again"
+            raise ModelFault(self._give_up_reason) from error
         self._start()
 
-    def _exchange(self, message: Any, listeners: Sequence[Callable[[str], None] | None] = ()) -> Any:
+    def _call(self, message: Any, listeners: Sequence[Callable[[str], None] | None] = ()) -> Any:
         """Send a message and return the process's answer; texts that arrive before it go to the
         listeners. Raises the error that the process sent, `BlockingIOError` if it is silent for too
         long, and `EOFError` or another `OSError` if it is gone.
         """
-        if self._given_up:
-            raise ModelFault(self._given_up)
+        if self._give_up_reason:
+            raise ModelFault(self._give_up_reason)
         self._connection.send(message)
-        while isinstance(answer := self._connection.recv(), Working | Text):
-            if isinstance(answer, Working):
-                self._written = answer.written
-            elif (listener := listeners[answer.number]) is not None:
+        while isinstance(answer := self._connection.recv(), Progress | PartialText):
+            if isinstance(answer, Progress):
+                self._num_sampled_tokens = answer.num_sampled_tokens
+            elif (listener := listeners[answer.request_index]) is not None:
                 listener(answer.text)
         if isinstance(answer, AgentrError):
             raise answer
         return answer
 
-    def _end_of_process(self, error: Exception) -> str:
+    def _stop_and_describe(self, error: Exception) -> str:
         """Stop the process if it still runs; return how it ended, as a sentence without its full
         stop.
         """
-        hung = isinstance(error, BlockingIOError)
-        if hung:
+        is_hung = isinstance(error, BlockingIOError)
+        if is_hung:
             self._process.kill()
         self._stop()
         worker, status = f"a worker of model {self.name}", self._process.returncode
-        if hung:
+        if is_hung:
             return (
-                f"{worker} was silent for {self._patience:g} seconds and was ended (if it only was slow, raise "
+                f"{worker} was silent for {self._timeout_seconds:g} seconds and was ended (if it only was slow, raise "
                 "model.worker_timeout)"
             )
         if status == -signal.SIGKILL:
@@ -383,7 +387,7 @@ class Worker:
         self._connection.close()
         assert self._process.stdin is not None
         try:
-            self._process.wait(_ENDING_SECONDS)
+            self._process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -397,59 +401,72 @@ class Workers:
     A seed gives the same reply on any worker, up to rounding. Use `load`.
     """
 
-    def __init__(self, members: Sequence[Worker]) -> None:
-        self.members = tuple(members)
-        self.name = members[0].name
-        self.fingerprint = members[0].fingerprint
-        self.context_length = members[0].context_length
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self.workers = tuple(workers)
+        self.name = workers[0].name
+        self.fingerprint = workers[0].fingerprint
+        self.context_length = workers[0].context_length
 
     @classmethod
-    def load(cls, loading: Loading, *, devices: Sequence[str], processors: int, patience: float) -> Workers:
+    def load(
+        cls, load_command: LoadCommand, *, devices: Sequence[str], num_processors: int, timeout_seconds: float
+    ) -> Workers:
         """Load the model on each of the devices, and return it once all have loaded it; processors,
         batch and cache are divided among the workers.
 
         If one fails, all processes are killed. Raises what the future of `Worker.begin` raises, and
-        what `check_wanted` raises if the caller was cancelled.
+        what `raise_if_cancelled` raises if the caller was cancelled.
         """
-        count = len(devices)
-        share = replace(
-            loading, max_batch=-(-loading.max_batch // count), prefix_cache_bytes=loading.prefix_cache_bytes // count
+        num_workers = len(devices)
+        worker_command = replace(
+            load_command,
+            max_batch=-(-load_command.max_batch // num_workers),
+            prefix_cache_bytes=load_command.prefix_cache_bytes // num_workers,
         )
-        renderer = load_renderer(loading.path, at=loading.at)
-        threads = max(1, processors // count)
-        members = [
-            Worker(replace(share, device=d), threads=threads, renderer=renderer, patience=patience) for d in devices
+        renderer = load_renderer(load_command.path, at=load_command.at)
+        num_threads = max(1, num_processors // num_workers)
+        workers = [
+            Worker(
+                replace(worker_command, device=d),
+                num_threads=num_threads,
+                renderer=renderer,
+                timeout_seconds=timeout_seconds,
+            )
+            for d in devices
         ]
         try:
-            loads = [member.begin() for member in members]
-            remaining = set(loads)
+            load_futures = [worker.start_loading() for worker in workers]
+            remaining = set(load_futures)
             while remaining:
-                done, remaining = wait(remaining, timeout=_LOOK_SECONDS, return_when=FIRST_EXCEPTION)
-                for load in done:
-                    load.result()
-                check_wanted()
+                done, remaining = wait(remaining, timeout=_CHECK_SECONDS, return_when=FIRST_EXCEPTION)
+                for load_future in done:
+                    load_future.result()
+                raise_if_cancelled()
         except BaseException:
-            for member in members:
-                member.abandon()
-                member.end()
+            for worker in workers:
+                worker.abandon()
+                worker.close_blocking()
             raise
-        return cls(members)
+        return cls(workers)
 
-    def member(self, request: Request) -> Worker:
+    def worker_of(self, request: Request) -> Worker:
         """Return the worker that a request goes to; without a session its seed decides."""
-        return self.members[replica_of(request.session or str(request.seed), len(self.members))]
+        return self.workers[replica_of(request.session or str(request.seed), len(self.workers))]
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
         """Return the replies to each request, in order. Raises what `Worker.generate` raises."""
-        parts: dict[Worker, list[int]] = {}
+        positions_by_worker: dict[Worker, list[int]] = {}
         for position, request in enumerate(requests):
-            parts.setdefault(self.member(request), []).append(position)
-        results = await all_or_none(
-            [worker.generate([requests[position] for position in positions]) for worker, positions in parts.items()]
+            positions_by_worker.setdefault(self.worker_of(request), []).append(position)
+        results = await gather_or_cancel(
+            [
+                worker.generate([requests[position] for position in positions])
+                for worker, positions in positions_by_worker.items()
+            ]
         )
         replies = {
             position: reply
-            for positions, generations in zip(parts.values(), results, strict=True)
+            for positions, generations in zip(positions_by_worker.values(), results, strict=True)
             for position, reply in zip(positions, generations, strict=True)
         }
         return [replies[position] for position in range(len(requests))]
@@ -458,27 +475,27 @@ class Workers:
         """Replace the weights of all workers by those of a file. Raises what `Worker.reload`
         raises.
         """
-        await asyncio.gather(*(member.reload(weights) for member in self.members))
+        await asyncio.gather(*(worker.reload(weights) for worker in self.workers))
 
     def count_tokens(self, request: Request) -> int:
         """Return the number of prompt tokens, including the header of the reply."""
-        return self.members[0].count_tokens(request)
+        return self.workers[0].count_tokens(request)
 
     def cached_share(self) -> float:
         """Return the share of all prompt tokens so far that came from the cache: the mean over the
         workers.
         """
-        return sum(member.cached_share() for member in self.members) / len(self.members)
+        return sum(worker.cached_share() for worker in self.workers) / len(self.workers)
 
     def written(self) -> int:
         """Return the number of tokens sampled so far, including those of replies in progress."""
-        return sum(member.written() for member in self.members)
+        return sum(worker.written() for worker in self.workers)
 
     def abandon(self) -> None:
         """Kill all workers, even in the middle of a batch. Any thread may call this."""
-        for member in self.members:
-            member.abandon()
+        for worker in self.workers:
+            worker.abandon()
 
     async def close(self) -> None:
         """Wait for the batches in progress, then end all workers."""
-        await asyncio.gather(*(member.close() for member in self.members))
+        await asyncio.gather(*(worker.close() for worker in self.workers))

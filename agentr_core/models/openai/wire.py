@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agentr_core.episodes.transcript import call_text, calls_in
+from agentr_core.episodes.transcript import call_text, readable_calls
 from agentr_core.errors import ConfigError, MalformedReply, ModelFault
 from agentr_core.fingerprint import derive_seed
 from agentr_core.models.local.waves import cut_at_stop
@@ -25,14 +25,14 @@ from agentr_core.types import Generation, Message, Request, Sampling
 # `tool_calls` of the assistant's message, each with an id that the message with its result repeats.
 
 
-class ToldCall(NamedTuple):
+class ReportedCall(NamedTuple):
     """A call as a server reports it; `arguments` is JSON, or what the model wrote in its place."""
 
     name: str
     arguments: str
 
 
-def offered(messages: Sequence[Message]) -> dict[str, Any]:
+def tool_fields(messages: Sequence[Message]) -> dict[str, Any]:
     """Return the fields of a request that offer the tools of a conversation; empty without tools.
     Parallel calls are allowed: a server that drops all calls but the first would report a text that
     does not match the reply's tokens.
@@ -60,32 +60,32 @@ def wire_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """
     turns = [message for message in messages if message.role != "tools"]
     result: list[dict[str, Any]] = []
-    open_ids: list[str] = []
+    pending_ids: list[str] = []
     for index, message in enumerate(turns):
-        if message.role == "tool" and open_ids:
-            result.append({"role": "tool", "tool_call_id": open_ids.pop(0), "content": message.text})
+        if message.role == "tool" and pending_ids:
+            result.append({"role": "tool", "tool_call_id": pending_ids.pop(0), "content": message.text})
             continue
         num_results = sum(1 for _ in takewhile(lambda turn: turn.role == "tool", turns[index + 1 :]))
-        calls = calls_in(message.text) if message.role == "assistant" and num_results else ()
+        calls = readable_calls(message.text) if message.role == "assistant" and num_results else ()
         if not 0 < len(calls) <= num_results:
             result.append({"role": "user" if message.role == "tool" else message.role, "content": message.text})
             continue
         # Some servers require ids of nine letters and digits. Each call is followed by a message
         # with its result, so the numbers of two turns never overlap.
-        open_ids = [f"call{index + number:05}" for number in range(len(calls))]
+        pending_ids = [f"call{index + number:05}" for number in range(len(calls))]
         tool_calls = [
             {
-                "id": name,
+                "id": call_id,
                 "type": "function",
                 "function": {"name": call.name, "arguments": argument_text(call.arguments)},
             }
-            for name, call in zip(open_ids, calls, strict=True)
+            for call_id, call in zip(pending_ids, calls, strict=True)
         ]
-        result.append({"role": "assistant", "content": calls[0].beside, "tool_calls": tool_calls})
+        result.append({"role": "assistant", "content": calls[0].text_outside, "tool_calls": tool_calls})
     return result
 
 
-def reply_text(content: str, calls: Iterable[ToldCall]) -> str:
+def reply_text(content: str, calls: Iterable[ReportedCall]) -> str:
     """Return a reply as the text that the environment reads: its content, followed by its calls."""
     text = content.strip() if (call_list := list(calls)) else content
     for name, arguments in call_list:
@@ -98,11 +98,11 @@ def reply_text(content: str, calls: Iterable[ToldCall]) -> str:
 # Servers that follow OpenAI's protocol differ in some fields of a reply. Fields beyond the protocol
 # are read here where such servers are known to send them.
 
-Tokens = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+TokenNumber = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 """A token id, or a number of tokens."""
-Ending = Literal["stop", "length", "tool_calls", "content_filter"]
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
-ENDINGS: Final[dict[str, Ending]] = {
+FINISH_REASONS: Final[dict[str, FinishReason]] = {
     "stop": "stop",
     "eos": "stop",
     "eos_token": "stop",
@@ -129,12 +129,14 @@ Reasons of replies that broke off, such as `abort` and `error`, are left out on 
 """
 _TEXT_PARTS = ("text", "output_text")
 _THOUGHT_PARTS = ("thinking", "reasoning")
-_THINKS = "a model that thinks first needs a higher max_new_tokens, or its thinking switched off in server.extra_body"
-_PARSED = (
+_THINKING_HINT = (
+    "a model that thinks first needs a higher max_new_tokens, or its thinking switched off in server.extra_body"
+)
+_PARSER_HINT = (
     "all of it is a thought by the server's own reading: start it with the reasoning parser for this model, or switch "
     "the thinking off in server.extra_body"
 )
-_PROVES = "with server.token_ids a server can prove that the model meant to say nothing"
+_TOKEN_IDS_HINT = "with server.token_ids a server can prove that the model meant to say nothing"
 
 
 class Strict(BaseModel):
@@ -172,25 +174,25 @@ class _Message(Strict):
     reasoning_details: Any = None
 
     @property
-    def parts(self) -> list[_Part]:
+    def content_parts(self) -> list[_Part]:
         """The content as a list of parts."""
         return [_Part(type="text", text=self.content)] if isinstance(self.content, str) else self.content or []
 
     @property
     def text(self) -> str:
         """The content as one text, without thoughts."""
-        return "".join(part.text or "" for part in self.parts if part.type in _TEXT_PARTS)
+        return "".join(part.text or "" for part in self.content_parts if part.type in _TEXT_PARTS)
 
     @property
-    def withheld(self) -> str | None:
+    def refusal_text(self) -> str | None:
         """The words in which the server or the model refuses; None if it does not."""
-        return self.refusal or next((part.refusal for part in self.parts if part.refusal), None)
+        return self.refusal or next((part.refusal for part in self.content_parts if part.refusal), None)
 
     @property
-    def thinks(self) -> bool:
+    def has_thought(self) -> bool:
         """Whether the server reports a thought separately from the text."""
         return bool(self.reasoning_content or self.reasoning or self.reasoning_details) or any(
-            p.type in _THOUGHT_PARTS for p in self.parts
+            p.type in _THOUGHT_PARTS for p in self.content_parts
         )
 
 
@@ -209,32 +211,32 @@ class Choice(Strict):
     message: _Message
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
-    token_ids: list[Tokens] | None = None
+    token_ids: list[TokenNumber] | None = None
     stop_reason: str | int | None = None
     """vLLM's extension: the stop string or token that ended the reply."""
 
     @property
-    def ending(self) -> Ending | None:
+    def openai_finish_reason(self) -> FinishReason | None:
         """How the reply ended, in OpenAI's terms; None if that is unknown."""
-        return ENDINGS.get((self.finish_reason or "").lower())
+        return FINISH_REASONS.get((self.finish_reason or "").lower())
 
     @property
     def is_cut(self) -> bool:
         """Whether the reply was cut by a token limit."""
-        return self.ending == "length"
+        return self.openai_finish_reason == "length"
 
     @property
     def text(self) -> str:
         """The text of the reply, including its calls, before it is cut at stop strings."""
         calls = [call.function for call in self.message.tool_calls or ()]
-        return reply_text(self.message.text, [ToldCall(call.name, argument_text(call.arguments)) for call in calls])
+        return reply_text(self.message.text, [ReportedCall(call.name, argument_text(call.arguments)) for call in calls])
 
-    def check(self, total: int, tools: Sequence[str], *, helper: bool = False) -> None:
+    def check(self, num_answer_tokens: int, tool_names: Sequence[str], *, helper: bool = False) -> None:
         """Raise unless this is a complete reply of the model.
 
         Args:
-            total: the number of tokens in the server's answer, for messages.
-            tools: the names of the tools that were offered.
+            num_answer_tokens: the number of tokens in the server's answer, for messages.
+            tool_names: the names of the tools that were offered.
             helper: `Request.helper`; a thought that was cut is then accepted.
 
         Raises:
@@ -242,24 +244,30 @@ class Choice(Strict):
             ModelFault: it was withheld, or calls a tool although none was offered.
         """
         message = self.message
-        if message.withheld or self.ending == "content_filter":
-            raise ModelFault(f"the server withheld a reply: {message.withheld or 'its content filter cut it'}")
-        if unknown := sorted({part.type for part in message.parts} - {*_TEXT_PARTS, *_THOUGHT_PARTS, "refusal"}):
-            raise MalformedReply(f"reply {self.index} has parts that are not text: {', '.join(unknown)}")
+        if message.refusal_text or self.openai_finish_reason == "content_filter":
+            raise ModelFault(f"the server withheld a reply: {message.refusal_text or 'its content filter cut it'}")
+        if unknown_types := sorted(
+            {part.type for part in message.content_parts} - {*_TEXT_PARTS, *_THOUGHT_PARTS, "refusal"}
+        ):
+            raise MalformedReply(f"reply {self.index} has parts that are not text: {', '.join(unknown_types)}")
         # No finish reason is a fault, too: servers that broke off send null.
-        if self.ending is None:
+        if self.openai_finish_reason is None:
             if not self.finish_reason:
                 raise MalformedReply(
                     f"reply {self.index} has no finish reason: the server does not say that it is whole"
                 )
-            complete_reasons = ", ".join(reason for reason, ending in ENDINGS.items() if ending != "content_filter")
+            complete_reasons = ", ".join(
+                server_reason
+                for server_reason, openai_reason in FINISH_REASONS.items()
+                if openai_reason != "content_filter"
+            )
             raise MalformedReply(
                 f"reply {self.index} has the finish reason {self.finish_reason!r}, which does not say that it is "
                 f"whole; these do: {complete_reasons}"
             )
-        if self.ending == "tool_calls" or message.tool_calls:
+        if self.openai_finish_reason == "tool_calls" or message.tool_calls:
             calls = ", ".join(call.function.name for call in self.message.tool_calls or ())
-            if not tools:
+            if not tool_names:
                 raise ModelFault(
                     f"the model called a tool{f' ({calls})' if calls else ''}, and none was offered; switch tools off "
                     "at the server"
@@ -267,26 +275,28 @@ class Choice(Strict):
             if not calls:
                 raise MalformedReply(
                     f"reply {self.index} has the finish reason {self.finish_reason!r} and no call in it; offered were "
-                    f"the tools {', '.join(tools)}; start the server with the tool-call parser for this model"
+                    f"the tools {', '.join(tool_names)}; start the server with the tool-call parser for this model"
                 )
-        elif self.is_cut and message.thinks and not message.text.strip():
+        elif self.is_cut and message.has_thought and not message.text.strip():
             if not helper:
-                count = len(self.token_ids or ()) or total
-                raise MalformedReply(f"reply {self.index} is a thought that was cut after {count} tokens; {_THINKS}")
+                num_tokens = len(self.token_ids or ()) or num_answer_tokens
+                raise MalformedReply(
+                    f"reply {self.index} is a thought that was cut after {num_tokens} tokens; {_THINKING_HINT}"
+                )
         # A broken server and a model that ends its turn at once look the same; only token ids tell
         # them apart.
         elif not message.text and not self.token_ids:
-            hint = _THINKS if self.is_cut else _PARSED if message.thinks else _PROVES
-            raise MalformedReply(f"reply {self.index} is empty after {total} tokens; {hint}")
+            hint = _THINKING_HINT if self.is_cut else _PARSER_HINT if message.has_thought else _TOKEN_IDS_HINT
+            raise MalformedReply(f"reply {self.index} is empty after {num_answer_tokens} tokens; {hint}")
 
 
-_QUOTED_CHARS = 200
+_MAX_QUOTED_CHARS = 200
 """Characters of a malformed body that an error message quotes."""
 
 
 class _Usage(Strict):
-    prompt_tokens: Tokens
-    completion_tokens: Tokens
+    prompt_tokens: TokenNumber
+    completion_tokens: TokenNumber
 
 
 class _Completion(Strict):
@@ -307,20 +317,20 @@ class _ModelList(Strict):
     data: list[_ServedModel]
 
 
-def bodies(request: Request, server: ServerConfig, limit: int) -> list[dict[str, Any]]:
+def request_bodies(request: Request, server: ServerConfig, max_tokens: int) -> list[dict[str, Any]]:
     """Return the bodies of the HTTP requests that together ask for the `request.n` replies, in
     order.
 
     There is one body, unless `server.n_per_request` is smaller than `n`. The first carries the
     request's seed, each further one a seed derived from it and the number of its first reply.
-    `limit` is the most tokens of a reply.
+    `max_tokens` is the most tokens of a reply.
 
     Raises `ConfigError` if the request continues a turn, keeps stop strings or has settings beyond
     OpenAI's protocol, and the recipe does not say that the server supports this.
     """
     sampling = request.sampling
-    continues = bool(request.messages[-1].spans)
-    if (continues or sampling.include_stop) and not server.continues:
+    continues_turn = bool(request.messages[-1].spans)
+    if (continues_turn or sampling.include_stop) and not server.continues:
         raise ConfigError(
             f"the world of this recipe lets {server.model} go on with its own turn and keeps stop strings, which "
             "OpenAI's protocol does not know; if the server has vLLM's fields for it, set server.continues"
@@ -329,49 +339,51 @@ def bodies(request: Request, server: ServerConfig, limit: int) -> list[dict[str,
         **server.extra_body,
         "model": server.model,
         "messages": wire_messages(request.messages),
-        **offered(request.messages),
+        **tool_fields(request.messages),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
-        server.max_tokens_field: limit,
+        server.max_tokens_field: max_tokens,
     }
     # Settings beyond the protocol are sent if the server supports them, even with a value that has
     # no effect.
-    extra = {"top_k": sampling.top_k, "min_p": sampling.min_p, "repetition_penalty": sampling.repetition_penalty}
-    plain = Sampling()
+    extra_fields = {"top_k": sampling.top_k, "min_p": sampling.min_p, "repetition_penalty": sampling.repetition_penalty}
+    defaults = Sampling()
     if unsupported_fields := [
-        n for n in extra if getattr(sampling, n) != getattr(plain, n) and n not in server.sampling_fields
+        n for n in extra_fields if getattr(sampling, n) != getattr(defaults, n) and n not in server.sampling_fields
     ]:
         raise ConfigError(
             f"OpenAI's protocol does not know {', '.join(unsupported_fields)}; leave it out or, if the server of "
             f"{server.model} has a field of this name as vLLM does, name it in server.sampling_fields"
         )
     # All servers accept -1 for no limit, but some do not accept 0.
-    extra["top_k"] = sampling.top_k or -1
-    body |= {name: value for name, value in extra.items() if name in server.sampling_fields}
+    extra_fields["top_k"] = sampling.top_k or -1
+    body |= {name: value for name, value in extra_fields.items() if name in server.sampling_fields}
     if sampling.stop:
         body["stop"] = list(sampling.stop)
     if sampling.include_stop:
         body["include_stop_str_in_output"] = True
-    if continues:
+    if continues_turn:
         body |= {"continue_final_message": True, "add_generation_prompt": False}
     if sampling.logprobs:
         body["logprobs"] = True
     if server.token_ids:
         body["return_token_ids"] = True
     per_request = server.n_per_request or request.n
-    parts = []
-    for first in range(0, request.n, per_request):
-        seed = derive_seed(request.seed, first) if first else request.seed
-        parts.append({**body, "n": min(per_request, request.n - first)} | ({"seed": seed} if server.send_seed else {}))
-    return parts
+    result = []
+    for first_index in range(0, request.n, per_request):
+        seed = derive_seed(request.seed, first_index) if first_index else request.seed
+        result.append(
+            {**body, "n": min(per_request, request.n - first_index)} | ({"seed": seed} if server.send_seed else {})
+        )
+    return result
 
 
-def read_completion(payload: bytes, request: Request, *, n: int, limit: int) -> list[Generation]:
+def read_completion(payload: bytes, request: Request, *, n: int, max_tokens: int) -> list[Generation]:
     """Return the `n` replies in a response body, in the order of their indices.
 
     If the server returns token ids, they give the token count of each reply. Otherwise the server's
-    total is divided: `limit` to each reply that was cut there, the rest by length of text. Sums are
-    always the server's.
+    total is divided: `max_tokens` to each reply that was cut there, the rest by length of text.
+    Sums are always the server's.
 
     Raises:
         MalformedReply: the body is truncated or breaks the protocol, or has a wrong number of
@@ -388,23 +400,25 @@ def read_completion(payload: bytes, request: Request, *, n: int, limit: int) -> 
         location = ".".join(map(str, first["loc"])) or "body"
         raise MalformedReply(f"the reply is malformed ({location}: {first['msg']}): {_quote(payload)}") from None
     choices = sorted(completion.choices, key=lambda choice: choice.index)
-    numbers = [choice.index for choice in choices]
+    indices = [choice.index for choice in choices]
     if len(choices) != n:
         raise MalformedReply(
             f"{n} replies were asked for and {len(choices)} came; if the server does not support n, set "
             "server.n_per_request to 1"
         )
-    if numbers != list(range(n)):
-        raise MalformedReply(f"{n} replies were asked for and {n} came, numbered {', '.join(map(str, numbers))}")
+    if indices != list(range(n)):
+        raise MalformedReply(f"{n} replies were asked for and {n} came, numbered {', '.join(map(str, indices))}")
     # A tool other than a function is named by its type: an agent behind the gateway may offer any.
-    tools = offered(request.messages).get("tools", ())
+    tools = tool_fields(request.messages).get("tools", ())
     tools = [str((tool.get("function") or {}).get("name") or tool.get("type")) for tool in tools]
     for choice in choices:
         choice.check(completion.usage.completion_tokens, tools, helper=request.helper)
-    counts = _completion_tokens(choices, completion.usage.completion_tokens, limit)
+    token_counts = _completion_token_counts(choices, completion.usage.completion_tokens, max_tokens)
     return [
-        _generation(choice, request.sampling, prompt=completion.usage.prompt_tokens, count=count)
-        for choice, count in zip(choices, counts, strict=True)
+        _generation(
+            choice, request.sampling, prompt_tokens=completion.usage.prompt_tokens, completion_tokens=num_tokens
+        )
+        for choice, num_tokens in zip(choices, token_counts, strict=True)
     ]
 
 
@@ -428,19 +442,19 @@ def read_models(payload: bytes) -> dict[str, int | None]:
         raise MalformedReply(f"the list of models is malformed: {_quote(payload)}") from None
 
 
-def _generation(choice: Choice, sampling: Sampling, *, prompt: int, count: int) -> Generation:
+def _generation(choice: Choice, sampling: Sampling, *, prompt_tokens: int, completion_tokens: int) -> Generation:
     text = choice.text
-    ended_by = choice.stop_reason
+    stop_reason = choice.stop_reason
     # A server that omits the stop string nevertheless reports which one it was.
-    if sampling.include_stop and ended_by in sampling.stop and not any(stop in text for stop in sampling.stop):
-        text += str(ended_by)
+    if sampling.include_stop and stop_reason in sampling.stop and not any(stop in text for stop in sampling.stop):
+        text += str(stop_reason)
     text = cut_at_stop(text, sampling)
-    shortened = bool(sampling.until) and text != choice.text
+    is_shortened = bool(sampling.until) and text != choice.text
     # After a cut by `until`, it is unknown which of the reported tokens belong to the text that
     # remains.
-    untraceable = shortened or (bool(sampling.until) and choice.stop_reason is not None)
+    is_untraceable = is_shortened or (bool(sampling.until) and choice.stop_reason is not None)
     logprobs = None
-    if sampling.logprobs and not untraceable:
+    if sampling.logprobs and not is_untraceable:
         logprobs = tuple(token.logprob for token in (choice.logprobs.content if choice.logprobs else None) or ())
         if choice.token_ids is not None and len(logprobs) != len(choice.token_ids):
             raise MalformedReply(
@@ -450,33 +464,33 @@ def _generation(choice: Choice, sampling: Sampling, *, prompt: int, count: int) 
             raise ModelFault("the server gives no log-probabilities; do not ask for them, or use one that does")
     return Generation(
         text=text,
-        token_ids=() if untraceable else tuple(choice.token_ids or ()),
-        finish_reason="length" if choice.is_cut and not shortened else "stop",
-        prompt_tokens=prompt,
-        completion_tokens=count,
+        token_ids=() if is_untraceable else tuple(choice.token_ids or ()),
+        finish_reason="length" if choice.is_cut and not is_shortened else "stop",
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
         logprobs=logprobs,
-        thinks=choice.message.thinks,
+        thinks=choice.message.has_thought,
     )
 
 
-def _completion_tokens(choices: Sequence[Choice], total: int, limit: int) -> list[int]:
+def _completion_token_counts(choices: Sequence[Choice], total_tokens: int, max_tokens: int) -> list[int]:
     """Return the number of tokens of each choice: counted, or estimated from the total as
     `read_completion` says.
     """
     if all(choice.token_ids is not None for choice in choices):
         return [len(choice.token_ids or ()) for choice in choices]
     if len(choices) == 1:
-        return [total]
-    cuts = [choice.is_cut for choice in choices]
-    if all(cuts):
-        return _shares(total, [1] * len(choices))
-    cut_share = min(limit, total // max(1, sum(cuts)))
-    lengths = [0 if is_cut else len(choice.text) for is_cut, choice in zip(cuts, choices, strict=True)]
-    shares = _shares(total - cut_share * sum(cuts), lengths)
-    return [cut_share if is_cut else share for is_cut, share in zip(cuts, shares, strict=True)]
+        return [total_tokens]
+    cut_flags = [choice.is_cut for choice in choices]
+    if all(cut_flags):
+        return _proportional_shares(total_tokens, [1] * len(choices))
+    cut_share = min(max_tokens, total_tokens // max(1, sum(cut_flags)))
+    lengths = [0 if is_cut else len(choice.text) for is_cut, choice in zip(cut_flags, choices, strict=True)]
+    shares = _proportional_shares(total_tokens - cut_share * sum(cut_flags), lengths)
+    return [cut_share if is_cut else share for is_cut, share in zip(cut_flags, shares, strict=True)]
 
 
-def _shares(total: int, weights: Sequence[int]) -> list[int]:
+def _proportional_shares(total: int, weights: Sequence[int]) -> list[int]:
     """Return integers in proportion to the weights that sum to `total`; zeros if all weights are
     zero.
     """
@@ -488,5 +502,5 @@ def _shares(total: int, weights: Sequence[int]) -> list[int]:
 
 
 def _quote(payload: bytes) -> str:
-    text = " ".join(payload[: 4 * _QUOTED_CHARS].decode("utf-8", "replace").split())
-    return repr(text if len(text) <= _QUOTED_CHARS else text[:_QUOTED_CHARS] + "…")
+    text = " ".join(payload[: 4 * _MAX_QUOTED_CHARS].decode("utf-8", "replace").split())
+    return repr(text if len(text) <= _MAX_QUOTED_CHARS else text[:_MAX_QUOTED_CHARS] + "…")

@@ -1,9 +1,9 @@
-"""The small HTTP server of `agentr models serve`, here called the door: runs ask it for the
-replicas' addresses, or to make them serve other weights.
+"""The control server: the small HTTP server of `agentr models serve`. Runs ask it for the replicas'
+addresses, or to make them serve other weights.
 
 GET returns the current state. POST, with a recipe's settings for its model, makes the replicas
-serve that model. Both answer at once with a `State`; since replicas take time to start, clients ask
-again. Only this machine can reach the door.
+serve that model. Both answer at once with a `FleetState`; since replicas take time to start,
+clients ask again. Only this machine can reach the server.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from agentr_core.system import LOOPBACK, host_in
 
 _POLL_SECONDS = 1.0
 _TIMEOUT_SECONDS = 60.0
-_REPLACEMENTS = 3
-_JSON = "application/json"
-_MOST_BYTES = 2**20
-_LENGTH_DIGITS = 9
-_SILENCE_SECONDS = 30.0
+_MAX_REPLACEMENTS = 3
+_JSON_TYPE = "application/json"
+_MAX_BODY_BYTES = 2**20
+_MAX_LENGTH_DIGITS = 9
+_MAX_SILENCE_SECONDS = 30.0
 
 
-class State(BaseModel):
-    """The answer of the door: `addresses` is empty while replicas start, and `fault` says why if
-    they cannot.
+class FleetState(BaseModel):
+    """The answer of the control server: `addresses` is empty while replicas start, and
+    `fault` says why if they cannot.
 
     `seeds` and `options` are the settings of `model.vllm` with which `agentr models serve` was
     started; no request changes them.
@@ -53,10 +53,10 @@ class State(BaseModel):
 
 
 class ServeRequest(BaseModel):
-    """A request to the door to serve a model directory, with the dtype and context length of a
-    recipe.
+    """A request to the control server to serve a model directory, with the dtype and context length
+    of a recipe.
 
-    `suspected` are addresses of replicas that failed a request; they are checked before the door
+    `suspected` are addresses of replicas that failed a request; they are checked before the server
     answers.
     """
 
@@ -67,31 +67,31 @@ class ServeRequest(BaseModel):
 
 
 class ReplicaMonitor:
-    """Watches the replicas, and answers for the door. Thread-safe."""
+    """Watches the replicas, and answers for the control server. Thread-safe."""
 
-    def __init__(self, replicas: Replicas, model: ModelConfig, *, tell: Callable[[str], None]) -> None:
+    def __init__(self, replicas: Replicas, model: ModelConfig, *, report_line: Callable[[str], None]) -> None:
         self._replicas = replicas
         self._model = model
-        self._tell = tell
+        self._report_line = report_line
         self._lock = threading.Lock()
-        self._state = self._present()
+        self._state = self._make_state()
 
     @property
-    def state(self) -> State:
+    def state(self) -> FleetState:
         """The state of the replicas when they were last checked."""
         return self._state
 
-    def look(self) -> State:
+    def check(self) -> FleetState:
         """Check the replicas, restart those that died, and return the new state."""
         with self._lock:
             try:
-                addresses = self._replicas.advance() or ()
-                self._state = self._present(addresses)
+                addresses = self._replicas.poll_addresses() or ()
+                self._state = self._make_state(addresses)
             except AgentrError as error:
-                self._state = self._present(fault=str(error))
+                self._state = self._make_state(fault=str(error))
             return self._state
 
-    def serve(self, request: ServeRequest) -> State:
+    def serve(self, request: ServeRequest) -> FleetState:
         """Make the replicas serve the requested model, unless they already do, without waiting
         until they are ready; return their state. Raises `UserError` for a model that cannot be
         served.
@@ -102,21 +102,21 @@ class ReplicaMonitor:
         launch = make_launch(request.model, config)
         with self._lock:
             if launch.served_name != self._replicas.launch.served_name:
-                self._tell(f"serving {launch.model} from now on")
+                self._report_line(f"serving {launch.model} from now on")
                 self._replicas.serve(launch)
-                self._state = self._present()
+                self._state = self._make_state()
         for address in request.suspected:
-            self._replicas.suspect(address)
-        return self.look() if request.suspected else self._state
+            self._replicas.report_failure(address)
+        return self.check() if request.suspected else self._state
 
     def watch(self, stop: threading.Event) -> None:
         """Check the replicas every second until `stop` is set."""
         while not stop.wait(_POLL_SECONDS):
-            self.look()
+            self.check()
 
-    def _present(self, addresses: tuple[str, ...] = (), fault: str = "") -> State:
+    def _make_state(self, addresses: tuple[str, ...] = (), fault: str = "") -> FleetState:
         launch = self._replicas.launch
-        return State(
+        return FleetState(
             model=launch.model,
             served_name=launch.served_name,
             seeds=launch.settings.seeds,
@@ -128,22 +128,22 @@ class ReplicaMonitor:
 
 @contextmanager
 def open_control_server(monitor: ReplicaMonitor, port: int) -> Iterator[str]:
-    """Answer requests at a port of this machine during the block, and yield the door's address.
-    Raises `ConfigError` if the port cannot be used.
+    """Answer requests at a port of this machine during the block, and yield the server's
+    address. Raises `ConfigError` if the port cannot be used.
     """
 
     class Handler(BaseHTTPRequestHandler):
         # For a connection that falls silent: it would keep a thread for ever.
-        timeout = _SILENCE_SECONDS
+        timeout = _MAX_SILENCE_SECONDS
 
         def do_GET(self) -> None:
-            if refusal := _forbidden(self.headers):
+            if refusal := _origin_refusal(self.headers):
                 self._refuse(*refusal)
             else:
                 self._answer(200, monitor.state)
 
         def do_POST(self) -> None:
-            if refusal := _forbidden(self.headers) or _unreadable(self.headers):
+            if refusal := _origin_refusal(self.headers) or _body_refusal(self.headers):
                 self._refuse(*refusal)
                 return
             content = self.rfile.read(int(self.headers["Content-Length"]))
@@ -158,12 +158,12 @@ def open_control_server(monitor: ReplicaMonitor, port: int) -> Iterator[str]:
             self._answer(status, monitor.state.model_copy(update={"fault": fault}))
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Log nothing: requests to the door are not worth a line."""
+            """Log nothing: requests to the control server are not worth a line."""
 
-        def _answer(self, status: int, state: State) -> None:
+        def _answer(self, status: int, state: FleetState) -> None:
             content = state.model_dump_json().encode()
             self.send_response(status)
-            self.send_header("Content-Type", _JSON)
+            self.send_header("Content-Type", _JSON_TYPE)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
@@ -182,7 +182,7 @@ def open_control_server(monitor: ReplicaMonitor, port: int) -> Iterator[str]:
         server.server_close()
 
 
-def _forbidden(headers: Message) -> tuple[int, str] | None:
+def _origin_refusal(headers: Message) -> tuple[int, str] | None:
     """Return the status and reason for refusing a request that a web page made a browser send; None
     for any other.
 
@@ -196,65 +196,65 @@ def _forbidden(headers: Message) -> tuple[int, str] | None:
     return None
 
 
-def _unreadable(headers: Message) -> tuple[int, str] | None:
+def _body_refusal(headers: Message) -> tuple[int, str] | None:
     """Return the status and reason for refusing a request by the headers of its body; None if the
     body may be read.
     """
     # A web page can make a browser post to this machine, but not with this content type.
-    if headers.get("Content-Type") != _JSON:
-        return 415, f"the content type of a request is {_JSON}"
+    if headers.get("Content-Type") != _JSON_TYPE:
+        return 415, f"the content type of a request is {_JSON_TYPE}"
     length = headers.get("Content-Length")
     if length is None:
         return 411, "a request says the length of its body"
     if not (length.isascii() and length.isdecimal()):
         return 400, "the length of a body is a number of bytes"
-    if len(length) > _LENGTH_DIGITS or int(length) > _MOST_BYTES:
-        return 413, f"a body has at most {_MOST_BYTES} bytes"
+    if len(length) > _MAX_LENGTH_DIGITS or int(length) > _MAX_BODY_BYTES:
+        return 413, f"a body has at most {_MAX_BODY_BYTES} bytes"
     return None
 
 
 class RemoteFleet:
-    """A Fleet behind the door of this machine. If it serves weights other than those of `launch`,
-    they are replaced.
+    """A Fleet behind the control server of this machine. If it serves weights other than those
+    of `launch`, they are replaced.
 
-    When others have replaced our weights for the third time, `advance` gives up: two runs that each
-    restore their own weights would stop each other's replicas for ever.
+    When others have replaced our weights for the third time, `poll_addresses` gives up: two runs
+    that each restore their own weights would stop each other's replicas for ever.
 
     Raises `ConfigError` for an invalid address.
     """
 
     def __init__(self, url: str, launch: Launch) -> None:
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname or not parts.port:
+        url_parts = urlsplit(url)
+        if url_parts.scheme != "http" or not url_parts.hostname or not url_parts.port:
             raise ConfigError(f"{url!r} is not the address of `agentr models serve`; it looks like http://{HOST}:8100")
-        self._where = (parts.hostname, parts.port)
+        self._host_and_port = (url_parts.hostname, url_parts.port)
         self._launch = launch
-        self._suspected: set[str] = set()
-        # Whether the door has been asked for our weights, or was found to serve them.
-        self._served = False
-        self._replaced = 0
+        self._failed_addresses: set[str] = set()
+        # Whether the server has been asked for our weights, or was found to serve them.
+        self._was_served = False
+        self._num_replaced = 0
 
-    def advance(self) -> tuple[str, ...] | None:
-        """See `Fleet.advance`; the process behind the door restarts the replicas.
+    def poll_addresses(self) -> tuple[str, ...] | None:
+        """See `Fleet.poll_addresses`; the process of the control server restarts the replicas.
 
-        Raises `ModelServerError` if the door cannot serve our weights, or others keep replacing
-        them; `ModelFault` if the replicas of our weights failed; `ModelUnavailable` if the door
-        does not answer.
+        Raises `ModelServerError` if the server cannot serve our weights, or others keep replacing
+        them; `ModelFault` if the replicas of our weights failed; `ModelUnavailable` if the
+        server does not answer.
         """
-        state = self._ask("GET")
+        state = self._fetch_state("GET")
         is_served = state.served_name == self._launch.served_name
-        if not is_served and self._served:
-            self._replaced += 1
-            if self._replaced >= _REPLACEMENTS:
+        if not is_served and self._was_served:
+            self._num_replaced += 1
+            if self._num_replaced >= _MAX_REPLACEMENTS:
                 raise ModelServerError(
-                    f"the servers at {self._address} were made to serve {state.model} instead of {self._launch.model} "
-                    f"{self._replaced} times: another run, or another model of this one, wants other weights from the "
-                    "same `agentr models serve`; start one for each, and give each its own AGENTR_VLLM"
+                    f"the servers at {self._url} were made to serve {state.model} instead of {self._launch.model} "
+                    f"{self._num_replaced} times: another run, or another model of this one, wants other weights from "
+                    "the same `agentr models serve`; start one for each, and give each its own AGENTR_VLLM"
                 )
-        if not is_served or self._suspected:
-            state = self._ask("POST")
+        if not is_served or self._failed_addresses:
+            state = self._fetch_state("POST")
             if state.served_name != self._launch.served_name:
-                # Behind the door the same weights have another name, since the name depends on
+                # At the server the same weights have another name, since the name depends on
                 # these settings, too.
                 settings = self._launch.settings
                 differences = ", and ".join(
@@ -271,44 +271,43 @@ class RemoteFleet:
                     else "they are of another version of agentr, or the files changed just now; start them again"
                 )
                 raise ModelServerError(
-                    f"the servers at {self._address} do not serve {self._launch.model} as the recipe says: "
+                    f"the servers at {self._url} do not serve {self._launch.model} as the recipe says: "
                     f"{state.fault or reason}"
                 )
-        self._served = True
+        self._was_served = True
         if state.fault:
             raise ModelFault(state.fault)
         return state.addresses or None
 
-    def suspect(self, address: str) -> None:
-        """See `Fleet.suspect`."""
-        self._suspected.add(address)
+    def report_failure(self, address: str) -> None:
+        """See `Fleet.report_failure`."""
+        self._failed_addresses.add(address)
 
     def close(self) -> None:
         """Do nothing: the replicas outlive a run."""
 
     @property
-    def _address(self) -> str:
-        return f"http://{self._where[0]}:{self._where[1]}"
+    def _url(self) -> str:
+        return f"http://{self._host_and_port[0]}:{self._host_and_port[1]}"
 
-    def _ask(self, method: str) -> State:
+    def _fetch_state(self, method: str) -> FleetState:
         body = None
         if method == "POST":
-            launch, self._suspected, suspects = self._launch, set(), self._suspected
+            launch, self._failed_addresses, failed_addresses = self._launch, set(), self._failed_addresses
             body = ServeRequest(
                 model=launch.model.absolute(),
                 dtype=launch.dtype,
                 context_length=launch.context_length,
-                suspected=tuple(sorted(suspects)),
+                suspected=tuple(sorted(failed_addresses)),
             ).model_dump_json()
-        with closing(http.client.HTTPConnection(*self._where, timeout=_TIMEOUT_SECONDS)) as connection:
+        with closing(http.client.HTTPConnection(*self._host_and_port, timeout=_TIMEOUT_SECONDS)) as connection:
             try:
-                connection.request(method, "/", body, {"Content-Type": _JSON})
-                return _STATE.validate_json(connection.getresponse().read(_MOST_BYTES))
+                connection.request(method, "/", body, {"Content-Type": _JSON_TYPE})
+                return _STATE_ADAPTER.validate_json(connection.getresponse().read(_MAX_BODY_BYTES))
             except (OSError, http.client.HTTPException, ValidationError) as error:
                 raise ModelUnavailable(
-                    f"`agentr models serve` does not answer at {self._address} ({error}); start it, or unset "
-                    "AGENTR_VLLM"
+                    f"`agentr models serve` does not answer at {self._url} ({error}); start it, or unset AGENTR_VLLM"
                 ) from error
 
 
-_STATE: TypeAdapter[State] = TypeAdapter(State)
+_STATE_ADAPTER: TypeAdapter[FleetState] = TypeAdapter(FleetState)

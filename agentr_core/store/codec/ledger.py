@@ -19,16 +19,16 @@ from typing import Any, Literal, NamedTuple
 from agentr_core.episodes.units import UnitError
 from agentr_core.fingerprint import canonical, fingerprint
 from agentr_core.store.codec.trajectories import instance_row, load_trajectories
-from agentr_core.store.database import Store, put
-from agentr_core.store.tables import Alarm, Rows, load, row_of
+from agentr_core.store.database import Store, insert_rows
+from agentr_core.store.tables import Alarm, Rows, load_records, row_of
 from agentr_core.types import Instance, Rejection, Step, Trajectory
 
 Status = Literal["running", "evaluating", "collecting", "finished", "failed"]
 """`evaluating`: the run consists only of `agentr eval`, which is under way or was interrupted.
 `collecting`: the run consists only of gathered episodes.
 """
-Part = Literal["generate", "environment", "train", "store", "other"]
-SCORES = ("chosen_logps", "rejected_logps", "chosen_rewards", "rejected_rewards", "reward_accuracy")
+TimingPart = Literal["generate", "environment", "train", "store", "other"]
+PREFERENCE_MEASURES = ("chosen_logps", "rejected_logps", "chosen_rewards", "rejected_rewards", "reward_accuracy")
 """The measures of each step of preference training, as columns of table training_step."""
 
 
@@ -67,13 +67,13 @@ def run_rows(
     }
 
 
-def started_at(store: Store, run_id: str) -> datetime | None:
+def run_start_time(store: Store, run_id: str) -> datetime | None:
     """Return when a run was first started, in UTC; None if it is not stored."""
     rows = store.rows("select started_at from run where run_id = ?", run_id)
-    return next((in_utc(moment) for (moment,) in rows), None)
+    return next((as_utc(moment) for (moment,) in rows), None)
 
 
-def in_utc(timestamp: datetime | None) -> datetime | None:
+def as_utc(timestamp: datetime | None) -> datetime | None:
     """Return a stored time, which has no time zone, as a time in UTC; None for None."""
     return None if timestamp is None else timestamp.replace(tzinfo=UTC)
 
@@ -194,7 +194,7 @@ def event_rows(error: UnitError, *, run_id: str, iteration_id: str, stage: str) 
                 "run_id": run_id,
                 "iteration_id": iteration_id,
                 "stage": stage,
-                "level": "error" if error.final else "warning",
+                "level": "error" if error.is_final else "warning",
                 "class": error.kind,
                 "phase": error.phase,
                 "subject": error.key,
@@ -205,29 +205,31 @@ def event_rows(error: UnitError, *, run_id: str, iteration_id: str, stage: str) 
     }
 
 
-def alarms_of(store: Store, iteration_id: str) -> list[Alarm]:
+def load_alarms(store: Store, iteration_id: str) -> list[Alarm]:
     """Return the alarms of an iteration, the earliest first."""
     with store.reading() as con:
-        rows = load(con, "alarm", "iteration_id = ? order by created_at, name", (iteration_id,))
+        rows = load_records(con, "alarm", "iteration_id = ? order by created_at, name", (iteration_id,))
     return [alarm for (alarm,) in rows]
 
 
-def timing_rows(iteration_id: str, stage: str, parts: Mapping[Part, float], *, tokens: int | None = None) -> Rows:
+def timing_rows(
+    iteration_id: str, stage: str, seconds_by_part: Mapping[TimingPart, float], *, tokens: int | None = None
+) -> Rows:
     """Return a row for each part of one attempt at a stage, in seconds; `tokens` were generated or
     trained in it.
     """
-    at = datetime.now(UTC).isoformat()
+    timestamp = datetime.now(UTC).isoformat()
     return {
         "timing": [
             {
-                "timing_id": fingerprint(iteration_id, stage, part, at),
+                "timing_id": fingerprint(iteration_id, stage, part, timestamp),
                 "iteration_id": iteration_id,
                 "stage": stage,
                 "part": part,
                 "seconds": float(seconds),
                 "tokens": tokens if part in ("generate", "train") else None,
             }
-            for part, seconds in parts.items()
+            for part, seconds in seconds_by_part.items()
         ]
     }
 
@@ -239,12 +241,12 @@ def training_step_rows(
     loss: float,
     trained_tokens: int,
     seconds: float,
-    scores: Mapping[str, float],
+    preference_measures: Mapping[str, float],
     learning_rate: float | None = None,
     grad_norm: float | None = None,
 ) -> Rows:
-    """Return the row of an optimizer step. `scores` are those of preference training by column;
-    none otherwise.
+    """Return the row of an optimizer step. `preference_measures` are those of preference training
+    by column; none otherwise.
     """
     return {
         "training_step": [
@@ -254,7 +256,7 @@ def training_step_rows(
                 "loss": loss,
                 "trained_tokens": trained_tokens,
                 "seconds": seconds,
-                **{name: scores.get(name) for name in SCORES},
+                **{name: preference_measures.get(name) for name in PREFERENCE_MEASURES},
                 "learning_rate": learning_rate,
                 "grad_norm": grad_norm,
             }
@@ -275,10 +277,10 @@ class Group:
     `number` counts the groups of the step from 0; `draw` is how often groups without contrast had
     been redrawn when this one was drawn; `policy` names the policy that sampled it. `prefix` is the
     number of given steps in each episode: the beginning of a failed one, or of the expert's if the
-    group is `led`. `given` overrides this number for single episodes, by id, such as branches of
-    others. `shaped` is the shaped reward of each episode, None if training uses the plain one.
-    `credit` has the advantage of each step of each episode, None if all steps have that of their
-    episode.
+    group is `is_expert_led`. `given` overrides this number for single episodes, by id, such as
+    branches of others. `shaped_rewards` is the shaped reward of each episode, None if training uses
+    the plain one. `step_advantages` has the advantage of each step of each episode, None if all
+    steps have that of their episode.
     """
 
     number: int
@@ -286,27 +288,29 @@ class Group:
     policy: str
     instance: Instance
     prefix: int = 0
-    led: bool = False
+    is_expert_led: bool = False
     episodes: Mapping[str, Trajectory]
-    shaped: tuple[float, ...] | None = None
+    shaped_rewards: tuple[float, ...] | None = None
     given: Mapping[str, int] = field(default_factory=dict)
-    credit: tuple[tuple[float, ...], ...] | None = None
+    step_advantages: tuple[tuple[float, ...], ...] | None = None
 
     @property
-    def given_counts(self) -> list[int]:
+    def num_given_steps(self) -> list[int]:
         """How many of the first steps of each episode were not sampled for it."""
         return [self.given.get(key, self.prefix) for key in self.episodes]
 
     @property
-    def sampled(self) -> list[tuple[Step, ...]]:
+    def sampled_steps(self) -> list[tuple[Step, ...]]:
         """The sampled steps of each episode, without those that it was given."""
-        counts = zip(self.episodes.values(), self.given_counts, strict=True)
+        counts = zip(self.episodes.values(), self.num_given_steps, strict=True)
         return [episode.steps[count:] for episode, count in counts]
 
     @property
-    def compared(self) -> tuple[float, ...]:
-        """The reward of each episode that is compared within the group: `shaped`, if it has any."""
-        return self.rewards if self.shaped is None else self.shaped
+    def compared_rewards(self) -> tuple[float, ...]:
+        """The reward of each episode that is compared within the group: `shaped_rewards`, if it has
+        any.
+        """
+        return self.rewards if self.shaped_rewards is None else self.shaped_rewards
 
     @property
     def rewards(self) -> tuple[float, ...]:
@@ -314,7 +318,7 @@ class Group:
         return tuple(episode.reward for episode in self.episodes.values())
 
     @property
-    def wins(self) -> int:
+    def num_wins(self) -> int:
         """The number of episodes that succeeded."""
         return sum(episode.success for episode in self.episodes.values())
 
@@ -336,14 +340,14 @@ def group_rows(
     *,
     iteration_id: str,
     step: int,
-    contrast: bool,
+    has_contrast: bool,
 ) -> Rows:
     """Return the rows of a group, of the place and advantage of each of its episodes, and of its
     credit.
 
     Args:
         advantages: the advantage of each episode, in order.
-        contrast: whether the group is trained on.
+        has_contrast: whether the group is trained on.
     """
     group_key = {"iteration_id": iteration_id, "step": step, "number": group.number}
     return {
@@ -357,38 +361,38 @@ def group_rows(
                 "prefix": group.prefix,
                 "episodes": len(group.episodes),
                 "reward": fmean(group.rewards),
-                "wins": group.wins,
-                "contrast": contrast,
+                "wins": group.num_wins,
+                "contrast": has_contrast,
             }
         ],
         "rl_rollout": [
             {"trajectory_id": key, **group_key, "episode": episode, "advantage": advantage, "shaped": shaped_reward}
             for episode, (key, advantage, shaped_reward) in enumerate(
-                zip(group.episodes, advantages, group.shaped or [None] * len(group.episodes), strict=True)
+                zip(group.episodes, advantages, group.shaped_rewards or [None] * len(group.episodes), strict=True)
             )
         ],
         "rl_credit": [
             {"trajectory_id": key, "position": position, "advantage": advantage}
-            for key, values in zip(group.episodes, group.credit or [()] * len(group.episodes), strict=True)
+            for key, values in zip(group.episodes, group.step_advantages or [()] * len(group.episodes), strict=True)
             for position, advantage in enumerate(values)
         ],
     }
 
 
-def score_rows(scores: Mapping[str, Mapping[int, Sequence[float]]]) -> Rows:
+def scorer_logprob_rows(scores: Mapping[str, Mapping[int, Sequence[float]]]) -> Rows:
     """Return the rows of a scorer's log-probabilities of sampled tokens, given by trajectory id and
     position of the step.
     """
     return {
         "rl_score": [
             {"trajectory_id": key, "position": position, "logprobs": list(logprobs)}
-            for key, of_steps in scores.items()
-            for position, logprobs in of_steps.items()
+            for key, logprobs_by_position in scores.items()
+            for position, logprobs in logprobs_by_position.items()
         ]
     }
 
 
-def load_scores(store: Store, trajectory_ids: Sequence[str]) -> dict[str, dict[int, tuple[float, ...]]]:
+def load_scorer_logprobs(store: Store, trajectory_ids: Sequence[str]) -> dict[str, dict[int, tuple[float, ...]]]:
     """Return the scorer's stored log-probabilities of sampled tokens, by trajectory id and position
     of the step.
     """
@@ -431,44 +435,48 @@ def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
     )
     trajectories = load_trajectories(store, [row[5] for row in rows if row[5] is not None])
     groups = []
-    for (number, draw, policy, prefix, size), members in groupby(rows, key=itemgetter(0, 1, 2, 3, 4)):
-        *_, keys, worths, given_counts, operators, credits = zip(*members, strict=True)
-        if len(trajectories.keys() & {*keys}) != size:
+    for (number, draw, policy, prefix, num_episodes), members in groupby(rows, key=itemgetter(0, 1, 2, 3, 4)):
+        *_, trajectory_ids, shaped_rewards, given_counts, operators, step_advantages = zip(*members, strict=True)
+        if len(trajectories.keys() & {*trajectory_ids}) != num_episodes:
             return []
-        episodes = {key: trajectories[key] for key in keys}
+        episodes = {key: trajectories[key] for key in trajectory_ids}
         groups.append(
             Group(
                 number=number,
                 draw=draw,
                 policy=policy,
                 prefix=prefix,
-                led="continuation" in operators,
-                instance=episodes[keys[0]].instance,
+                is_expert_led="continuation" in operators,
+                instance=episodes[trajectory_ids[0]].instance,
                 episodes=episodes,
-                shaped=None if None in worths else worths,
-                credit=tuple(tuple(of_steps or ()) for of_steps in credits) if any(credits) else None,
-                given={key: steps for key, steps in zip(keys, given_counts, strict=True) if steps is not None},
+                shaped_rewards=None if None in shaped_rewards else shaped_rewards,
+                step_advantages=tuple(tuple(advantages or ()) for advantages in step_advantages)
+                if any(step_advantages)
+                else None,
+                given={
+                    key: steps for key, steps in zip(trajectory_ids, given_counts, strict=True) if steps is not None
+                },
             )
         )
     return groups
 
 
-def load_outcomes(store: Store, iteration_id: str, *, until: int) -> list[GroupOutcome]:
+def load_group_outcomes(store: Store, iteration_id: str, *, last_step: int) -> list[GroupOutcome]:
     """Return the results of instances so far, the earliest first: from finished searches and groups
-    of the run's earlier iterations, and from this iteration's groups up to step `until`. Groups
+    of the run's earlier iterations, and from this iteration's groups up to step `last_step`. Groups
     that continued another episode do not count, nor do paths that continued the expert's first
     steps.
     """
-    return [GroupOutcome(*row) for row in store.rows(_OUTCOMES, iteration_id, until)]
+    return [GroupOutcome(*row) for row in store.rows(_OUTCOMES, iteration_id, last_step)]
 
 
-def load_failures(store: Store, iteration_id: str, *, until: int) -> dict[str, list[str]]:
+def load_failed_ids(store: Store, iteration_id: str, *, last_step: int) -> dict[str, list[str]]:
     """Return ids of failed trajectories of at least two steps, by the key of their instance: those
     in the instance's latest group that has any. Groups of the run's earlier iterations count, and
-    of this one's up to step `until`, if their episodes began at the initial state.
+    of this one's up to step `last_step`, if their episodes began at the initial state.
     """
     failures: dict[str, list[str]] = {}
-    for instance_id, trajectory_id in store.rows(_FAILURES, iteration_id, until):
+    for instance_id, trajectory_id in store.rows(_FAILURES, iteration_id, last_step):
         failures.setdefault(instance_id, []).append(trajectory_id)
     return failures
 
@@ -481,21 +489,21 @@ class StoredStep(NamedTuple):
     action: str
     next_state_key: str | None
     """None at an end of an episode or of a path."""
-    before: str
+    previous_observation: str
     """The last observation before the step."""
     observation: str
-    ended: bool
+    is_last: bool
     """Whether an episode or path ends with the step."""
     terminated: bool
     reward: float
     """The final reward of the episode or, for a step of a search, the reward after the step."""
 
 
-def load_steps(store: Store, iteration_id: str, instance_ids: Sequence[str], *, until: int) -> list[StoredStep]:
+def load_steps(store: Store, iteration_id: str, instance_ids: Sequence[str], *, last_step: int) -> list[StoredStep]:
     """Return the steps that a run stored on some instances: in the searches and groups of its
-    earlier iterations, and in this iteration's groups up to step `until`.
+    earlier iterations, and in this iteration's groups up to step `last_step`.
     """
-    return [StoredStep(*row) for row in store.rows(_STEPS, iteration_id, until, list(instance_ids))]
+    return [StoredStep(*row) for row in store.rows(_STEPS, iteration_id, last_step, list(instance_ids))]
 
 
 class RecordIds(NamedTuple):
@@ -505,38 +513,40 @@ class RecordIds(NamedTuple):
     trees: list[str]
 
 
-def load_records(store: Store, iteration_id: str, instance_ids: Sequence[str], *, until: int) -> dict[str, RecordIds]:
+def load_record_ids(
+    store: Store, iteration_id: str, instance_ids: Sequence[str], *, last_step: int
+) -> dict[str, RecordIds]:
     """Return the ids of what a run stored on some instances, by instance: the episodes (the
     expert's too) and finished searches of its earlier iterations, and this iteration's groups up to
-    step `until`.
+    step `last_step`.
     """
     records: dict[str, RecordIds] = {}
-    for instance_id, trajectories, trees in store.rows(_RECORDS, iteration_id, until, list(instance_ids)):
+    for instance_id, trajectories, trees in store.rows(_RECORDS, iteration_id, last_step, list(instance_ids)):
         records[instance_id] = RecordIds(trajectories or [], trees or [])
     return records
 
 
-def step_of(store: Store, trajectory_id: str) -> tuple[str, int] | None:
+def find_rl_step(store: Store, trajectory_id: str) -> tuple[str, int] | None:
     """Return the iteration and the step of group RL that an episode was sampled for, if any."""
     rows = store.rows("select iteration_id, step from rl_rollout where trajectory_id = ?", trajectory_id)
     return rows[0] if rows else None
 
 
-def load_companions(store: Store, trajectory_ids: Sequence[str]) -> dict[str, list[str]]:
+def load_group_members(store: Store, trajectory_ids: Sequence[str]) -> dict[str, list[str]]:
     """Return the ids of the trajectories in the same group as each given one, itself included, in
     the order of the group.
     """
-    companions: dict[str, list[str]] = {}
-    for trajectory_id, other in store.rows(_COMPANIONS, list(trajectory_ids)):
-        companions.setdefault(trajectory_id, []).append(other)
-    return companions
+    members_by_id: dict[str, list[str]] = {}
+    for trajectory_id, member_id in store.rows(_COMPANIONS, list(trajectory_ids)):
+        members_by_id.setdefault(trajectory_id, []).append(member_id)
+    return members_by_id
 
 
 _COMPANIONS = """
 select o.trajectory_id, m.trajectory_id from rl_rollout o join rl_rollout m using (iteration_id, step, number)
 where o.trajectory_id in (select unnest(?::varchar[])) order by o.trajectory_id, m.episode
 """
-_EARLIER = """
+_EARLIER_ITERATIONS = """
 with recursive earlier as (
     select before.iteration_id, before.iteration from iteration now
     join iteration before on before.run_id = now.run_id and before.iteration < now.iteration
@@ -548,7 +558,7 @@ with recursive earlier as (
 )
 """
 _FAILURES = f"""
-{_EARLIER}
+{_EARLIER_ITERATIONS}
 select g.instance_id, trajectory_id
 from group_of_run g join rl_rollout using (iteration_id, step, number) join trajectory t using (trajectory_id)
 where not t.success and t.num_steps >= 2
@@ -556,7 +566,7 @@ qualify dense_rank() over (partition by g.instance_id order by g.iteration desc 
 order by g.instance_id, episode
 """
 _OUTCOMES = f"""
-{_EARLIER}, led as (
+{_EARLIER_ITERATIONS}, led as (
     select tree_id, node_index from node join tree using (tree_id) join earlier using (iteration_id)
     where duplicates = 0
     union
@@ -573,7 +583,7 @@ select coalesce(i.origin_id, i.instance_id), o.episodes, o.reward from outcome o
 order by o.iteration nulls last, o.step, o.number, o.instance_id
 """
 _RECORDS = f"""
-{_EARLIER}, stored as (
+{_EARLIER_ITERATIONS}, stored as (
     select t.instance_id, t.trajectory_id, null as tree_id from trajectory t join earlier using (iteration_id)
     where t.tree_id is null and t.evaluation_id is null
     union all
@@ -587,7 +597,7 @@ select instance_id, list(trajectory_id order by trajectory_id) filter (trajector
 from stored where list_contains($3::varchar[], instance_id) group by instance_id order by instance_id
 """
 _STEPS = f"""
-{_EARLIER}, rollout as (
+{_EARLIER_ITERATIONS}, rollout as (
     select distinct trajectory_id from rl_rollout r
     join rl_group g using (iteration_id, step, number)
     where list_contains($3::varchar[], g.instance_id)
@@ -622,25 +632,27 @@ order by instance_id, owner, position
 # The output of a stage in an iteration, stored in place of that of an earlier pass.
 
 
-def store_anew(store: Store, rows: Rows, *, iteration_id: str, stage: str, kinds: Collection[str]) -> None:
+def replace_stage_output(
+    store: Store, rows: Rows, *, iteration_id: str, stage: str, sample_kinds: Collection[str]
+) -> None:
     """Store all samples, preferences and rejections that a stage made in an iteration, and remove
     those that an earlier pass of the stage made and this one did not, unless a dataset has them.
 
     A second pass may see other episodes: some failed at first, or were not begun.
 
     Args:
-        kinds: the kinds of the samples, which no other stage of the iteration makes.
+        sample_kinds: the kinds of the samples, which no other stage of the iteration makes.
 
     Raises:
         StoreBusy, CorruptStore, StoreError: as `Store.transaction`; then nothing has changed.
     """
-    old = {"iteration_id": iteration_id, "kinds": list(kinds)}
-    ids = {name: [row[f"{name}_id"] for row in rows.get(name, ())] for name in ("sample", "preference")}
+    old_params = {"iteration_id": iteration_id, "kinds": list(sample_kinds)}
+    new_ids = {name: [row[f"{name}_id"] for row in rows.get(name, ())] for name in ("sample", "preference")}
     rejections = rows.get("rejection", ())
     with store.transaction() as con:
-        put(con, rows)
-        con.execute(_REMOVE_PREFERENCES, {**old, "made": ids["preference"]})
-        con.execute(_REMOVE_SAMPLES, {**old, "made": ids["sample"]})
+        insert_rows(con, rows)
+        con.execute(_REMOVE_PREFERENCES, {**old_params, "made": new_ids["preference"]})
+        con.execute(_REMOVE_SAMPLES, {**old_params, "made": new_ids["sample"]})
         con.execute(
             _REMOVE_REJECTIONS,
             {
@@ -652,7 +664,7 @@ def store_anew(store: Store, rows: Rows, *, iteration_id: str, stage: str, kinds
         )
 
 
-_OLD = """
+_OLD_SAMPLES = """
 select sample_id from sample
 where iteration_id = $iteration_id and list_contains($kinds::varchar[], kind)
     and sample_id not in (select sample_id from dataset_row)
@@ -660,11 +672,11 @@ where iteration_id = $iteration_id and list_contains($kinds::varchar[], kind)
 _REMOVE_PREFERENCES = f"""
 delete from preference
 where iteration_id = $iteration_id and preference_id not in (select unnest($made::varchar[]))
-    and chosen_sample_id in ({_OLD})
+    and chosen_sample_id in ({_OLD_SAMPLES})
 """
 _REMOVE_SAMPLES = f"""
 delete from sample
-where sample_id in ({_OLD}) and sample_id not in (select unnest($made::varchar[]))
+where sample_id in ({_OLD_SAMPLES}) and sample_id not in (select unnest($made::varchar[]))
 """
 _REMOVE_REJECTIONS = """
 delete from rejection

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agentr_core.fingerprint import canonical, fingerprint
-from agentr_core.store.codec.trajectories import COPY_TRAJECTORY, IDS, instance_row, load_trajectories
-from agentr_core.store.database import Store, put
-from agentr_core.store.tables import Rows, load, merge, row_of
+from agentr_core.store.codec.trajectories import COPY_IDS, COPY_TRAJECTORY, instance_row, load_trajectories
+from agentr_core.store.database import Store, insert_rows
+from agentr_core.store.tables import Rows, load_records, merge, row_of
 from agentr_core.types import Answer, Derivation, Instance, Preference, PreferenceCase, Sample, Trajectory
 
 
@@ -69,9 +69,9 @@ def store_dataset(store: Store, rows: Rows, lengths: Mapping[str, tuple[int, int
     `lengths` has for each sample id the numbers of all tokens and of those that carry loss. Raises
     as `Store.write` does.
     """
-    tokens, trained_tokens = ([length[kind] for length in lengths.values()] for kind in (0, 1))
+    tokens, trained_tokens = ([length[index] for length in lengths.values()] for index in (0, 1))
     with store.transaction() as con:
-        put(con, rows)
+        insert_rows(con, rows)
         con.execute(_SET_LENGTHS, [list(lengths), tokens, trained_tokens])
 
 
@@ -87,10 +87,12 @@ def load_samples(
         "iteration_id = ?": iteration_id,
         "sample_id in (select unnest(?::varchar[]))": None if ids is None else list(ids),
     }
-    chosen = {condition: value for condition, value in conditions.items() if value is not None}
+    given_conditions = {condition: value for condition, value in conditions.items() if value is not None}
     with store.reading() as con:
-        condition = " and ".join(chosen) or "true"
-        samples = dict(load(con, "sample", condition, list(chosen.values()), also=("sample_id",)))
+        condition = " and ".join(given_conditions) or "true"
+        samples = dict(
+            load_records(con, "sample", condition, list(given_conditions.values()), extra_columns=("sample_id",))
+        )
     return {key: samples[key] for key in (sorted(samples) if ids is None else ids) if key in samples}
 
 
@@ -123,39 +125,39 @@ class PlannedRollout:
     instance: Instance
     number: int
     """Its number among the episodes of its instance; 0 is greedy."""
-    forced: int
+    num_forced_steps: int
     """How many of its first steps are the expert's."""
 
     @property
     def key(self) -> str:
         """Its name in messages; see `Instance.episode`."""
-        return self.instance.episode(self.number, self.forced)
+        return self.instance.episode(self.number, self.num_forced_steps)
 
 
-def chosen_rows(iteration_id: str, chosen: Mapping[str, Sequence[Instance]]) -> Rows:
+def chosen_instance_rows(iteration_id: str, instances_by_purpose: Mapping[str, Sequence[Instance]]) -> Rows:
     """Return the rows that name the instances of an iteration, by the purpose they are chosen
     for.
     """
     return {
         "chosen_instance": [
             {"iteration_id": iteration_id, "name": name, "position": position, "instance_id": instance.key}
-            for name, instances in chosen.items()
+            for name, instances in instances_by_purpose.items()
             for position, instance in enumerate(instances)
         ]
     }
 
 
-def load_chosen(store: Store, iteration_id: str) -> dict[str, tuple[Instance, ...]]:
+def load_chosen_instances(store: Store, iteration_id: str) -> dict[str, tuple[Instance, ...]]:
     """Return the instances of an iteration in order, by the purpose for which they are chosen;
     empty until they are chosen.
     """
-    chosen: dict[str, list[Instance]] = {}
+    instances_by_purpose: dict[str, list[Instance]] = {}
     for name, environment, split, index in store.rows(_CHOSEN_INSTANCES, iteration_id):
-        chosen.setdefault(name, []).append(Instance(environment=environment, split=split, index=index))
-    return {name: tuple(instances) for name, instances in chosen.items()}
+        instances_by_purpose.setdefault(name, []).append(Instance(environment=environment, split=split, index=index))
+    return {name: tuple(instances) for name, instances in instances_by_purpose.items()}
 
 
-def planned_rows(iteration_id: str, rollouts: Iterable[PlannedRollout]) -> Rows:
+def planned_rollout_rows(iteration_id: str, rollouts: Iterable[PlannedRollout]) -> Rows:
     """Return the rows of all episodes that an iteration plans to play, in their order."""
     return {
         "planned_rollout": [
@@ -165,21 +167,21 @@ def planned_rows(iteration_id: str, rollouts: Iterable[PlannedRollout]) -> Rows:
                 "position": position,
                 "instance_id": rollout.instance.key,
                 "number": rollout.number,
-                "forced": rollout.forced,
+                "forced": rollout.num_forced_steps,
             }
             for position, rollout in enumerate(rollouts)
         ]
     }
 
 
-def load_planned(store: Store, iteration_id: str) -> list[PlannedRollout]:
+def load_planned_rollouts(store: Store, iteration_id: str) -> list[PlannedRollout]:
     """Return the episodes that an iteration plans to play, in their order."""
     return [
         PlannedRollout(
             trajectory_id=key,
             instance=Instance(environment=environment, split=split, index=index),
             number=number,
-            forced=num_forced,
+            num_forced_steps=num_forced,
         )
         for key, environment, split, index, number, num_forced in store.rows(_PLANNED, iteration_id)
     ]
@@ -248,12 +250,12 @@ def load_edits(store: Store, iteration_id: str) -> list[StoredEdit]:
     if not store.path.exists():
         return []
     with store.reading() as con:
-        rows = load(
+        rows = load_records(
             con,
             "edit",
             "iteration_id = ? order by edit_id",
             [iteration_id],
-            also=("edit_id", "subject", "instance_id"),
+            extra_columns=("edit_id", "subject", "instance_id"),
         )
     return [
         StoredEdit(edit_id=edit_id, subject=subject, instance_id=instance_id, answer=answer)
@@ -284,7 +286,7 @@ def family_rows(
     return {"instance": [instance_row(instance)], "family": [row]}
 
 
-def copy_families(store: Store, originals: Mapping[str, str], *, iteration_id: str) -> list[str]:
+def copy_families(store: Store, original_by_copy: Mapping[str, str], *, iteration_id: str) -> list[str]:
     """Copy finished families as families of an iteration, with their trajectories, derivations, and
     rejected children; return the ids of the copies.
 
@@ -292,27 +294,29 @@ def copy_families(store: Store, originals: Mapping[str, str], *, iteration_id: s
     anything, finished or not, is left as it is.
 
     Args:
-        originals: the id of the family to copy, by the id of its copy.
+        original_by_copy: the id of the family to copy, by the id of its copy.
     """
     with store.transaction() as con:
-        rows = con.execute(_FAMILIES_TO_COPY, [list(originals), list(originals.values()), iteration_id]).fetchall()
-        new, old = [key for key, _ in rows], [key for _, key in rows]
-        members = con.execute(_MEMBERS_TO_COPY, [new, old]).fetchall()
-        new_members = [fingerprint("copied member", family, member) for family, member in members]
-        old_members = [member for _, member in members]
-        con.execute(COPY_TRAJECTORY, [new_members, old_members, iteration_id, None])
-        con.execute(_COPY_DERIVATIONS, [new_members, old_members, iteration_id])
-        con.execute(_COPY_UNMADE, [new, old, iteration_id])
-        con.execute(_COPY_FAMILY, [new, old, iteration_id])
-    return new
+        rows = con.execute(
+            _FAMILIES_TO_COPY, [list(original_by_copy), list(original_by_copy.values()), iteration_id]
+        ).fetchall()
+        new_ids, old_ids = [key for key, _ in rows], [key for _, key in rows]
+        members = con.execute(_MEMBERS_TO_COPY, [new_ids, old_ids]).fetchall()
+        new_member_ids = [fingerprint("copied member", family, member) for family, member in members]
+        old_member_ids = [member for _, member in members]
+        con.execute(COPY_TRAJECTORY, [new_member_ids, old_member_ids, iteration_id, None])
+        con.execute(_COPY_DERIVATIONS, [new_member_ids, old_member_ids, iteration_id])
+        con.execute(_COPY_REJECTIONS, [new_ids, old_ids, iteration_id])
+        con.execute(_COPY_FAMILY, [new_ids, old_ids, iteration_id])
+    return new_ids
 
 
-def load_members(store: Store, iteration_id: str) -> dict[str, Trajectory]:
+def load_flywheel_trajectories(store: Store, iteration_id: str) -> dict[str, Trajectory]:
     """Return the trajectories of an iteration's flywheel by id."""
     return load_trajectories(store, iteration_id=iteration_id, source=FLYWHEEL)
 
 
-def tokens_written(store: Store, trajectory_ids: Sequence[str]) -> dict[str, int]:
+def sampled_token_counts(store: Store, trajectory_ids: Sequence[str]) -> dict[str, int]:
     """Return the number of tokens that were sampled for each trajectory, by id; steps that it took
     over from an earlier recording do not count.
 
@@ -322,13 +326,13 @@ def tokens_written(store: Store, trajectory_ids: Sequence[str]) -> dict[str, int
 
 
 _FAMILIES_TO_COPY = f"""
-{IDS}
+{COPY_IDS}
 select new_id, old_id from ids join family f on f.family_id = old_id
 where new_id not in (select family_id from family) and f.instance_id not in (
     select instance_id from trajectory where iteration_id = ? and source in ('flywheel', 'ungraded'))
 """
 _MEMBERS_TO_COPY = f"""
-{IDS}
+{COPY_IDS}
 select new_id, t.trajectory_id
 from ids join family f on f.family_id = old_id join trajectory t using (iteration_id, instance_id)
 where t.source = 'flywheel'
@@ -336,14 +340,14 @@ order by all
 """
 _COPY_DERIVATIONS = f"""
 insert into derivation by name
-{IDS}
+{COPY_IDS}
 select d.* exclude (created_at) replace (child.new_id as child_id, parent.new_id as parent_id, ? as iteration_id)
 from derivation d join ids child on d.child_id = child.old_id join ids parent on d.parent_id = parent.old_id
 """
 # The subject of a child that could not be made is the key of its question, a space and its name.
-_COPY_UNMADE = f"""
+_COPY_REJECTIONS = f"""
 insert into rejection by name
-{IDS}
+{COPY_IDS}
 select r.* exclude (created_at) replace (? as iteration_id)
 from ids join family f on f.family_id = old_id
 join rejection r on r.iteration_id = f.iteration_id and r.stage = 'evolve'
@@ -351,7 +355,7 @@ join rejection r on r.iteration_id = f.iteration_id and r.stage = 'evolve'
 """
 _COPY_FAMILY = f"""
 insert into family by name
-{IDS}
+{COPY_IDS}
 select f.* exclude (created_at) replace (new_id as family_id, ? as iteration_id)
 from family f join ids on f.family_id = old_id
 """
@@ -375,7 +379,7 @@ def preference_rows(
         chosen_id, rejected_id: the ids of the samples.
     """
     instance = preference.chosen.instance
-    head = {
+    preference_row = {
         "preference_id": preference_id,
         "iteration_id": iteration_id,
         "kind": str(preference.case),
@@ -387,13 +391,13 @@ def preference_rows(
         "margin": preference.margin,
         "dropped_steps": preference.dropped,
     }
-    sides = [
+    sample_units = [
         sample_rows(
             key, sample, iteration_id=iteration_id, trajectory_id=sample.provenance.extra.get("trajectory") or None
         )
         for key, sample in ((chosen_id, preference.chosen), (rejected_id, preference.rejected))
     ]
-    return merge([*sides, {"preference": [head]}])
+    return merge([*sample_units, {"preference": [preference_row]}])
 
 
 def load_preferences(store: Store, iteration_id: str) -> dict[str, Preference]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from agentr_core.store.database import Store, snapshot
-from agentr_core.store.tables import Draw, DrawRecord, Row, Rows, TreeHead, load, merge, row_of
+from agentr_core.store.tables import Draw, DrawRecord, Row, Rows, TreeHead, load_records, merge, row_of
 from agentr_core.types import (
     Answer,
     Critique,
@@ -73,14 +73,16 @@ def load_draws(
         return draws
     with store.reading() as con:
         if kind == "step":
-            rows = load(con, "trajectory", _AMONG, [list(owner_ids)], also=("trajectory_id", "asked"))
+            rows = load_records(
+                con, "trajectory", _IN_TRAJECTORIES, [list(owner_ids)], extra_columns=("trajectory_id", "asked")
+            )
             for key, requests, trajectory in rows:
-                for at, (step, request) in enumerate(zip(trajectory.steps, requests, strict=True)):
+                for position, (step, request) in enumerate(zip(trajectory.steps, requests, strict=True)):
                     if request is not None:
-                        draws.setdefault(key, {})[at] = (_draw(step, request),)
+                        draws.setdefault(key, {})[position] = (_draw(step, request),)
         else:
-            of_trees = "tree_id in (select unnest(?::varchar[])) order by tree_id, node_index"
-            rows = load(con, "node", of_trees, [list(owner_ids)], also=("tree_id", "asked", "merged"))
+            in_trees = "tree_id in (select unnest(?::varchar[])) order by tree_id, node_index"
+            rows = load_records(con, "node", in_trees, [list(owner_ids)], extra_columns=("tree_id", "asked", "merged"))
             for key, request, merged_draws, node in rows:
                 if request is not None:
                     replies = sorted((_draw(node.step, request), *merged_draws), key=lambda draw: draw.number)
@@ -103,7 +105,7 @@ def _draw(step: Step, request: DrawRecord) -> Draw:
     return Draw(seed=request.seed, number=request.number, generation=generation)
 
 
-_AMONG = "trajectory_id in (select unnest(?::varchar[]))"
+_IN_TRAJECTORIES = "trajectory_id in (select unnest(?::varchar[]))"
 
 
 # Answers of models about finished trajectories.
@@ -126,8 +128,10 @@ def load_answers(store: Store, purpose: Purpose, trajectory_ids: Sequence[str]) 
     if store.path.exists():
         with store.reading() as con:
             params = [list(trajectory_ids), purpose]
-            condition = f"{_AMONG} and purpose = ? order by trajectory_id, number"
-            for key, number, answer in load(con, "assessment", condition, params, also=("trajectory_id", "number")):
+            condition = f"{_IN_TRAJECTORIES} and purpose = ? order by trajectory_id, number"
+            for key, number, answer in load_records(
+                con, "assessment", condition, params, extra_columns=("trajectory_id", "number")
+            ):
                 answers.setdefault(key, {})[number] = answer
     return answers
 
@@ -205,7 +209,7 @@ def trajectory_rows(
     leaf: int | None = None,
     draws: Mapping[int, Draw] | None = None,
     grading: Grading | None = None,
-    given: int = 0,
+    num_given_steps: int = 0,
 ) -> Rows:
     """Return the rows of a trajectory; they are one unit.
 
@@ -215,7 +219,7 @@ def trajectory_rows(
         tree_id, leaf: the tree and the index of the last node, if it is a path of a tree.
         draws: the draws that the replies come from, by step position.
         grading: the grade of a trajectory whose reward a grader gave.
-        given: how many of its first steps were recorded earlier; their calls were not made again.
+        num_given_steps: how many first steps were recorded earlier; their calls were not repeated.
     """
     draws = draws or {}
     row = row_of(
@@ -224,7 +228,7 @@ def trajectory_rows(
         trajectory_id=trajectory_id,
         instance_id=trajectory.instance.key,
         num_steps=len(trajectory.steps),
-        given=given,
+        given=num_given_steps,
         asked=tuple(draw_record(step, draws.get(position)) for position, step in enumerate(trajectory.steps)),
         grading=grading,
         source=source,
@@ -265,7 +269,7 @@ def episode_rows(
         "environment_seconds": environment_seconds,
         "sampling_seconds": sampling_seconds,
     }
-    steps = trajectory_rows(
+    trajectory_unit = trajectory_rows(
         trajectory_id,
         trajectory,
         source="episode",
@@ -273,9 +277,9 @@ def episode_rows(
         evaluation_id=evaluation_id,
         draws=draws,
         grading=grading,
-        given=cut,
+        num_given_steps=cut,
     )
-    return merge([steps, {"episode": [episode]}])
+    return merge([trajectory_unit, {"episode": [episode]}])
 
 
 def load_trajectories(
@@ -290,11 +294,19 @@ def load_trajectories(
     """
     if not store.path.exists():
         return {}
-    conditions = {"iteration_id = ?": iteration_id, "source = ?": source, _AMONG: None if ids is None else list(ids)}
-    chosen = {condition: value for condition, value in conditions.items() if value is not None}
+    conditions = {
+        "iteration_id = ?": iteration_id,
+        "source = ?": source,
+        _IN_TRAJECTORIES: None if ids is None else list(ids),
+    }
+    given_conditions = {condition: value for condition, value in conditions.items() if value is not None}
     with store.reading() as con:
-        condition = " and ".join(chosen) or "true"
-        trajectories = dict(load(con, "trajectory", condition, list(chosen.values()), also=("trajectory_id",)))
+        condition = " and ".join(given_conditions) or "true"
+        trajectories = dict(
+            load_records(
+                con, "trajectory", condition, list(given_conditions.values()), extra_columns=("trajectory_id",)
+            )
+        )
     return {key: trajectories[key] for key in (sorted(trajectories) if ids is None else ids) if key in trajectories}
 
 
@@ -339,7 +351,7 @@ def pair_rows(pair_id: str, pair: PathPair, *, iteration_id: str, position: int 
     Args:
         position: its place among the pairs of its tree, from 0.
     """
-    good, bad = pair.good.trajectory.reward, pair.bad.trajectory.reward
+    good_reward, bad_reward = pair.good.trajectory.reward, pair.bad.trajectory.reward
     return {
         "pair": [
             {
@@ -349,9 +361,9 @@ def pair_rows(pair_id: str, pair: PathPair, *, iteration_id: str, position: int 
                 "good_leaf": pair.good.leaf,
                 "bad_leaf": pair.bad.leaf,
                 "shared_steps": pair.split,
-                "good_reward": float(good),
-                "bad_reward": float(bad),
-                "gap": float(good - bad),
+                "good_reward": float(good_reward),
+                "bad_reward": float(bad_reward),
+                "gap": float(good_reward - bad_reward),
                 "position": position,
             }
         ]
@@ -392,17 +404,18 @@ def load_judgements(store: Store, tree_ids: Sequence[str]) -> dict[str, dict[int
     judgements: dict[str, dict[int, Judgement]] = {}
     if store.path.exists():
         with store.reading() as con:
-            rows = load(con, "judgement", _OF_TREES, [list(tree_ids)], also=("tree_id",))
+            rows = load_records(con, "judgement", _IN_TREES, [list(tree_ids)], extra_columns=("tree_id",))
         for tree_id, judgement in sorted(rows, key=lambda item: (item[0], item[1].node)):
             judgements.setdefault(tree_id, {})[judgement.node] = judgement
     return judgements
 
 
-def oracle_rows(tree_id: str, truth: Mapping[int, Verdict]) -> Rows:
+def oracle_rows(tree_id: str, verdict_by_node: Mapping[int, Verdict]) -> Rows:
     """Return the rows of the true verdicts on nodes of a tree, by their indices."""
     return {
         "oracle_verdict": [
-            {"tree_id": tree_id, "node_index": node, "verdict": str(verdict)} for node, verdict in truth.items()
+            {"tree_id": tree_id, "node_index": node, "verdict": str(verdict)}
+            for node, verdict in verdict_by_node.items()
         ]
     }
 
@@ -436,51 +449,55 @@ def load_critiques(store: Store, pair_ids: Sequence[str]) -> dict[str, Critique]
     if not store.path.exists():
         return {}
     with store.reading() as con:
-        critiques = dict(load(con, "critique", "pair_id in (select unnest(?))", [list(pair_ids)], also=("pair_id",)))
+        critiques = dict(
+            load_records(con, "critique", "pair_id in (select unnest(?))", [list(pair_ids)], extra_columns=("pair_id",))
+        )
     return {pair_id: critiques[pair_id] for pair_id in pair_ids if pair_id in critiques}
 
 
 # Trees, judgements, rollouts and evaluations of other runs, copied with all their rows under ids of
 # this run.
 
-OF_DATASETS = "dataset"
+DATASETS_INPUT = "dataset"
 """The stage whose input is the contents of the general data; no reply depends on them."""
-OF_FILES = "files"
+FILES_INPUT = "files"
 """A name in place of a stage, for the hash of all files that a run reads."""
 
 
-def stage_input_rows(run_id: str, inputs: Mapping[str, str]) -> Rows:
+def stage_input_rows(run_id: str, input_id_by_stage: Mapping[str, str]) -> Rows:
     """Return a row for each stage of a run, with the hash of all inputs that affect its output."""
     return {
-        "stage_input": [{"run_id": run_id, "stage": stage, "input_id": input_id} for stage, input_id in inputs.items()]
+        "stage_input": [
+            {"run_id": run_id, "stage": stage, "input_id": input_id} for stage, input_id in input_id_by_stage.items()
+        ]
     }
 
 
-def known_input(store: Store, run_id: str, stage: str) -> str | None:
+def stored_input_id(store: Store, run_id: str, stage: str) -> str | None:
     """Return the stored hash of the inputs of a stage of a run; None if there is none."""
     rows = store.rows("select input_id from stage_input where run_id = ? and stage = ?", run_id, stage)
     return next((key for (key,) in rows), None)
 
 
-def runs_alike(store: Store, run_id: str, stage: str) -> list[str]:
+def runs_with_same_input(store: Store, run_id: str, stage: str) -> list[str]:
     """Return the ids of other runs that have the same input hash of a stage, the oldest first."""
-    return [run for (run,) in store.rows(_ALIKE, run_id, stage)]
+    return [run for (run,) in store.rows(_RUNS_WITH_SAME_INPUT, run_id, stage)]
 
 
-def copy_trees(store: Store, originals: Mapping[str, str], *, iteration_id: str) -> list[str]:
+def copy_trees(store: Store, original_by_copy: Mapping[str, str], *, iteration_id: str) -> list[str]:
     """Copy finished trees as trees of an iteration; return the ids of the copies.
 
     A tree that is already stored under its new id, finished or not, is left as it is.
 
     Args:
-        originals: the id of the tree to copy, by the id of its copy.
+        original_by_copy: the id of the tree to copy, by the id of its copy.
     """
     with store.transaction() as con:
-        rows = con.execute(_TREES_TO_COPY, [list(originals), list(originals.values())]).fetchall()
-        new, old = [key for key, _ in rows], [key for _, key in rows]
-        con.execute(_COPY_TREE, [new, old, iteration_id])
-        con.execute(_COPY_NODES, [new, old])
-    return new
+        rows = con.execute(_TREES_TO_COPY, [list(original_by_copy), list(original_by_copy.values())]).fetchall()
+        new_ids, old_ids = [key for key, _ in rows], [key for _, key in rows]
+        con.execute(_COPY_TREE, [new_ids, old_ids, iteration_id])
+        con.execute(_COPY_NODES, [new_ids, old_ids])
+    return new_ids
 
 
 def copy_judgements(store: Store, tree_ids: Sequence[str], run_id: str, *, iteration_id: str) -> int:
@@ -497,18 +514,18 @@ def copy_judgements(store: Store, tree_ids: Sequence[str], run_id: str, *, itera
     return len(rows)
 
 
-def evaluations_alike(
+def evaluations_with_same_input(
     store: Store, run_id: str, stage: str, *, iteration: int, name: str, weights_sha256: str
 ) -> list[str]:
     """Return the ids of other runs' evaluations with this name and iteration, of checkpoints with
     these weights, if the run has the same input hash of the stage; the oldest run first.
     """
-    rows = store.rows(_EVALUATIONS_ALIKE, run_id, stage, iteration, name, weights_sha256)
+    rows = store.rows(_EVALUATIONS_WITH_SAME_INPUT, run_id, stage, iteration, name, weights_sha256)
     return [evaluation_id for (evaluation_id,) in rows]
 
 
 def copy_trajectories(
-    store: Store, originals: Mapping[str, str], *, iteration_id: str, evaluation_id: str | None = None
+    store: Store, original_by_copy: Mapping[str, str], *, iteration_id: str, evaluation_id: str | None = None
 ) -> list[str]:
     """Copy stored rollouts as rollouts of an iteration, or stored episodes as those of one of its
     evaluations; return the ids of the copies.
@@ -516,40 +533,42 @@ def copy_trajectories(
     A trajectory that is already stored under its new id is left as it is.
 
     Args:
-        originals: the id of the trajectory to copy, by the id of its copy.
+        original_by_copy: the id of the trajectory to copy, by the id of its copy.
     """
     source = "episode" if evaluation_id else "rollout"
     with store.transaction() as con:
-        rows = con.execute(_TRAJECTORIES_TO_COPY, [list(originals), list(originals.values()), source]).fetchall()
-        new, old = [key for key, _ in rows], [key for _, key in rows]
-        con.execute(COPY_TRAJECTORY, [new, old, iteration_id, evaluation_id])
+        rows = con.execute(
+            _TRAJECTORIES_TO_COPY, [list(original_by_copy), list(original_by_copy.values()), source]
+        ).fetchall()
+        new_ids, old_ids = [key for key, _ in rows], [key for _, key in rows]
+        con.execute(COPY_TRAJECTORY, [new_ids, old_ids, iteration_id, evaluation_id])
         if evaluation_id:
-            con.execute(_COPY_EPISODE, [new, old, evaluation_id])
-    return new
+            con.execute(_COPY_EPISODE, [new_ids, old_ids, evaluation_id])
+    return new_ids
 
 
-IDS = "with ids as (select unnest(?) as new_id, unnest(?) as old_id)"
+COPY_IDS = "with ids as (select unnest(?) as new_id, unnest(?) as old_id)"
 """The ids of copies, each with that of its original, as a common table expression."""
-_ALIKE = """
+_RUNS_WITH_SAME_INPUT = """
 select other.run_id from stage_input mine join stage_input other using (stage, input_id)
 where mine.run_id = ? and stage = ? and other.run_id <> mine.run_id
 order by other.created_at, other.run_id
 """
 _TREES_TO_COPY = f"""
-{IDS}
+{COPY_IDS}
 select new_id, old_id from ids join tree t on t.tree_id = old_id
 where t.finished and new_id not in (select tree_id from tree)
 """
 _COPY_TREE = f"""
 insert into tree by name
-{IDS}
+{COPY_IDS}
 select t.* exclude (created_at) replace (new_id as tree_id, ? as iteration_id, null as writer,
     coalesce(t.copied_from, t.tree_id) as copied_from)
 from tree t join ids on t.tree_id = old_id
 """
 _COPY_NODES = f"""
 insert into node by name
-{IDS}
+{COPY_IDS}
 select n.* exclude (created_at) replace (new_id as tree_id) from node n join ids on n.tree_id = old_id
 """
 _JUDGEMENTS_TO_COPY = """
@@ -569,18 +588,18 @@ select j.* exclude (created_at) replace (new_id as tree_id, ? as iteration_id,
 from judgement j join ids on j.tree_id = old_id and j.node_index = place
 """
 _TRAJECTORIES_TO_COPY = f"""
-{IDS}
+{COPY_IDS}
 select new_id, old_id from ids join trajectory t on t.trajectory_id = old_id
 where t.source = ? and new_id not in (select trajectory_id from trajectory)
 """
 COPY_TRAJECTORY = f"""
 insert into trajectory by name
-{IDS}
+{COPY_IDS}
 select t.* exclude (created_at) replace (new_id as trajectory_id, ? as iteration_id, ? as evaluation_id,
     coalesce(t.copied_from, t.trajectory_id) as copied_from)
 from trajectory t join ids on t.trajectory_id = old_id
 """
-_EVALUATIONS_ALIKE = """
+_EVALUATIONS_WITH_SAME_INPUT = """
 select e.evaluation_id
 from stage_input mine join stage_input other using (stage, input_id)
 join iteration i on i.run_id = other.run_id
@@ -592,7 +611,7 @@ order by other.created_at, other.run_id
 """
 _COPY_EPISODE = f"""
 insert into episode by name
-{IDS}
+{COPY_IDS}
 select e.* exclude (created_at) replace (new_id as trajectory_id, ? as evaluation_id)
 from episode e join ids on e.trajectory_id = old_id
 """
@@ -611,7 +630,7 @@ class NodeDraw(Protocol):
     def generation(self) -> Generation: ...
 
 
-class Growth(Protocol):
+class TreeExpansion(Protocol):
     """The changes that one expansion made to a tree, such as
     `agentr_core.search.tree.Expansion`.
     """
@@ -645,7 +664,7 @@ def tree_rows(head: TreeHead, tree: Tree) -> Rows:
     }
 
 
-def growth_rows(head: TreeHead, growth: Growth) -> Rows:
+def expansion_rows(head: TreeHead, expansion: TreeExpansion) -> Rows:
     """Return the rows of one expansion: new nodes with all sampled replies, and nodes whose
     statistics changed. Raises `ValueError` if one is graded that is not new.
 
@@ -654,24 +673,24 @@ def growth_rows(head: TreeHead, growth: Growth) -> Rows:
     (`tree_rows`).
     """
     draws: dict[int, list[Draw]] = {}
-    for draw in growth.draws:
+    for draw in expansion.draws:
         draws.setdefault(draw.node, []).append(Draw(seed=draw.seed, number=draw.number, generation=draw.generation))
-    gradings = dict(growth.gradings)
+    gradings = dict(expansion.gradings)
     # Of a changed node only the statistics are stored again.
-    bare = (replace(node, step=None) for node in growth.changed)
+    nodes_without_step = (replace(node, step=None) for node in expansion.changed)
     nodes = [
-        *(_node_row(head.tree_id, node) for node in bare),
+        *(_node_row(head.tree_id, node) for node in nodes_without_step),
         *(
             _node_row(head.tree_id, node, draws.get(node.index, ()), gradings.pop(node.index, None))
-            for node in growth.created
+            for node in expansion.created
         ),
     ]
     if gradings:
         raise ValueError(f"nodes {sorted(gradings)} are graded, but were made before")
-    return {**_tree_row(head, growth.dives_done, finished=False), "node": nodes}
+    return {**_tree_row(head, expansion.dives_done, finished=False), "node": nodes}
 
 
-def finished_rows(head: TreeHead, tree: Tree) -> Rows:
+def finished_tree_rows(head: TreeHead, tree: Tree) -> Rows:
     """Return the row that marks a tree as finished; its nodes must have been stored before."""
     return _tree_row(head, tree.dives_done, finished=True)
 
@@ -681,8 +700,8 @@ def load_trees(store: Store, tree_ids: Sequence[str]) -> dict[str, Tree]:
     if not store.path.exists():
         return {}
     with store.reading() as con:
-        heads = load(con, "tree", _OF_TREES, [list(tree_ids)], also=("dives_done",))
-        rows = load(con, "node", _OF_TREES, [list(tree_ids)], also=("tree_id",))
+        heads = load_records(con, "tree", _IN_TREES, [list(tree_ids)], extra_columns=("dives_done",))
+        rows = load_records(con, "node", _IN_TREES, [list(tree_ids)], extra_columns=("tree_id",))
     nodes: dict[str, list[Node]] = {}
     for tree_id, node in sorted(rows, key=lambda item: (item[0], item[1].index)):
         nodes.setdefault(tree_id, []).append(node)
@@ -699,14 +718,14 @@ def load_trees(store: Store, tree_ids: Sequence[str]) -> dict[str, Tree]:
     return {tree_id: trees[tree_id] for tree_id in tree_ids if tree_id in trees}
 
 
-def unfinished_trees(store: Store, tree_ids: Sequence[str]) -> list[str]:
+def unfinished_tree_ids(store: Store, tree_ids: Sequence[str]) -> list[str]:
     """Return those of the ids whose tree is not finished or not stored, in the order given."""
     rows = store.rows("select tree_id from tree where finished and tree_id in (select unnest(?))", list(tree_ids))
     finished_ids = {tree_id for (tree_id,) in rows}
     return [tree_id for tree_id in tree_ids if tree_id not in finished_ids]
 
 
-def finished_trees(store: Store, iteration_id: str, checkpoint_id: str) -> list[str]:
+def finished_tree_ids(store: Store, iteration_id: str, checkpoint_id: str) -> list[str]:
     """Return the ids of the finished trees that a policy grew in an iteration, by instance."""
     rows = store.rows(
         "select t.tree_id from tree t join instance i using (instance_id) "
@@ -718,7 +737,7 @@ def finished_trees(store: Store, iteration_id: str, checkpoint_id: str) -> list[
     return [tree_id for (tree_id,) in rows]
 
 
-def finished_trees_of_run(store: Store, run_id: str) -> list[str]:
+def finished_tree_ids_of_run(store: Store, run_id: str) -> list[str]:
     """Return the ids of the finished trees of a run, sorted."""
     rows = store.rows(
         "select t.tree_id from tree t join iteration i using (iteration_id) "
@@ -728,7 +747,7 @@ def finished_trees_of_run(store: Store, run_id: str) -> list[str]:
     return [tree_id for (tree_id,) in rows]
 
 
-def stored_trees(store: Store, tree_ids: Sequence[str]) -> frozenset[str]:
+def stored_tree_ids(store: Store, tree_ids: Sequence[str]) -> frozenset[str]:
     """Return the ids among `tree_ids` of stored trees, finished or not."""
     rows = store.rows("select tree_id from tree where tree_id in (select unnest(?))", list(tree_ids))
     return frozenset(tree_id for (tree_id,) in rows)
@@ -741,8 +760,8 @@ def _tree_row(head: TreeHead, dives_done: int, *, finished: bool) -> Rows:
 
 def _node_row(tree_id: str, node: Node, draws: Sequence[Draw] = (), grading: Grading | None = None) -> Row:
     # If several sampled replies were merged in a node, its step was made from the first.
-    first = draw_record(node.step, draws[0]) if draws and node.step is not None else None
-    return row_of("node", node, tree_id=tree_id, asked=first, merged=tuple(draws[1:]), grading=grading)
+    first_draw = draw_record(node.step, draws[0]) if draws and node.step is not None else None
+    return row_of("node", node, tree_id=tree_id, asked=first_draw, merged=tuple(draws[1:]), grading=grading)
 
 
-_OF_TREES = "tree_id in (select unnest(?))"
+_IN_TREES = "tree_id in (select unnest(?))"

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from agentr_core.store.database import Store
-from agentr_core.store.queries.runs import GATHERED
+from agentr_core.store.queries.runs import GATHERED_SOURCES
 
-WATCHED: Mapping[str, str] = MappingProxyType(
+WATCHED_COLUMNS: Mapping[str, str] = MappingProxyType(
     {
         "entropy": "entropy",
         "clip_share": "clip_share",
@@ -23,28 +23,31 @@ WATCHED: Mapping[str, str] = MappingProxyType(
 
 def step_measures(store: Store, iteration_id: str, step: int) -> list[dict[str, float | None]]:
     """Return the watched measures, by rule, of each step of group RL before `step`, in order."""
-    return [dict(zip(WATCHED, row, strict=True)) for row in store.rows(_STEPS, iteration_id, step)]
+    return [dict(zip(WATCHED_COLUMNS, row, strict=True)) for row in store.rows(_STEPS, iteration_id, step)]
 
 
-def improved(store: Store, iteration_id: str) -> bool:
+def has_improved(store: Store, iteration_id: str) -> bool:
     """Return whether the training of an iteration improved by its own measure: whether its mean
     over the last three steps beats that over the first three. The measure is the mean reward in
     group RL, elsewhere the loss. False with fewer than four steps.
     """
-    for first, last, steps in store.rows(_REWARDS, iteration_id):
-        if steps:
-            return bool(steps > 3 and last > first)
-    return any(steps > 3 and last < first for first, last, steps in store.rows(_LOSSES, iteration_id))
+    for first_mean, last_mean, num_steps in store.rows(_REWARDS, iteration_id):
+        if num_steps:
+            return bool(num_steps > 3 and last_mean > first_mean)
+    return any(
+        num_steps > 3 and last_mean < first_mean
+        for first_mean, last_mean, num_steps in store.rows(_LOSSES, iteration_id)
+    )
 
 
-def held_out_gain(store: Store, iteration_id: str) -> tuple[float, float] | None:
+def held_out_gain_interval(store: Store, iteration_id: str) -> tuple[float, float] | None:
     """Return the 95% interval of the difference between the held-out success of an iteration's
     model and that of the one before; None where it was not measured.
     """
     return next(((low, high) for low, high in store.rows(_GAIN, iteration_id)), None)
 
 
-def shares(store: Store, iteration_id: str) -> dict[str, tuple[int, int]]:
+def share_counts(store: Store, iteration_id: str) -> dict[str, tuple[int, int]]:
     """Return counts of an iteration by name, as pairs of total and part: replies that are cut or
     empty, by purpose (`cut collected`); unreadable verdicts (`unread verdicts`); and judged paths
     on which the judge names the same first error, or none, as the search tree or the oracle
@@ -54,7 +57,7 @@ def shares(store: Store, iteration_id: str) -> dict[str, tuple[int, int]]:
 
 
 _STEPS = f"""
-select {", ".join(WATCHED.values())} from rl_step where iteration_id = ? and step < ? order by step
+select {", ".join(WATCHED_COLUMNS.values())} from rl_step where iteration_id = ? and step < ? order by step
 """
 _REWARDS = """
 with numbered as (
@@ -83,7 +86,7 @@ with said as (
     from generation g join tree t on t.tree_id = g.owner_id
     where t.iteration_id = $1 and g.kind in ('node', 'judgement')
     union all
-    select if(t.source in {GATHERED}, 'collected', 'evaluated'), g.reply, g.finish_reason
+    select if(t.source in {GATHERED_SOURCES}, 'collected', 'evaluated'), g.reply, g.finish_reason
     from generation g join trajectory t on t.trajectory_id = g.owner_id
     where t.iteration_id = $1 and g.kind = 'step' and t.source in ('episode', 'rollout', 'validation', 'flywheel')
         and g.seed is not null

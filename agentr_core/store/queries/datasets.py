@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from agentr_core.store.database import Store
-from agentr_core.store.queries.runs import GATHERED
+from agentr_core.store.queries.runs import GATHERED_SOURCES
 
 # Evaluations, how far they are, and their metrics.
 
@@ -37,15 +37,15 @@ class StoredMetric:
 
 def finished_evaluations(store: Store, run_id: str, *, after: int) -> list[StoredEvaluation]:
     """Return the finished evaluations of a run's iterations after a given one."""
-    return _finished(store, "i.run_id = ? and i.iteration > ?", run_id, after)
+    return _finished_evaluations(store, "i.run_id = ? and i.iteration > ?", run_id, after)
 
 
-def evaluations_of(store: Store, checkpoint_id: str) -> list[StoredEvaluation]:
+def evaluations_of_checkpoint(store: Store, checkpoint_id: str) -> list[StoredEvaluation]:
     """Return the finished evaluations of a checkpoint."""
-    return _finished(store, "e.checkpoint_id = ?", checkpoint_id)
+    return _finished_evaluations(store, "e.checkpoint_id = ?", checkpoint_id)
 
 
-def _finished(store: Store, condition: str, *params: str | int) -> list[StoredEvaluation]:
+def _finished_evaluations(store: Store, condition: str, *params: str | int) -> list[StoredEvaluation]:
     rows = store.rows(
         "select e.evaluation_id, i.iteration, e.name, e.split from evaluation e join iteration i using (iteration_id) "
         f"where {condition} and e.finished order by i.iteration, e.name",
@@ -136,14 +136,14 @@ def sample_heads(store: Store, sample_ids: Sequence[str]) -> dict[str, SampleHea
     return {head.sample_id: head for head in heads}
 
 
-def calls_behind(store: Store, sample_ids: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+def calls_by_sample(store: Store, sample_ids: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
     """Return the tool calls in the trajectories that samples are made from, in order, by sample id;
     samples without any are left out.
     """
     return {key: json.loads(calls) for key, calls in store.rows(_CALLS, list(sample_ids))}
 
 
-class GroupedInstance(NamedTuple):
+class RlInstance(NamedTuple):
     """An instance that an iteration of reinforcement learning chose or played, and one of its
     rollouts.
     """
@@ -156,7 +156,7 @@ class GroupedInstance(NamedTuple):
     trajectory_id: str
 
 
-def grouped_beginning(store: Store, prefix: str) -> list[GroupedInstance]:
+def find_rl_instances(store: Store, prefix: str) -> list[RlInstance]:
     """Return the instances that iterations of reinforcement learning train on, each once per
     iteration, in the order of iterations, where the id of the iteration or its run begins with a
     prefix.
@@ -164,16 +164,16 @@ def grouped_beginning(store: Store, prefix: str) -> list[GroupedInstance]:
     They are those that the iteration's selection chose, in the order of their ids; of an iteration
     without a selection, those of its groups, in the order of their first groups.
     """
-    return [GroupedInstance(*row) for row in store.rows(_GROUPED, prefix)]
+    return [RlInstance(*row) for row in store.rows(_GROUPED, prefix)]
 
 
-def grouped_steps(store: Store, iteration_id: str) -> list[int]:
+def rl_step_numbers(store: Store, iteration_id: str) -> list[int]:
     """Return the numbers of the steps of reinforcement learning of an iteration, sorted."""
     rows = store.rows("select distinct step from rl_group where iteration_id = ? order by step", iteration_id)
     return [step for (step,) in rows]
 
 
-def datasets_beginning(store: Store, prefix: str) -> list[DatasetHead]:
+def find_datasets(store: Store, prefix: str) -> list[DatasetHead]:
     """Return the datasets whose own id, or that of their iteration or run, begins with a prefix, in
     the order of their iterations.
     """
@@ -186,7 +186,7 @@ def stored_dataset(store: Store, dataset_id: str) -> StoredDataset | None:
     return _dataset(rows)
 
 
-def dataset_of(store: Store, iteration_id: str) -> StoredDataset | None:
+def dataset_of_iteration(store: Store, iteration_id: str) -> StoredDataset | None:
     """Return the dataset of an iteration, the last one if it has several; None if it has none."""
     rows = store.rows(
         "select hash, counts from dataset where iteration_id = ? order by created_at desc limit 1", iteration_id
@@ -194,7 +194,7 @@ def dataset_of(store: Store, iteration_id: str) -> StoredDataset | None:
     return _dataset(rows)
 
 
-def whole_datasets(store: Store, iteration_id: str) -> list[str]:
+def complete_dataset_hashes(store: Store, iteration_id: str) -> list[str]:
     """Return the hashes of those datasets of an iteration that have all their rows in the store,
     with their samples.
     """
@@ -213,7 +213,7 @@ def trained_revisions(store: Store, iteration_id: str) -> list[tuple[str, str | 
     return [(sample_id, pair_id) for sample_id, pair_id in rows]
 
 
-def run_of(store: Store, kind: str, key: str) -> tuple[str, datetime] | None:
+def run_that_made(store: Store, kind: str, key: str) -> tuple[str, datetime] | None:
     """Return the run that made a stored `sample` or `trajectory`, and when it started; None if it
     is not known.
     """
@@ -468,7 +468,7 @@ def preference_counts(store: Store, iteration_id: str) -> PreferenceCounts:
     return PreferenceCounts(kinds=dict(kinds), margins=dict(margins), cut=cut)
 
 
-def preference_training(store: Store, iteration_id: str) -> list[PreferenceTrainingStep]:
+def preference_training_steps(store: Store, iteration_id: str) -> list[PreferenceTrainingStep]:
     """Return the steps of an iteration's preference training in their order; none for any other
     training.
     """
@@ -537,12 +537,12 @@ class InstanceTraits:
     origin: str
 
 
-def collected_stops(store: Store, iteration_id: str) -> dict[str, int]:
+def collected_stop_counts(store: Store, iteration_id: str) -> dict[str, int]:
     """Return how many paths of trees and rollouts of an iteration ended for each reason."""
     return dict(store.rows(_COLLECTED, iteration_id))
 
 
-def evaluated_stops(store: Store, evaluation_ids: Sequence[str]) -> dict[str, int]:
+def evaluated_stop_counts(store: Store, evaluation_ids: Sequence[str]) -> dict[str, int]:
     """Return how many episodes of the given evaluations ended for each reason; only finished
     evaluations count.
     """
@@ -571,7 +571,7 @@ def failed_subjects(store: Store, iteration_id: str, stage: str) -> list[str]:
     return [subject for (subject,) in rows]
 
 
-def refusals(store: Store, iteration_id: str, *, limit: int) -> dict[str, int]:
+def refusal_counts(store: Store, iteration_id: str, *, limit: int) -> dict[str, int]:
     """Return the number of collected actions that the environment refused, by the first three words
     of its observation (without a tag before them); only the `limit` most frequent, in this order.
     """
@@ -605,7 +605,7 @@ _COLLECTED = f"""
 select stop, count(*) from (
     select n.stop from node n join tree t using (tree_id) where t.iteration_id = $1 and n.stop is not null
     union all
-    select stop from trajectory where iteration_id = $1 and source in {GATHERED}
+    select stop from trajectory where iteration_id = $1 and source in {GATHERED_SOURCES}
 )
 group by stop
 """
@@ -615,7 +615,7 @@ with refused as (
     where t.iteration_id = $1 and not n.step.valid
     union all
     select s.observation from step s join trajectory t using (trajectory_id)
-    where t.iteration_id = $1 and t.source in {GATHERED} and not s.valid
+    where t.iteration_id = $1 and t.source in {GATHERED_SOURCES} and not s.valid
 )
 select array_to_string(regexp_extract_all(regexp_replace(said, '^\\s*<\\w+>', ''), '\\S+')[1:3], ' ') as opening,
     count(*)

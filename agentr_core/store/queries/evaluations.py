@@ -53,7 +53,7 @@ def evaluation_scores(store: Store, run_ids: Collection[str]) -> list[Evaluation
     return [EvaluationScore(*row) for row in rows]
 
 
-def changes(store: Store, before: str, after: str) -> dict[str, int]:
+def outcome_changes(store: Store, before_id: str, after_id: str) -> dict[str, int]:
     """Return how many of the episodes in both evaluations were `gained` (a success only after),
     `lost` (only before) or the `same`, by these words.
     """
@@ -65,4 +65,6 @@ def changes(store: Store, before: str, after: str) -> dict[str, int]:
         f"select {', '.join(f'count(*) filter ({condition})' for condition in conditions)} from {DIFFERENCES.source} "
         f"where {filters['before'].replace('$value', '$1')} and {filters['after'].replace('$value', '$2')}"
     )
-    return next((dict(zip(kinds, row, strict=True)) for row in store.rows(sql, before, after)), dict.fromkeys(kinds, 0))
+    return next(
+        (dict(zip(kinds, row, strict=True)) for row in store.rows(sql, before_id, after_id)), dict.fromkeys(kinds, 0)
+    )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from agentr_core.store.database import Store
 from agentr_core.store.queries.listings import LISTINGS, Listing
 
-_FEW = 40
+_MAX_CHOICES = 40
 """A filter by a fact offers its values for choice if there are at most this many."""
 
 
@@ -21,7 +21,7 @@ class InstanceFact(NamedTuple):
 
     name: str
     numeric: bool
-    values: int
+    num_values: int
 
     @property
     def column(self) -> str:
@@ -29,50 +29,58 @@ class InstanceFact(NamedTuple):
         return f"fact_{self.name}"
 
     @property
-    def text(self) -> str:
+    def text_sql(self) -> str:
         """The SQL expression of its value as text."""
         return f"json_extract_string(facts, '$.{self.name}')"
 
     @property
-    def value(self) -> str:
+    def sort_sql(self) -> str:
         """The SQL expression of its value by which rows are sorted."""
-        return f"try_cast({self.text} as double)" if self.numeric else self.text
+        return f"try_cast({self.text_sql} as double)" if self.numeric else self.text_sql
 
 
-def facts_of(store: Store, instance_id: str) -> Mapping[str, Any]:
+def load_facts(store: Store, instance_id: str) -> Mapping[str, Any]:
     """Return the facts about an instance, by name; empty if there are none."""
     rows = store.rows("select facts::varchar from instance_facts where instance_id = ?", instance_id)
     return dict(json.loads(rows[0][0])) if rows else {}
 
 
-def with_facts(store: Store, name: str) -> tuple[Listing, list[InstanceFact]]:
+def listing_with_facts(store: Store, name: str) -> tuple[Listing, list[InstanceFact]]:
     """Return a list extended by a column and a filter for each fact that some stored instance has,
     and these facts.
     """
     listing = LISTINGS[name]
-    facts = [InstanceFact(*row) for row in store.rows(_TOLD)] if name in _INSTANCE else []
+    facts = [InstanceFact(*row) for row in store.rows(_FACTS)] if name in _INSTANCE_COLUMN else []
     if not facts:
         return listing, []
-    source = f"from instance_facts f where f.instance_id = {_INSTANCE[name]}"
-    values = ", ".join(f"{fact.value} as {fact.column}" for fact in facts)
-    distinct = {
-        fact.column: f"select distinct {fact.text} from instance_facts where {fact.text} <> ''" for fact in facts
+    source = f"from instance_facts f where f.instance_id = {_INSTANCE_COLUMN[name]}"
+    values = ", ".join(f"{fact.sort_sql} as {fact.column}" for fact in facts)
+    value_queries = {
+        fact.column: f"select distinct {fact.text_sql} from instance_facts where {fact.text_sql} <> ''"
+        for fact in facts
     }
-    few = {fact.column for fact in facts if fact.values <= _FEW}
+    choice_columns = {fact.column for fact in facts if fact.num_values <= _MAX_CHOICES}
     return replace(
         listing,
-        details=f"{listing.details} left join (select instance_id, {values} from instance_facts) using (instance_id)",
-        filters={**listing.filters, **{fact.column: f"exists ({source} and {fact.text} = $value)" for fact in facts}},
-        choices={**listing.choices, **{column: sql for column, sql in distinct.items() if column in few}},
+        detail_joins=f"{listing.detail_joins} left join (select instance_id, {values} from instance_facts) "
+        "using (instance_id)",
+        filters={
+            **listing.filters,
+            **{fact.column: f"exists ({source} and {fact.text_sql} = $value)" for fact in facts},
+        },
+        choices={
+            **listing.choices,
+            **{column: sql for column, sql in value_queries.items() if column in choice_columns},
+        },
         suggestions={
             **listing.suggestions,
-            **{column: f"select v, '' from ({sql}) some(v) order by 1" for column, sql in distinct.items()},
+            **{column: f"select v, '' from ({sql}) some(v) order by 1" for column, sql in value_queries.items()},
         },
-        sorts={fact.column: f"(select {fact.value} {source})" for fact in facts},
+        sort_expressions={fact.column: f"(select {fact.sort_sql} {source})" for fact in facts},
     ), facts
 
 
-_INSTANCE = {
+_INSTANCE_COLUMN = {
     **dict.fromkeys(("trajectories", "trees", "pairs"), "t.instance_id"),
     "samples": "s.instance_id",
     "preferences": "p.instance_id",
@@ -82,7 +90,7 @@ _INSTANCE = {
 }
 """The SQL expression of the instance of a row, by list."""
 # The names were checked when a world told them, but a store may come from anywhere.
-_TOLD = """
+_FACTS = """
 with told as (select facts, unnest(json_keys(facts)) as name from instance_facts)
 select name, bool_and(json_type(facts, '$.' || name) in ('UBIGINT', 'BIGINT', 'DOUBLE')),
     count(distinct json_extract_string(facts, '$.' || name))

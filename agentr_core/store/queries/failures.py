@@ -10,7 +10,7 @@ from agentr_core.store.database import Store
 from agentr_core.store.queries.trees import TrajectoryHead
 
 
-class Win(NamedTuple):
+class WonEpisode(NamedTuple):
     """A won episode of the same instance as a failed one. `kin` says how close the two are: `group`
     and `evaluation` if they share it, `expert` for the expert's episode, otherwise `other`.
     """
@@ -27,21 +27,21 @@ class Neighbours(NamedTuple):
     the same source and iteration.
     """
 
-    before: str | None
-    after: str | None
-    number: int
+    previous_id: str | None
+    next_id: str | None
+    num_before: int
     """The number of failed episodes before it."""
     total: int
 
 
-def win_beside(store: Store, head: TrajectoryHead) -> Win | None:
+def closest_win(store: Store, head: TrajectoryHead) -> WonEpisode | None:
     """Return the won episode of the same instance that is best compared with a failed one: of the
     closest kin (group, evaluation, other, expert), the one that shares the most first actions with
     it, then the shortest; None if nobody won.
     """
     return next(
         (
-            Win(*row)
+            WonEpisode(*row)
             for row in store.rows(
                 _WIN,
                 head.trajectory_id,
@@ -56,12 +56,12 @@ def win_beside(store: Store, head: TrajectoryHead) -> Win | None:
     )
 
 
-def failures_beside(store: Store, trajectory_id: str) -> Neighbours:
+def neighbour_failures(store: Store, trajectory_id: str) -> Neighbours:
     """Return the failed episodes before and after a stored one, in the order in which they were
     stored.
     """
-    ((before, after, number, total),) = store.rows(_FAILURES, trajectory_id)
-    return Neighbours(before, after, number, total)
+    ((previous_id, next_id, num_before, total),) = store.rows(_FAILURES, trajectory_id)
+    return Neighbours(previous_id, next_id, num_before, total)
 
 
 # An episode that begins like this one shows best where they part.

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from agentr_core.models.checkpoint_dir import weights_now
-from agentr_core.store.connection import literal, quoted, tell_runs_at_work
+from agentr_core.models.checkpoint_dir import current_weights_folder
+from agentr_core.store.connection import literal, quoted, set_runs_at_work
 from agentr_core.store.database import Store
 from agentr_core.store.tables import Note, row_of
 from agentr_core.types import Instance
@@ -18,7 +18,7 @@ from agentr_core.types import Instance
 # Instances of worlds, and the counts of what an iteration made in each world.
 
 
-def instances_stored(store: Store) -> list[Instance]:
+def stored_instances(store: Store) -> list[Instance]:
     """Return all stored instances, sorted by world, split and index."""
     return [
         Instance(environment=environment, split=split, index=index)
@@ -28,7 +28,7 @@ def instances_stored(store: Store) -> list[Instance]:
     ]
 
 
-def made_by_world(store: Store, source_id: str, iteration_id: str) -> dict[str, dict[str, int]]:
+def product_counts_by_world(store: Store, source_id: str, iteration_id: str) -> dict[str, dict[str, int]]:
     """Return the number of trees, pairs, episodes, preferences, samples and dataset rows that come
     from each world in an iteration, by world and kind; kinds without any are left out.
 
@@ -191,16 +191,14 @@ class Ancestor:
     seen: bool = False
 
 
-def entities_beginning(
-    store: Store, prefix: str, *, limit: int, kinds: Collection[str] = tuple(_TABLES)
-) -> list[Entity]:
+def find_entities(store: Store, prefix: str, *, limit: int, kinds: Collection[str] = tuple(_TABLES)) -> list[Entity]:
     """Return at most `limit` entities of some kinds whose id begins with a prefix."""
-    tree, mark, number = prefix.partition("#")
-    if mark:
+    tree_prefix, separator, number = prefix.partition("#")
+    if separator:
         rows = store.rows(
             "select 'node', tree_id || '#' || node_index from node "
             "where starts_with(tree_id, $1) and node_index::varchar = $2 order by 2 limit $3",
-            tree,
+            tree_prefix,
             number,
             limit,
         )
@@ -211,7 +209,7 @@ def entities_beginning(
     return [Entity(kind, key) for kind, key in rows]
 
 
-def nodes_of_tree(store: Store, prefix: str) -> int | None:
+def count_nodes(store: Store, prefix: str) -> int | None:
     """Return the number of nodes of the one tree whose id begins with a prefix, or None if there is
     none or several.
     """
@@ -223,10 +221,12 @@ def ancestry(store: Store, key: str, kind: str) -> list[Ancestor]:
     """Return an entity and all that it was made from, each after its descendant; empty if it is not
     stored.
     """
-    return list(_walk(store, Entity(kind, key), "", 0, set()))
+    return list(_walk_ancestors(store, Entity(kind, key), "", 0, set()))
 
 
-def _walk(store: Store, entity: Entity, relation: str, depth: int, seen_entities: set[Entity]) -> Iterator[Ancestor]:
+def _walk_ancestors(
+    store: Store, entity: Entity, relation: str, depth: int, seen_entities: set[Entity]
+) -> Iterator[Ancestor]:
     if entity in seen_entities:
         yield Ancestor(depth=depth, relation=relation, entity=entity, facts={}, seen=True)
         return
@@ -237,14 +237,14 @@ def _walk(store: Store, entity: Entity, relation: str, depth: int, seen_entities
     if record is None:
         return
     if "model" in record:
-        record["model"] = weights_now(store.path.parent, entity.key, record["model"])
+        record["model"] = current_weights_folder(store.path.parent, entity.key, record["model"])
     origins = {name: ids for name, ids in record.items() if ": " in name and ids}
     facts = {name: fact for name, fact in record.items() if ": " not in name and fact not in (None, "", [])}
     yield Ancestor(depth=depth, relation=relation, entity=entity, facts=facts)
     for name, ids in origins.items():
-        kind, _, how = name.partition(": ")
+        kind, _, origin_relation = name.partition(": ")
         for key in ids if isinstance(ids, list) else [ids]:
-            yield from _walk(store, Entity(kind, key), how, depth + 1, seen_entities)
+            yield from _walk_ancestors(store, Entity(kind, key), origin_relation, depth + 1, seen_entities)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +254,7 @@ class Listing:
     columns: str
     source: str
     """Tables and joins that determine the rows."""
-    details: str = ""
+    detail_joins: str = ""
     """Joins that only add columns to the rows of a page, which they read as `page`."""
     order: str
     filters: Mapping[str, str]
@@ -263,10 +263,10 @@ class Listing:
     """For filters with many values: the query for some of the values, each with a title."""
     choices: Mapping[str, str] = field(default_factory=dict)
     """For filters with few values: the query that lists them."""
-    always: tuple[str, ...] = ()
+    required_filters: tuple[str, ...] = ()
     """Filters that are required."""
-    sorts: Mapping[str, str] = field(default_factory=dict)
-    """The expressions that rows are sorted by, for columns of `details` that can be sorted by."""
+    sort_expressions: Mapping[str, str] = field(default_factory=dict)
+    """The expressions that rows are sorted by, for columns of `detail_joins` that allow it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,65 +289,68 @@ def read_list(
 
     Raises `KeyError` for a filter that the list does not have.
     """
-    if not store.path.exists() or not set(listing.always) <= filters.keys():
+    if not store.path.exists() or not set(listing.required_filters) <= filters.keys():
         return ListPage([], 0)
     values = {name: f"${name}" for name in filters}
     with store.reading() as con:
-        ((total,),) = con.execute(f"select count(*) {_rest(listing, values)}", dict(filters)).fetchall()
-        page = _page(listing, values, sort, f" limit {int(limit)} offset {int(offset)}")
+        ((total,),) = con.execute(f"select count(*) {_from_and_where(listing, values)}", dict(filters)).fetchall()
+        page = _page_sql(listing, values, sort, f" limit {int(limit)} offset {int(offset)}")
         cursor = con.execute(page, dict(filters))
         names = [column[0] for column in cursor.description]
         rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
     return ListPage([{name: row[name] for name in names if name != "place"} for row in rows], total)
 
 
-def sortable(listing: Listing) -> frozenset[str]:
+def sortable_columns(listing: Listing) -> frozenset[str]:
     """Return the columns by which a list can be sorted; columns of `details` only if `sorts` has
     them.
     """
     names = (part.split(" ")[-1].rpartition(".")[2] for part in re.split(r", (?![^()]*\))", listing.columns))
-    return frozenset([*names, *listing.sorts])
+    return frozenset([*names, *listing.sort_expressions])
 
 
 def listing_sql(listing: Listing, filters: Mapping[str, str], *, sort: str = "") -> str:
     """Return the query of all rows of a list that pass the filters, as `agentr sql` takes it."""
     values = {name: literal(value) for name, value in filters.items()}
-    return _page(listing, values, sort, "")
+    return _page_sql(listing, values, sort, "")
 
 
-def _rest(listing: Listing, values: Mapping[str, str]) -> str:
+def _from_and_where(listing: Listing, values: Mapping[str, str]) -> str:
     # Not `re.sub`, in which a backslash in a value would have a meaning.
     conditions = [f"({listing.filters[name].replace('$value', value)})" for name, value in values.items()]
     return f"from {listing.source} where {' and '.join(conditions or ['true'])}"
 
 
-def _page(listing: Listing, values: Mapping[str, str], sort: str, part: str) -> str:
+def _page_sql(listing: Listing, values: Mapping[str, str], sort: str, limit_clause: str) -> str:
     column = sort.removeprefix("-")
-    assert not column or column in sortable(listing)
-    by = listing.sorts.get(column, quoted(column))
-    first = f"{by} {'desc' if sort.startswith('-') else 'asc'} nulls last, " if column else ""
-    page = f"select {listing.columns} {_rest(listing, values)} order by {first}{listing.order}{part}"
+    assert not column or column in sortable_columns(listing)
+    sort_expression = listing.sort_expressions.get(column, quoted(column))
+    sort_prefix = f"{sort_expression} {'desc' if sort.startswith('-') else 'asc'} nulls last, " if column else ""
+    page = (
+        f"select {listing.columns} {_from_and_where(listing, values)} "
+        f"order by {sort_prefix}{listing.order}{limit_clause}"
+    )
     return (
         f"with page as (select *, row_number() over () as place from ({page})) "
-        f"select * from page {listing.details} order by place"
+        f"select * from page {listing.detail_joins} order by place"
     )
 
 
-def choices(store: Store, listing: Listing) -> dict[str, list[str]]:
+def filter_choices(store: Store, listing: Listing) -> dict[str, list[str]]:
     """Return the values of each filter that has few of them, sorted; filters without any are left
     out.
     """
     by_filter = {
-        name: [str(value) for (value,) in store.rows(f"select value from ({sql}) known(value) {_IN_ORDER}")]
+        name: [str(value) for (value,) in store.rows(f"select value from ({sql}) known(value) {_GROUPED_IN_ORDER}")]
         for name, sql in listing.choices.items()
     }
     return {name: values for name, values in by_filter.items() if values}
 
 
-_IN_ORDER = "group by value order by try_cast(value::varchar as double), value"
+_GROUPED_IN_ORDER = "group by value order by try_cast(value::varchar as double), value"
 
 
-def suggestions(store: Store, listing: Listing) -> dict[str, list[tuple[str, str]]]:
+def filter_suggestions(store: Store, listing: Listing) -> dict[str, list[tuple[str, str]]]:
     """Return values of each filter that has many, each with a title; at most 500 for a filter."""
     by_filter = {
         name: [(str(value), str(title)) for value, title in store.rows(f"{sql} limit 500")]
@@ -357,13 +360,13 @@ def suggestions(store: Store, listing: Listing) -> dict[str, list[tuple[str, str
     return {name: values for name, values in by_filter.items() if values}
 
 
-def opening(store: Store, instance_id: str) -> str | None:
+def find_first_observation(store: Store, instance_id: str) -> str | None:
     """Return the first observation of the episodes of an instance; None if none is stored."""
     rows = store.rows(_OPENINGS.format("?"), instance_id)
     return rows[0][1] if rows else None
 
 
-def instance_beginning(store: Store, words: str) -> str | None:
+def find_instance_id(store: Store, words: str) -> str | None:
     """Return the id of an instance that begins with `words`: that itself if there is one, else the
     shortest; None if there is none.
     """
@@ -430,7 +433,7 @@ TREES = Listing(
     columns="t.tree_id, t.first_observation, t.instance_id, x.depth, i.iteration, t.dives_done, t.finished, "
     "t.created_at",
     source="tree t join instance x using (instance_id) left join iteration i using (iteration_id)",
-    details="left join (select tree_id, count(*) as nodes, count(*) filter (step.success) as wins, "
+    detail_joins="left join (select tree_id, count(*) as nodes, count(*) filter (step.success) as wins, "
     "max(step.reward) as best from node where tree_id in (select tree_id from page) group by tree_id) using (tree_id)",
     order="t.created_at, t.tree_id",
     filters={
@@ -461,7 +464,7 @@ SAMPLES = Listing(
     columns="s.sample_id, s.kind, s.instance_id, i.iteration, s.num_tokens, s.num_trained_tokens, "
     "exists (from dataset_row w where w.sample_id = s.sample_id) as used",
     source="sample s left join iteration i using (iteration_id)",
-    details=_WITH_OPENING,
+    detail_joins=_WITH_OPENING,
     order="s.created_at, s.sample_id",
     filters={
         "run": _RUN,
@@ -477,7 +480,7 @@ PREFERENCES = Listing(
     columns="p.preference_id, p.kind, p.instance_id, i.iteration, p.chosen_reward, p.rejected_reward, p.margin, "
     "p.dropped_steps",
     source="preference p left join iteration i using (iteration_id)",
-    details=_WITH_OPENING,
+    detail_joins=_WITH_OPENING,
     order="p.created_at, p.preference_id",
     filters={"run": _RUN, "iteration": _ITERATION, "instance": _INSTANCE.format("p"), "kind": "p.kind = $value"},
     choices={"kind": "select kind from preference"},
@@ -485,7 +488,7 @@ PREFERENCES = Listing(
 GROUPS = Listing(
     columns="g.iteration_id, i.iteration, g.step, g.number, g.instance_id, g.episodes, g.wins, g.reward, g.contrast",
     source="rl_group g left join iteration i using (iteration_id)",
-    details=_WITH_OPENING,
+    detail_joins=_WITH_OPENING,
     order="i.created_at, g.step, g.number",
     filters={
         "run": _RUN,
@@ -524,7 +527,7 @@ DIFFERENCES = Listing(
         "depth": "x.depth = try_cast($value as integer)",
     },
     choices={"change": "values ('changed'), ('gained'), ('lost'), ('same')", "depth": _DEPTHS},
-    always=("before", "after"),
+    required_filters=("before", "after"),
 )
 REGRADES = Listing(
     columns="r.trajectory_id, if(r.trajectory_id is null, r.tree_id || '#' || r.leaf, null) as node, "
@@ -565,7 +568,7 @@ LISTINGS: Mapping[str, Listing] = {
 # People's notes on trajectories.
 
 
-def note_of(store: Store, trajectory_id: str) -> Note | None:
+def load_note(store: Store, trajectory_id: str) -> Note | None:
     """Return the note on a trajectory, an empty one if there is none yet; None if there is no such
     trajectory.
     """
@@ -690,7 +693,7 @@ def run_line(store: Store, run_id: str) -> RunLine | None:
 
 def iteration_lines(store: Store, run_id: str) -> list[IterationLine]:
     """Return the iterations of a run in their order."""
-    return [IterationLine(*row) for row in _rows_now(store, _ITERATIONS, run_id)]
+    return [IterationLine(*row) for row in _rows_with_runs_at_work(store, _ITERATIONS, run_id)]
 
 
 def evaluation_lines(store: Store, run_id: str) -> list[EvaluationLine]:
@@ -714,15 +717,15 @@ def last_episodes(store: Store, run_id: str, *, iteration: int | None = None, li
 
 
 def _run_lines(store: Store, run_id: str) -> list[RunLine]:
-    return [RunLine(*row) for row in _rows_now(store, _RUNS, run_id)]
+    return [RunLine(*row) for row in _rows_with_runs_at_work(store, _RUNS, run_id)]
 
 
-def _rows_now(store: Store, sql: str, run_id: str) -> list[tuple[Any, ...]]:
+def _rows_with_runs_at_work(store: Store, sql: str, run_id: str) -> list[tuple[Any, ...]]:
     """Return the rows of a query about runs at work; none if there is no store."""
     if not store.path.exists():
         return []
     with store.reading() as con:
-        tell_runs_at_work(con, store.path.parent)
+        set_runs_at_work(con, store.path.parent)
         rows: list[tuple[Any, ...]] = con.execute(sql, [run_id]).fetchall()
     return rows
 

@@ -9,8 +9,8 @@ from agentr_core.store.database import Store
 
 
 class EvaluationHead(NamedTuple):
-    """An evaluation and its model. `started` and `ended`, the time of its last episode, are in UTC;
-    `ended` is None without an episode, and `versions` is JSON.
+    """An evaluation and its model. `started_at` and `ended_at`, the time of its last episode, are
+    in UTC; `ended_at` is None without an episode, and `versions` is JSON.
     """
 
     evaluation_id: str
@@ -25,11 +25,11 @@ class EvaluationHead(NamedTuple):
     checkpoint_id: str
     model: str
     weights_sha256: str
-    started: datetime
-    ended: datetime | None
+    started_at: datetime
+    ended_at: datetime | None
 
 
-class EpisodeFacts(NamedTuple):
+class EpisodeCosts(NamedTuple):
     """The costs of an episode, without those of the steps that it was given; None where not known.
     `grade` is the reply of a model that graded it.
     """
@@ -42,19 +42,19 @@ class EpisodeFacts(NamedTuple):
     grade: str | None
 
 
-def evaluations_beginning(store: Store, prefix: str) -> list[EvaluationHead]:
+def find_evaluations(store: Store, prefix: str) -> list[EvaluationHead]:
     """Return the evaluations whose own id, or that of their iteration or run, begins with a prefix,
     in the order of their iterations and names.
     """
     return [EvaluationHead(*row) for row in store.rows(_EVALUATIONS, prefix)]
 
 
-def episode_facts(store: Store, evaluation_id: str) -> dict[str, EpisodeFacts]:
+def episode_costs(store: Store, evaluation_id: str) -> dict[str, EpisodeCosts]:
     """Return what the episodes of an evaluation took, by trajectory."""
-    return {key: EpisodeFacts(*facts) for key, *facts in store.rows(_EPISODES, evaluation_id)}
+    return {key: EpisodeCosts(*facts) for key, *facts in store.rows(_EPISODES, evaluation_id)}
 
 
-def reasons_lost(store: Store, evaluation_id: str) -> dict[str, str]:
+def failure_reasons(store: Store, evaluation_id: str) -> dict[str, str]:
     """Return why episodes of an evaluation failed for good, by the key of the episode."""
     return dict(store.rows(_LOST, evaluation_id))
 

@@ -10,16 +10,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agentr_core.models.checkpoint_dir import weights_now
+from agentr_core.models.checkpoint_dir import current_weights_folder
 from agentr_core.recipes.models import ModelRole
-from agentr_core.replies import is_unreadable
-from agentr_core.store.codec.ledger import Status, in_utc
+from agentr_core.replies import is_cut_within_thought
+from agentr_core.store.codec.ledger import Status, as_utc
 from agentr_core.store.database import Store
 from agentr_core.types import Generation
 
 # What an iteration has made so far: trajectories, a dataset, a checkpoint.
 
-GATHERED = "('rollout', 'flywheel')"
+GATHERED_SOURCES = "('rollout', 'flywheel')"
 """The sources, as a list in SQL, of trajectories that are played to be trained on; paths of trees
 are not among them.
 """
@@ -35,9 +35,9 @@ class IterationProducts(NamedTuple):
     finished: bool = False
 
 
-def published(store: Store, iteration_id: str) -> IterationProducts:
+def iteration_products(store: Store, iteration_id: str) -> IterationProducts:
     """Return the products of an iteration."""
-    return next((IterationProducts(*row) for row in store.rows(_PUBLISHED, iteration_id)), IterationProducts())
+    return next((IterationProducts(*row) for row in store.rows(_PRODUCTS, iteration_id)), IterationProducts())
 
 
 def count_trajectories(store: Store, iteration_id: str) -> int:
@@ -47,7 +47,7 @@ def count_trajectories(store: Store, iteration_id: str) -> int:
     return store.count(_TRAJECTORIES, iteration_id)
 
 
-_PUBLISHED = """
+_PRODUCTS = """
 select d.dataset_id, d.hash, c.checkpoint_id, c.path, i.status = 'finished'
 from iteration i
 left join dataset d on d.iteration_id = i.iteration_id
@@ -57,7 +57,7 @@ where i.iteration_id = ?
 _TRAJECTORIES = f"""
 select (
     select count(*) from trajectory
-    where iteration_id = $1 and (source in {GATHERED} or source = 'expert')
+    where iteration_id = $1 and (source in {GATHERED_SOURCES} or source = 'expert')
 ) + (
     select count(*) from node join tree using (tree_id)
     where iteration_id = $1 and finished and stop is not null and parent >= 0
@@ -117,19 +117,21 @@ def stages_with_tokens(store: Store, run_id: str) -> list[tuple[int, str]]:
     return [(int(iteration), str(stage)) for iteration, stage in rows]
 
 
-def last_finished(store: Store, *, recipe: str, method: str, iterations: int, beside: str = "") -> str | None:
+def last_finished_run(
+    store: Store, *, recipe: str, method: str, iterations: int, excluded_run_id: str = ""
+) -> str | None:
     """Return the id of the last finished run of a recipe of this name, with at least so many
     iterations; None if there is none.
 
     Args:
-        beside: a run to leave out.
+        excluded_run_id: a run to leave out.
     """
     rows = store.rows(
         "select run_id from run where recipe = ? and method = ? and run_id <> ? and status = 'finished' "
         "and (config->>'$.iterations')::bigint >= ? order by finished_at desc, run_id limit 1",
         recipe,
         method,
-        beside,
+        excluded_run_id,
         iterations,
     )
     return str(rows[0][0]) if rows else None
@@ -175,7 +177,7 @@ class OutputCounts:
     tokens: int
 
 
-def written_in(store: Store, model: str, environment: str) -> dict[str, OutputCounts]:
+def output_by_kind(store: Store, model: str, environment: str) -> dict[str, OutputCounts]:
     """Return the sampled output in a world of the runs that begin with a model, by kind: `step` for
     episodes, `node` for trees, `judgement` for the verdicts on trees. Kinds without any are left
     out.
@@ -184,17 +186,17 @@ def written_in(store: Store, model: str, environment: str) -> dict[str, OutputCo
     return {kind: OutputCounts(units, replies, tokens) for kind, units, replies, tokens in rows}
 
 
-def longest_sample(store: Store, run_id: str) -> int:
+def longest_sample_tokens(store: Store, run_id: str) -> int:
     """Return the largest number of tokens of a sample that a run made; 0 if none is known."""
     return store.count(_LONGEST, run_id)
 
 
-def trained_online(store: Store, iteration_id: str) -> int:
+def online_trained_tokens(store: Store, iteration_id: str) -> int:
     """Return how many tokens reinforcement learning trained in an iteration."""
     return store.count("select coalesce(sum(trained_tokens), 0) from rl_step where iteration_id = ?", iteration_id)
 
 
-def trained_offline(store: Store, iteration_id: str) -> int:
+def offline_trained_tokens(store: Store, iteration_id: str) -> int:
     """Return how many tokens a training on a dataset went through in an iteration, over all its
     epochs; 0 before it has ended.
     """
@@ -208,8 +210,8 @@ def request_use(
     iteration_id: str,
     *,
     role: ModelRole,
-    per_request: int,
-    taught: bool = False,
+    max_replies_per_request: int,
+    teacher_collects: bool = False,
     teacher_plays: bool = False,
     lent_roles: Collection[ModelRole] = (),
     edit_roles: Collection[ModelRole] = (),
@@ -217,33 +219,33 @@ def request_use(
     """Return the requests to the model of a role in an iteration, and their tokens.
 
     Args:
-        taught: whether the teacher collected instead of the actor.
+        teacher_collects: whether the teacher collected instead of the actor.
         teacher_plays: whether it played the single episodes on training instances.
         lent_roles: the roles for which the teacher answered beside the episodes that it played.
         edit_roles: those for which it answered where trajectories were made of others.
-        per_request: the maximum number of replies to one HTTP request; 0 for no limit.
+        max_replies_per_request: the maximum number of replies to one HTTP request; 0 for no limit.
     """
-    by_teacher = {"node": taught, "played": teacher_plays}
+    by_teacher = {"node": teacher_collects, "played": teacher_plays}
     episode_kinds = [kind for kind, is_teacher in by_teacher.items() if role == ("teacher" if is_teacher else "actor")]
-    kinds = [*_KINDS.get(role, []), *episode_kinds]
-    (sums,) = store.rows(_REQUESTS, iteration_id, kinds, per_request, role, [*lent_roles], [*edit_roles], taught) or [
-        (0, 0, 0)
-    ]
+    kinds = [*_GENERATION_KINDS.get(role, []), *episode_kinds]
+    (sums,) = store.rows(
+        _REQUESTS, iteration_id, kinds, max_replies_per_request, role, [*lent_roles], [*edit_roles], teacher_collects
+    ) or [(0, 0, 0)]
     return RequestUse(*(number or 0 for number in sums))
 
 
-def cut_replies(store: Store, iteration_id: str) -> dict[str, tuple[int, int]]:
+def cut_reply_counts(store: Store, iteration_id: str) -> dict[str, tuple[int, int]]:
     """Return the numbers of replies of an iteration, and of those cut by their token limit, by
     purpose; replies without a finish reason are left out.
     """
     return {purpose: (replies, cut) for purpose, replies, cut in store.rows(_CUT, iteration_id)}
 
 
-def unreadable_replies(store: Store, iteration_id: str) -> dict[str, tuple[int, int]]:
+def unreadable_reply_counts(store: Store, iteration_id: str) -> dict[str, tuple[int, int]]:
     """Return the numbers of replies of helpers in an iteration, and of those that were cut before
     the end of their thinking, by role.
     """
-    unreadable: Counter[str] = Counter()
+    num_unreadable_by_role: Counter[str] = Counter()
     for role, text, finish_reason, thinks in store.rows(f"{_HELPERS}{_DOUBTFUL}", iteration_id):
         reply = Generation(
             text=text,
@@ -253,17 +255,17 @@ def unreadable_replies(store: Store, iteration_id: str) -> dict[str, tuple[int, 
             completion_tokens=0,
             thinks=bool(thinks),
         )
-        unreadable[role] += is_unreadable(reply)
+        num_unreadable_by_role[role] += is_cut_within_thought(reply)
     counts = store.rows(f"{_HELPERS} select role, count(*) from reply group by role order by role", iteration_id)
-    return {role: (replies, unreadable[role]) for role, replies in counts}
+    return {role: (replies, num_unreadable_by_role[role]) for role, replies in counts}
 
 
-_KINDS: dict[ModelRole, list[str]] = {"actor": ["step"], "judge": ["judgement"]}
+_GENERATION_KINDS: dict[ModelRole, list[str]] = {"actor": ["step"], "judge": ["judgement"]}
 """The kinds of generations by the role that they come from; side answers name their role."""
 
 # Rows of `generation` that were asked for in iteration $1 and are no copies of another run's. A
 # step without a seed was recorded earlier: its trajectory continues from it.
-_ASKED = """
+_REQUESTED_GENERATIONS = """
     (kind = 'node' and owner_id in (select tree_id from tree where iteration_id = $1 and copied_from is null))
     or (kind = 'judgement' and (owner_id, position) in (
         select (tree_id, node_index) from judgement where iteration_id = $1 and copied_from is null
@@ -274,19 +276,19 @@ _ASKED = """
     ))
 """
 # Rows of `answer` that were asked for in iteration $1 and are no copies of another run's.
-_ANSWERED = """
+_REQUESTED_ANSWERS = """
     (kind = 'node' and owner_id in (select tree_id from tree where iteration_id = $1 and copied_from is null))
     or (kind = 'step' and owner_id in (
         select trajectory_id from trajectory
         where iteration_id = $1 and source <> 'ungraded' and copied_from is null
     ) and not given)
 """
-_PLAYED = f"select trajectory_id from trajectory where iteration_id = $1 and source in {GATHERED}"
+_PLAYED_IDS = f"select trajectory_id from trajectory where iteration_id = $1 and source in {GATHERED_SOURCES}"
 _TOKENS = f"""
 select coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0) from (
-    select prompt_tokens, completion_tokens from generation where {_ASKED}
+    select prompt_tokens, completion_tokens from generation where {_REQUESTED_GENERATIONS}
     union all
-    select prompt_tokens, completion_tokens from answer where {_ANSWERED}
+    select prompt_tokens, completion_tokens from answer where {_REQUESTED_ANSWERS}
     union all
     select prompt_tokens, completion_tokens from edit where iteration_id = $1
 )
@@ -297,7 +299,7 @@ with own as (select iteration_id from iteration where run_id = $1 and iteration 
 tree_id_of as (select tree_id as id from tree where iteration_id in (from own)),
 trajectory_id_of as (
     select trajectory_id as id from trajectory
-    where iteration_id in (from own) and source in {GATHERED}
+    where iteration_id in (from own) and source in {GATHERED_SOURCES}
 )
 select coalesce(sum(completion_tokens), 0)::bigint from (
     select completion_tokens from generation
@@ -319,13 +321,13 @@ with request as (
     select if($3 = 0, 1, ceil(count(*) / $3)) as parts, max(prompt_tokens) as prompt,
         sum(completion_tokens) as completion
     from generation
-    where seed is not null and ({_ASKED})
-        and if(kind = 'step' and owner_id in ({_PLAYED}), 'played', kind) in (select unnest($2::varchar[]))
+    where seed is not null and ({_REQUESTED_GENERATIONS})
+        and if(kind = 'step' and owner_id in ({_PLAYED_IDS}), 'played', kind) in (select unnest($2::varchar[]))
     group by kind, owner_id, seed
     union all
     select 1, prompt_tokens, completion_tokens from answer
-    where ({_ANSWERED}) and $4 = if(
-        list_contains($5::varchar[], role) and ((kind = 'node' and $7) or owner_id in ({_PLAYED})), 'teacher', role
+    where ({_REQUESTED_ANSWERS}) and $4 = if(
+        list_contains($5::varchar[], role) and ((kind = 'node' and $7) or owner_id in ({_PLAYED_IDS})), 'teacher', role
     )
     union all
     select 1, prompt_tokens, completion_tokens from edit
@@ -339,7 +341,7 @@ with told as (
     from generation g join tree t on t.tree_id = g.owner_id
     where t.iteration_id = $1 and g.kind in ('node', 'judgement')
     union all
-    select if(t.source in {GATHERED}, 'collected', 'evaluated'), g.finish_reason
+    select if(t.source in {GATHERED_SOURCES}, 'collected', 'evaluated'), g.finish_reason
     from generation g join trajectory t on t.trajectory_id = g.owner_id
     where t.iteration_id = $1 and g.kind = 'step' and t.source in ('episode', 'rollout', 'validation', 'flywheel')
         and g.seed is not null
@@ -367,7 +369,7 @@ with reply as (
     select role, text, finish_reason, thinks from edit where iteration_id = $1
 )
 """
-# No other reply can be unreadable: see `answers.is_unreadable`.
+# No other reply can be unreadable: see `replies.is_cut_within_thought`.
 _DOUBTFUL = """
 select role, text, finish_reason, thinks from reply
 where finish_reason = 'length' and (thinks or contains(text, '<think>'))
@@ -393,7 +395,7 @@ select coalesce(max(s.num_tokens), 0) from sample s join iteration i using (iter
 """
 
 
-ALL_RUNS = "select run_id, recipe, seed, model, status, started_at, finished_at from v_runs order by started_at"
+ALL_RUNS_SQL = "select run_id, recipe, seed, model, status, started_at, finished_at from v_runs order by started_at"
 """The query that lists the runs of a workspace for a person, the oldest first."""
 
 
@@ -408,7 +410,7 @@ class RunState:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointMade:
+class RunCheckpoint:
     """A checkpoint that an iteration of a run made; `config` is the resolved recipe as JSON."""
 
     checkpoint_id: str
@@ -419,22 +421,25 @@ class CheckpointMade:
     config: str
 
 
-def checkpoints_beginning(store: Store, prefix: str) -> list[CheckpointMade]:
+def find_checkpoints(store: Store, prefix: str) -> list[RunCheckpoint]:
     """Return the checkpoints whose id begins with a prefix, by id; models that runs begin with are
     left out. Those of a step of a training are named with the step, as in `ab12@30`.
     """
-    head, at, step = prefix.partition("@")
+    id_prefix, separator, step = prefix.partition("@")
     rows = store.rows(
         "select c.checkpoint_id, c.path, c.weights_sha256, r.run_id, i.iteration, r.config from checkpoint c "
         "join iteration i using (iteration_id) join run r using (run_id) "
         "where starts_with(c.checkpoint_id, ?) and split_part(c.checkpoint_id, '@', 2) = ? order by c.checkpoint_id",
-        head,
-        step if at else "",
+        id_prefix,
+        step if separator else "",
     )
-    return [CheckpointMade(key, weights_now(store.path.parent, key, path), *columns) for key, path, *columns in rows]
+    return [
+        RunCheckpoint(key, current_weights_folder(store.path.parent, key, path), *columns)
+        for key, path, *columns in rows
+    ]
 
 
-def runs_beginning(store: Store, prefix: str) -> list[str]:
+def find_runs(store: Store, prefix: str) -> list[str]:
     """Return the run ids that begin with a prefix, the oldest first."""
     rows = store.rows("select run_id from run where starts_with(run_id, ?) order by started_at", prefix)
     return [run_id for (run_id,) in rows]
@@ -444,11 +449,11 @@ def run_state(store: Store, run_id: str) -> RunState | None:
     """Return the state of a run; None if it is not stored."""
     rows = store.rows("select status, finished_at, (config->>'$.iterations')::bigint from run where run_id = ?", run_id)
     for status, end_time, iterations in rows:
-        return RunState(status=status, finished_at=in_utc(end_time), iterations=iterations)
+        return RunState(status=status, finished_at=as_utc(end_time), iterations=iterations)
     return None
 
 
-def checkpoint_with(store: Store, weights_sha256: str) -> str | None:
+def find_checkpoint_by_weights(store: Store, weights_sha256: str) -> str | None:
     """Return the id of the first checkpoint of the workspace that a training made with these
     weights; None if there is none.
     """
@@ -479,7 +484,7 @@ def run_versions(store: Store, run_id: str) -> dict[str, str]:
     return by_name
 
 
-def configs_on_pool(store: Store, pool: str) -> dict[str, str]:
+def configs_of_pool(store: Store, pool: str) -> dict[str, str]:
     """Return the resolved recipes, as JSON, of the runs that train on a comparison's pool, by run,
     the oldest first.
     """
@@ -487,7 +492,7 @@ def configs_on_pool(store: Store, pool: str) -> dict[str, str]:
     return dict(rows)
 
 
-def uses_of_pool(store: Store, pool: str) -> list[str]:
+def data_uses_of_pool(store: Store, pool: str) -> list[str]:
     """Return the distinct values of `data.use` in the recipes of runs that made a dataset of a
     pool's samples.
     """
@@ -500,7 +505,7 @@ def uses_of_pool(store: Store, pool: str) -> list[str]:
     return [use for (use,) in rows]
 
 
-def spliced_anew(store: Store, pool: str) -> bool:
+def has_respliced_dataset(store: Store, pool: str) -> bool:
     """Return whether a run of a comparison has a dataset of samples that another run made anew from
     the trees of the comparison's pool.
     """
@@ -584,47 +589,47 @@ def iteration_state(store: Store, iteration_id: str) -> IterationState | None:
     """Return the state of an iteration; None if it has not begun."""
     rows = store.rows("select status, finished_at from iteration where iteration_id = ?", iteration_id)
     for status, end_time in rows:
-        return IterationState(status=status, finished_at=in_utc(end_time))
+        return IterationState(status=status, finished_at=as_utc(end_time))
     return None
 
 
-def checkpoint_made(store: Store, iteration_id: str) -> StoredCheckpoint | None:
+def checkpoint_of_iteration(store: Store, iteration_id: str) -> StoredCheckpoint | None:
     """Return the checkpoint that an iteration made, for iteration 0 the model its run begins with;
     None before there is one.
     """
-    return _checkpoint(store, iteration_id, promoted=False)
+    return _load_checkpoint(store, iteration_id, promoted=False)
 
 
-def checkpoint_promoted(store: Store, iteration_id: str) -> StoredCheckpoint | None:
+def promoted_checkpoint(store: Store, iteration_id: str) -> StoredCheckpoint | None:
     """Return the checkpoint that an iteration promoted, if its recipe goes on with the best one;
     None before the promotion.
     """
-    return _checkpoint(store, iteration_id, promoted=True)
+    return _load_checkpoint(store, iteration_id, promoted=True)
 
 
-def promotion_of(store: Store, run_id: str, iteration: int) -> Promotion | None:
+def promotion_after(store: Store, run_id: str, iteration: int) -> Promotion | None:
     """Return the model with which a run goes on after an iteration; None before there is one."""
-    return _promotion(store, store.rows(_PROMOTION, run_id, iteration))
+    return _first_promotion(store, store.rows(_PROMOTION, run_id, iteration))
 
 
 def last_promotion(store: Store, run_id: str) -> Promotion | None:
     """Return the model with which a run ended after its last iteration; None before the run is
     finished.
     """
-    return _promotion(store, store.rows(_LAST_PROMOTION, run_id))
+    return _first_promotion(store, store.rows(_LAST_PROMOTION, run_id))
 
 
-def _promotion(store: Store, rows: Sequence[tuple[Any, ...]]) -> Promotion | None:
+def _first_promotion(store: Store, rows: Sequence[tuple[Any, ...]]) -> Promotion | None:
     for key, iteration, path, development, success in rows:
-        return Promotion(iteration, weights_now(store.path.parent, key, path), development, success)
+        return Promotion(iteration, current_weights_folder(store.path.parent, key, path), development, success)
     return None
 
 
-def _checkpoint(store: Store, iteration_id: str, *, promoted: bool) -> StoredCheckpoint | None:
+def _load_checkpoint(store: Store, iteration_id: str, *, promoted: bool) -> StoredCheckpoint | None:
     for key, path, weights, parent, dataset, trained in store.rows(_CHECKPOINT, promoted, iteration_id):
         return StoredCheckpoint(
             checkpoint_id=key,
-            path=Path(weights_now(store.path.parent, key, path)),
+            path=Path(current_weights_folder(store.path.parent, key, path)),
             weights_sha256=weights,
             parent_id=parent,
             dataset_hash=dataset,
@@ -633,7 +638,7 @@ def _checkpoint(store: Store, iteration_id: str, *, promoted: bool) -> StoredChe
     return None
 
 
-class Outside(NamedTuple):
+class OutsideTraining(NamedTuple):
     """A training by another program that was imported as an iteration of a run."""
 
     iteration: int
@@ -648,12 +653,12 @@ class Outside(NamedTuple):
     """Whether the iteration is finished."""
 
 
-def trained_outside(store: Store, run_id: str) -> list[Outside]:
+def outside_trainings(store: Store, run_id: str) -> list[OutsideTraining]:
     """Return the iterations of a run that another program trained, in their order."""
-    return [Outside(*row) for row in store.rows(_OUTSIDE, run_id)]
+    return [OutsideTraining(*row) for row in store.rows(_OUTSIDE, run_id)]
 
 
-def training_made(store: Store, iteration_id: str) -> StoredTraining | None:
+def training_of_iteration(store: Store, iteration_id: str) -> StoredTraining | None:
     """Return the training of an iteration; None before the iteration is finished."""
     for key, dataset, counts, tokens, seconds in store.rows(_TRAINING, iteration_id):
         return StoredTraining(
@@ -666,25 +671,25 @@ def training_made(store: Store, iteration_id: str) -> StoredTraining | None:
     return None
 
 
-def trained_by(store: Store, run_id: str) -> tuple[int, float]:
+def training_totals(store: Store, run_id: str) -> tuple[int, float]:
     """Return the trained tokens and the seconds of training of all iterations of a run."""
     ((tokens, seconds),) = store.rows(_TRAINED, run_id) or [(0, 0.0)]
     return int(tokens), float(seconds)
 
 
-def iteration_key(store: Store, run_id: str, iteration: int) -> str | None:
+def find_iteration_id(store: Store, run_id: str, iteration: int) -> str | None:
     """Return the id of an iteration of a run; None if it has not begun."""
     rows = store.rows("select iteration_id from iteration where run_id = ? and iteration = ?", run_id, iteration)
     return str(rows[0][0]) if rows else None
 
 
-def iterations_of(store: Store, run_id: str) -> list[int]:
+def iteration_numbers(store: Store, run_id: str) -> list[int]:
     """Return the numbers of a run's iterations that have begun, 0 among them, in their order."""
     rows = store.rows("select iteration from iteration where run_id = ? order by 1", run_id)
     return [int(number) for (number,) in rows]
 
 
-def trained_iterations(store: Store, run_id: str) -> list[int]:
+def trained_iteration_numbers(store: Store, run_id: str) -> list[int]:
     """Return the numbers of a run's iterations that made a checkpoint, without 0, in their
     order.
     """

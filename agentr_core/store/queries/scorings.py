@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from agentr_core.store.database import Store
-from agentr_core.store.tables import Regrade, load
+from agentr_core.store.tables import Regrade, load_records
 
-OF_A_SCORING = "select * from v_regrades where scoring_id = '{}' order by run_id, iteration, episodes_of, instance_id"
+SCORING_SQL = "select * from v_regrades where scoring_id = '{}' order by run_id, iteration, episodes_of, instance_id"
 """The query with which a user lists the episodes of a scoring; `{}` stands for its id."""
 
 
@@ -64,7 +64,7 @@ class ScoreChange(NamedTuple):
     reply: str | None
 
 
-def scorable(
+def scorable_episodes(
     store: Store, run_id: str, *, evaluations: bool | None = None, iteration: int | None = None
 ) -> dict[str, str]:
     """Return the finished episodes of a run that can be scored: the id of the original by the id of
@@ -99,7 +99,7 @@ def load_regrades(store: Store, scoring_id: str, trajectory_ids: Sequence[str]) 
     with store.reading() as con:
         condition = "scoring_id = ? and trajectory_id in (select unnest(?::varchar[]))"
         params = [scoring_id, list(set(originals.values()))]
-        regrades = dict(load(con, "regrade", condition, params, also=("trajectory_id",)))
+        regrades = dict(load_records(con, "regrade", condition, params, extra_columns=("trajectory_id",)))
     return {key: regrades[originals[key]] for key in trajectory_ids if originals.get(key) in regrades}
 
 
@@ -114,40 +114,42 @@ def load_leaf_regrades(store: Store, scoring_id: str, tree_ids: Sequence[str]) -
     with store.reading() as con:
         condition = "scoring_id = ? and tree_id in (select unnest(?::varchar[]))"
         params = [scoring_id, list(set(originals.values()))]
-        for tree_id, leaf, regrade in load(con, "leaf_regrade", condition, params, also=("tree_id", "leaf")):
+        for tree_id, leaf, regrade in load_records(
+            con, "leaf_regrade", condition, params, extra_columns=("tree_id", "leaf")
+        ):
             grades.setdefault(tree_id, {})[leaf] = regrade
     return {key: grades.get(original, {}) for key, original in originals.items()}
 
 
-def side_by_side(store: Store, scoring_id: str, run_id: str) -> list[ScoreComparison]:
+def score_comparisons(store: Store, scoring_id: str, run_id: str) -> list[ScoreComparison]:
     """Return old and new scores of the episodes of a run, by iteration and kind."""
     return [ScoreComparison(*row) for row in store.rows(_SIDE_BY_SIDE, scoring_id, run_id)]
 
 
-def scorings_of(store: Store, run_id: str = "") -> dict[ScoringHead, list[ScoreComparison]]:
+def comparisons_by_scoring(store: Store, run_id: str = "") -> dict[ScoringHead, list[ScoreComparison]]:
     """Return the scorings of the episodes of a run, or of all runs, the earliest first, each with
     old and new scores.
     """
-    lines: dict[ScoringHead, list[ScoreComparison]] = {}
+    comparisons: dict[ScoringHead, list[ScoreComparison]] = {}
     # A quick check first: few workspaces have scorings, but pages of all of them ask.
     for row in store.rows(_SCORINGS, run_id) if store.rows("select 1 from scoring limit 1") else ():
-        lines.setdefault(ScoringHead(*row[:4]), []).append(ScoreComparison(*row[4:]))
-    return lines
+        comparisons.setdefault(ScoringHead(*row[:4]), []).append(ScoreComparison(*row[4:]))
+    return comparisons
 
 
-def rescored(store: Store, trajectory_id: str) -> list[EpisodeRescore]:
+def episode_rescores(store: Store, trajectory_id: str) -> list[EpisodeRescore]:
     """Return the results of all scorings for a trajectory, the earliest scoring first."""
     if not store.rows("select 1 from scoring limit 1"):
         return []
     return [EpisodeRescore(*row) for row in store.rows(_RESCORED, trajectory_id)]
 
 
-def changed(store: Store, scoring_id: str, run_id: str, most: int) -> list[ScoreChange]:
-    """Return at most `most` episodes and paths of trees of a run whose score has changed or cannot
+def score_changes(store: Store, scoring_id: str, run_id: str, limit: int) -> list[ScoreChange]:
+    """Return at most `limit` episodes and paths of trees of a run whose score has changed or cannot
     be read: first changed successes, then changed rewards, each by the size of the change, then
     unreadable ones.
     """
-    return [ScoreChange(*row) for row in store.rows(_CHANGED, scoring_id, run_id, most)]
+    return [ScoreChange(*row) for row in store.rows(_CHANGED, scoring_id, run_id, limit)]
 
 
 _SCORABLE = """

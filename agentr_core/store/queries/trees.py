@@ -70,7 +70,7 @@ class TrajectoryHead(NamedTuple):
     """The number of its first steps that it took over from the trajectory that it continues."""
 
 
-class ToolCall(NamedTuple):
+class StoredToolCall(NamedTuple):
     """A call of a tool in a step."""
 
     position: int
@@ -82,7 +82,7 @@ class ToolCall(NamedTuple):
     output: str
 
 
-class Derivation(NamedTuple):
+class FamilyMember(NamedTuple):
     """A member of a family; `parent_id` is None if it was made from no other."""
 
     child_id: str
@@ -119,11 +119,11 @@ def node_steps(store: Store, tree_id: str, nodes: Collection[int]) -> list[PathS
     return [PathStep(*row) for row in store.rows(_NODES_OF_A_PATH, tree_id, list(nodes))]
 
 
-def tool_calls(store: Store, kind: str, owner_id: str) -> list[ToolCall]:
+def tool_calls(store: Store, kind: str, owner_id: str) -> list[StoredToolCall]:
     """Return the tool calls in the steps of a trajectory (`step`) or the nodes of a tree (`node`),
     in order.
     """
-    return [ToolCall(*row) for row in store.rows(_CALLS_OF_A_STEP, kind, owner_id)]
+    return [StoredToolCall(*row) for row in store.rows(_CALLS_OF_A_STEP, kind, owner_id)]
 
 
 def sampled_tokens(store: Store, trajectory_id: str) -> list[SampledTokens]:
@@ -131,13 +131,13 @@ def sampled_tokens(store: Store, trajectory_id: str) -> list[SampledTokens]:
     return [SampledTokens(*row) for row in store.rows(_SAMPLED, trajectory_id)]
 
 
-def family(store: Store, trajectory_id: str) -> list[Derivation]:
+def family_members(store: Store, trajectory_id: str) -> list[FamilyMember]:
     """Return a trajectory with all its ancestors and all their descendants: one row for each parent
     of a member, the oldest first.
 
     Empty if nothing was derived.
     """
-    return [Derivation(*row) for row in store.rows(_FAMILY, trajectory_id)]
+    return [FamilyMember(*row) for row in store.rows(_FAMILY, trajectory_id)]
 
 
 _TRAJECTORY_HEAD = """
@@ -301,7 +301,7 @@ def group_rollouts(store: Store, iteration_id: str, step: int, number: int) -> l
     return [GroupRollout(*row) for row in store.rows(_ROLLOUTS, iteration_id, step, number)]
 
 
-def count_revisited(store: Store, iteration_id: str) -> int:
+def count_revisited_episodes(store: Store, iteration_id: str) -> int:
     """Return the number of failed episodes that groups of an iteration continued from one of their
     steps.
     """
@@ -479,7 +479,7 @@ order by made_by <> 'fresh', made_by
 """
 
 
-class TreeHead(NamedTuple):
+class StoredTreeHead(NamedTuple):
     """All that is known about a tree except its nodes."""
 
     tree_id: str
@@ -550,9 +550,9 @@ class SampleOfPair(NamedTuple):
     used: bool
 
 
-def tree_head(store: Store, tree_id: str) -> TreeHead | None:
+def tree_head(store: Store, tree_id: str) -> StoredTreeHead | None:
     """Return what is known about a tree; None if it is not stored."""
-    return next((TreeHead(*row) for row in store.rows(_HEAD, tree_id)), None)
+    return next((StoredTreeHead(*row) for row in store.rows(_HEAD, tree_id)), None)
 
 
 def tree_nodes(store: Store, tree_id: str) -> list[TreeNode]:
@@ -644,9 +644,9 @@ class PathAudit(NamedTuple):
     """
 
     depth: int | None
-    judge: int | None
-    tree: int | None
-    oracle: int | None
+    judge_error: int | None
+    tree_error: int | None
+    oracle_error: int | None
     has_oracle: bool
 
 
@@ -758,7 +758,7 @@ def call_counts(store: Store, run_id: str, iteration: int) -> list[CallCount]:
     return [CallCount(*row) for row in store.rows(_CALLS, run_id, iteration)]
 
 
-def providers(store: Store, run_id: str) -> dict[str, str]:
+def providers_by_tool(store: Store, run_id: str) -> dict[str, str]:
     """Return who answered the calls of each tool in a run, by the tool's name: for Python, the
     levels of the sandbox.
     """

@@ -15,12 +15,12 @@ import types
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 
-EXCEPTION, MEMORY = 1, 101
+EXCEPTION_STATUS, MEMORY_STATUS = 1, 101
 """Exit statuses: an exception, and `MemoryError`. Code can fake them, but gains nothing by it."""
-_NAME = "<python>"
+_FILE_NAME = "<python>"
 _FENCE = re.compile(r"^[ \t]*(?:`{3,}|~{3,})[ \t]*(?:python3?|py)?[ \t]*$", re.MULTILINE)
-_FENCED = re.compile(r"^[ \t]*((`|~)\2{2,})[^\n`]*\n(.*?)(?:^[ \t]*\1\2*[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
-_ONE_LINE = re.compile(r"\s*(`+)(?:(?:python3?|py)\b)?([^\n`]+)\1\s*")
+_FENCED_BLOCK = re.compile(r"^[ \t]*((`|~)\2{2,})[^\n`]*\n(.*?)(?:^[ \t]*\1\2*[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+_ONE_LINE_CODE = re.compile(r"\s*(`+)(?:(?:python3?|py)\b)?([^\n`]+)\1\s*")
 _PACKAGE = __name__.partition(".")[0]
 
 
@@ -49,12 +49,12 @@ def run(code: str) -> int:
     run instead.
     """
     sys.stdin = io.TextIOWrapper(io.FileIO(0))
-    sys.stdout, sys.stderr = _printer(1), _printer(2)
+    sys.stdout, sys.stderr = _output_stream(1), _output_stream(2)
     # Seeded here, after the fork, since `random` reseeds itself at a fork.
     random.seed(0)
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed(0)
-    status = _run(code)
+    status = _execute(code)
     # As at the end of any program, what the threads still print is part of the output.
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and not thread.daemon:
@@ -64,41 +64,41 @@ def run(code: str) -> int:
     return status
 
 
-def _printer(descriptor: int) -> io.TextIOWrapper:
+def _output_stream(descriptor: int) -> io.TextIOWrapper:
     """Return a line-buffered stream, so that no whole line is lost when the process is killed."""
     return io.TextIOWrapper(io.FileIO(descriptor, "w"), "utf-8", "backslashreplace", line_buffering=True)
 
 
-def _run(code: str) -> int:
+def _execute(code: str) -> int:
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     try:
         code = _without_fences(code)
-        linecache.cache[_NAME] = (len(code), None, code.splitlines(keepends=True), _NAME)
-        tree = ast.parse(code, _NAME)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-        exec(compile(tree, _NAME, "exec"), main.__dict__)
-        if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), _NAME, "eval"), main.__dict__)
+        linecache.cache[_FILE_NAME] = (len(code), None, code.splitlines(keepends=True), _FILE_NAME)
+        tree = ast.parse(code, _FILE_NAME)
+        last_expression = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, _FILE_NAME, "exec"), main.__dict__)
+        if isinstance(last_expression, ast.Expr):
+            value = eval(compile(ast.Expression(last_expression.value), _FILE_NAME, "eval"), main.__dict__)
             if value is not None:
                 print(value)  # noqa: T201
     except MemoryError:
         main.__dict__.clear()
-        return MEMORY
-    except SystemExit as end:
-        if end.code is None or isinstance(end.code, int):
-            return (end.code or 0) & 0xFF
-        print(end.code, file=sys.stderr)  # noqa: T201
-        return EXCEPTION
+        return MEMORY_STATUS
+    except SystemExit as system_exit:
+        if system_exit.code is None or isinstance(system_exit.code, int):
+            return (system_exit.code or 0) & 0xFF
+        print(system_exit.code, file=sys.stderr)  # noqa: T201
+        return EXCEPTION_STATUS
     except BaseException as error:
         # The traceback shows the code alone, without the frames of this module.
         report = traceback.TracebackException.from_exception(error)
-        names = [frame.filename for frame in report.stack]
-        first = names.index(_NAME) if _NAME in names else len(names)
-        frames = [frame for frame in report.stack[first:] if frame.filename != __file__]
+        file_names = [frame.filename for frame in report.stack]
+        first_index = file_names.index(_FILE_NAME) if _FILE_NAME in file_names else len(file_names)
+        frames = [frame for frame in report.stack[first_index:] if frame.filename != __file__]
         report.stack = traceback.StackSummary.from_list(frames)
         sys.stderr.writelines(report.format())
-        return EXCEPTION
+        return EXCEPTION_STATUS
     return 0
 
 
@@ -111,10 +111,10 @@ def _without_fences(code: str) -> str:
     try:
         ast.parse(code)
     except (SyntaxError, ValueError):
-        if one_line := _ONE_LINE.fullmatch(code):
+        if one_line := _ONE_LINE_CODE.fullmatch(code):
             return one_line[2].strip()
         code = code.replace("\r\n", "\n")
-        blocks = "\n".join(textwrap.dedent(match[3]) for match in _FENCED.finditer(code))
+        blocks = "\n".join(textwrap.dedent(match[3]) for match in _FENCED_BLOCK.finditer(code))
         # A closing fence without an opening one, as if a tag around the code had opened it.
         return blocks if blocks.strip() else _FENCE.sub("", code)
     return code
@@ -129,13 +129,13 @@ class _AllowList:
 
     def __init__(self, packages: Sequence[str], dependencies: frozenset[str]) -> None:
         self._allowed_text = ", ".join(("the standard library", *packages))
-        self._allowed = dependencies | set(packages) | sys.stdlib_module_names
+        self._allowed_modules = dependencies | set(packages) | sys.stdlib_module_names
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
         """Return None for an allowed module, so that the other finders look for it. Raises
         `ModuleNotFoundError` for any other.
         """
-        if name.partition(".")[0] in self._allowed:
+        if name.partition(".")[0] in self._allowed_modules:
             return None
         raise ModuleNotFoundError(
             f"{name!r} is not one of the modules that this tool may import: {self._allowed_text}", name=name

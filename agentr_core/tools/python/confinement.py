@@ -94,7 +94,7 @@ class Outcome:
 # space in them (`fallocate` fills a disk instantly), memory that no limit counts (`memfd_create`,
 # System V), and changing the mode, owner or times of a file, which Landlock does not control.
 
-_NUMBERS = """
+_SYSCALL_TABLE = """
 read 0 63, write 1 64, pread64 17 67, pwrite64 18 68, readv 19 65, writev 20 66, preadv 295 69,
 pwritev 296 70, lseek 8 62, close 3 57, close_range 436 436, dup 32 23, dup2 33 -, dup3 292 24,
 stat 4 -, fstat 5 80, lstat 6 -, newfstatat 262 79, statx 332 291, access 21 -, faccessat 269 48,
@@ -132,16 +132,16 @@ ioctl 16 29, fcntl 72 25, open 2 -, openat 257 56
 
 
 @cache
-def numbers(machine: str) -> dict[str, int]:
+def syscall_numbers(machine: str) -> dict[str, int]:
     """Return the numbers by name of the system calls that code may make, some only under the
-    conditions in `_program`.
+    conditions in `_filter_program`.
 
     `machine` is that of `os.uname()`. Raises `OSError` for a machine whose numbers are not known.
     """
     if machine not in ("x86_64", "aarch64"):
         raise OSError(f"the numbers of system calls on {machine} are not known to the Python tool")
     column = 1 if machine == "x86_64" else 2
-    rows = [row.split() for row in _NUMBERS.split(",")]
+    rows = [row.split() for row in _SYSCALL_TABLE.split(",")]
     return {row[0]: int(row[column]) for row in rows if row[column] != "-"}
 
 
@@ -184,7 +184,7 @@ STRICTEST = "strictest"
 """The name for the strictest level that works on this machine. It must be `landlock` or stricter,
 which keep code from the user's files; a weaker level must be named.
 """
-CANDIDATES = tuple(level for level in reversed(Level) if level is not Level.NONE)
+CANDIDATE_LEVELS = tuple(level for level in reversed(Level) if level is not Level.NONE)
 """The levels that are tried for `strictest`, in this order. The ones below `landlock` are tried
 only to say in the error which level works.
 """
@@ -205,13 +205,13 @@ def syscall(number: int, *arguments: int | bytes | None) -> int:
     """Make the system call with this number, and return its result. Raises `OSError` with the errno
     if it fails.
     """
-    return _checked(_libc().syscall(ctypes.c_long(number), *map(_word, arguments)), f"system call {number}")
+    return _check_result(_libc().syscall(ctypes.c_long(number), *map(_c_argument, arguments)), f"system call {number}")
 
 
 def prctl(option: int, *arguments: int | bytes) -> None:
     """Set a property of this process; see prctl(2). Raises `OSError` if the kernel refuses it."""
     padded_arguments = (*arguments, 0, 0, 0, 0)[:4]
-    _checked(_libc().prctl(ctypes.c_int(option), *map(_word, padded_arguments)), f"prctl {option}")
+    _check_result(_libc().prctl(ctypes.c_int(option), *map(_c_argument, padded_arguments)), f"prctl {option}")
 
 
 def drop_privileges() -> None:
@@ -220,18 +220,18 @@ def drop_privileges() -> None:
     """
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    _checked(_libc().capset(header, (ctypes.c_uint32 * 6)()), "capset")
+    _check_result(_libc().capset(header, (ctypes.c_uint32 * 6)()), "capset")
 
 
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _word(value: int | bytes | None) -> ctypes.c_void_p | ctypes.c_char_p | ctypes.c_long:
+def _c_argument(value: int | bytes | None) -> ctypes.c_void_p | ctypes.c_char_p | ctypes.c_long:
     return ctypes.c_char_p(value) if isinstance(value, bytes) else ctypes.c_long(value or 0)
 
 
-def _checked(result: int, operation: str) -> int:
+def _check_result(result: int, operation: str) -> int:
     if result < 0:
         error = ctypes.get_errno()
         raise OSError(error, f"{operation}: {os.strerror(error)}")
@@ -253,23 +253,23 @@ _NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
 """Offsets in `struct seccomp_data`; arguments have 8 bytes each, the low word first."""
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _REFUSE = 0x00050000 | errno.EPERM
-_UNKNOWN = 0x00050000 | errno.ENOSYS
-_WORD = 0xFFFFFFFF
+_NOT_IMPLEMENTED = 0x00050000 | errno.ENOSYS
+_WORD_MASK = 0xFFFFFFFF
 
 _CLONE_THREAD = 0x00010000
 _NEW_NAMESPACES = 0x7E020000
-_HIDDEN_FILE = 0o20000000
+_TMPFILE_BIT = 0o20000000
 """The bit of O_TMPFILE, which creates a file that is listed in no folder."""
-_OPENING = _HIDDEN_FILE | os.O_TRUNC | os.O_ACCMODE
+_OPEN_FLAGS_MASK = _TMPFILE_BIT | os.O_TRUNC | os.O_ACCMODE
 _OPEN_FLAGS = (os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC, os.O_RDWR | os.O_TRUNC)
-"""The flags with which a file may be opened, of those in `_OPENING`. O_TRUNC needs a mode for
-writing, since before ABI 3 Landlock does not keep readable files from being truncated.
+"""The flags with which a file may be opened, of those in `_OPEN_FLAGS_MASK`. O_TRUNC needs a mode
+for writing, since before ABI 3 Landlock does not keep readable files from being truncated.
 """
-_THREAD_NAMES = (15, 16, 0x53564D41)
+_PRCTL_OPTIONS = (15, 16, 0x53564D41)
 """The allowed options of prctl: PR_SET_NAME, PR_GET_NAME, PR_SET_VMA."""
-_TERMINALS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+_IOCTL_REQUESTS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """The allowed requests of ioctl: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
-_DESCRIPTORS = (0, 1, 2, 3, 4, 5, 6, 7, 1030)
+_FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 1030)
 """The allowed commands of fcntl: duplicate, flags, locks; not F_SETOWN, which can send signals to
 others.
 """
@@ -283,76 +283,82 @@ class _Condition:
 
     argument: int
     values: tuple[int, ...]
-    mask: int = _WORD
+    mask: int = _WORD_MASK
 
 
-def install() -> None:
+def install_filter() -> None:
     """Install the filter in this process for good. The process must have only one thread, and
     `no_new_privs` must be set. Raises `OSError` if the kernel refuses it.
     """
-    _load(_program(os.uname().machine, os.getpid()))
+    _install_program(_filter_program(os.uname().machine, os.getpid()))
 
 
-def _load(program: bytes) -> None:
-    code = ctypes.create_string_buffer(program, len(program))
+def _install_program(program: bytes) -> None:
+    buffer = ctypes.create_string_buffer(program, len(program))
     # struct sock_fprog: a count, padding, a pointer.
-    prctl(PR_SET_SECCOMP, _MODE_FILTER, struct.pack("@HP", len(program) // 8, ctypes.addressof(code)))
+    prctl(PR_SET_SECCOMP, _MODE_FILTER, struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer)))
 
 
-def _program(machine: str, process: int) -> bytes:
-    """Return the BPF program of the filter for the process with id `process`, 8 bytes for each
+def _filter_program(machine: str, pid: int) -> bytes:
+    """Return the BPF program of the filter for the process with id `pid`, 8 bytes for each
     instruction.
     """
-    calls = dict(numbers(machine))
-    lines = [_line(_LOAD, _ARCH_AT), _line(_EQUAL, _AUDIT_ARCH[machine], 1, 0), _line(_RETURN, _KILL)]
-    lines.append(_line(_LOAD, _NUMBER_AT))
+    calls = dict(syscall_numbers(machine))
+    instructions = [
+        _instruction(_LOAD, _ARCH_AT),
+        _instruction(_EQUAL, _AUDIT_ARCH[machine], 1, 0),
+        _instruction(_RETURN, _KILL),
+    ]
+    instructions.append(_instruction(_LOAD, _NUMBER_AT))
     # Without clone3 (ENOSYS), glibc makes threads with `clone`, whose flags a filter can read.
-    lines += _answer(calls.pop("clone3"), _UNKNOWN)
+    instructions += _return_if_equal(calls.pop("clone3"), _NOT_IMPLEMENTED)
     conditions = {
         "clone": _Condition(0, (_CLONE_THREAD,), _CLONE_THREAD | _NEW_NAMESPACES),
-        "kill": _Condition(0, (process,)),
-        "tgkill": _Condition(0, (process,)),
-        "prlimit64": _Condition(0, (0, process)),
-        "prctl": _Condition(0, _THREAD_NAMES),
-        "ioctl": _Condition(1, _TERMINALS),
-        "fcntl": _Condition(1, _DESCRIPTORS),
-        "open": _Condition(1, _OPEN_FLAGS, _OPENING),
-        "openat": _Condition(2, _OPEN_FLAGS, _OPENING),
+        "kill": _Condition(0, (pid,)),
+        "tgkill": _Condition(0, (pid,)),
+        "prlimit64": _Condition(0, (0, pid)),
+        "prctl": _Condition(0, _PRCTL_OPTIONS),
+        "ioctl": _Condition(1, _IOCTL_REQUESTS),
+        "fcntl": _Condition(1, _FCNTL_COMMANDS),
+        "open": _Condition(1, _OPEN_FLAGS, _OPEN_FLAGS_MASK),
+        "openat": _Condition(2, _OPEN_FLAGS, _OPEN_FLAGS_MASK),
     }
     for name, condition in conditions.items():
         if name in calls:
-            checks = [line for value in condition.values for line in _answer(value, _ALLOW)]
-            body = [
-                _line(_LOAD, _ARGUMENTS_AT + 8 * condition.argument),
-                _line(_AND, condition.mask),
-                *checks,
-                _line(_RETURN, _REFUSE),
+            value_checks = [
+                instruction for value in condition.values for instruction in _return_if_equal(value, _ALLOW)
             ]
-            lines += (_line(_EQUAL, calls.pop(name), 0, len(body)), *body)
-    for number in calls.values():
-        lines += _answer(number, _ALLOW)
-    return b"".join([*lines, _line(_RETURN, _REFUSE)])
+            instructions_of_call = [
+                _instruction(_LOAD, _ARGUMENTS_AT + 8 * condition.argument),
+                _instruction(_AND, condition.mask),
+                *value_checks,
+                _instruction(_RETURN, _REFUSE),
+            ]
+            instructions += (_instruction(_EQUAL, calls.pop(name), 0, len(instructions_of_call)), *instructions_of_call)
+    for syscall_number in calls.values():
+        instructions += _return_if_equal(syscall_number, _ALLOW)
+    return b"".join([*instructions, _instruction(_RETURN, _REFUSE)])
 
 
-def _answer(number: int, action: int) -> Iterable[bytes]:
-    return _line(_EQUAL, number, 0, 1), _line(_RETURN, action)
+def _return_if_equal(number: int, action: int) -> Iterable[bytes]:
+    return _instruction(_EQUAL, number, 0, 1), _instruction(_RETURN, action)
 
 
-def _line(code: int, constant: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    return struct.pack("=HBBI", code, if_true, if_false, constant)
+def _instruction(opcode: int, constant: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", opcode, if_true, if_false, constant)
 
 
 # Landlock: rules on files, TCP, signals and abstract sockets, which a process imposes on itself and
 # the kernel enforces (landlock(7)).
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_VERSION = 1
+_GET_VERSION = 1
 _PATH_BENEATH = 1
 
 _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 1, 1 << 2, 1 << 3
 _MAKE_REG = 1 << 8
 _TRUNCATE = 1 << 14
-_FILE_RIGHTS_KNOWN = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
+_NUM_FILE_RIGHTS_BY_ABI = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 """The number of file rights by ABI version. Versions add to those of version 1: links between
 folders (2), truncation (3) and ioctl on devices (5).
 """
@@ -361,20 +367,20 @@ _ALL_TCP_RIGHTS = 0b11
 _ALL_SCOPES = 0b11
 """From ABI 6 on: abstract sockets and signals do not reach outside."""
 
-_READ = _READ_FILE | _READ_DIR
-_KEEP_FILES = _READ | _WRITE_FILE | _TRUNCATE | _MAKE_REG
-_FILE_ALONE = _READ_FILE | _WRITE_FILE | _TRUNCATE
+_READ_RIGHTS = _READ_FILE | _READ_DIR
+_WORK_FOLDER_RIGHTS = _READ_RIGHTS | _WRITE_FILE | _TRUNCATE | _MAKE_REG
+_FILE_RIGHTS = _READ_FILE | _WRITE_FILE | _TRUNCATE
 
 
-def abi() -> int:
+def landlock_abi() -> int:
     """Return the ABI version of Landlock in this kernel; 0 if it is missing or disabled."""
     try:
-        return syscall(_CREATE_RULESET, None, 0, _VERSION)
+        return syscall(_CREATE_RULESET, None, 0, _GET_VERSION)
     except OSError:
         return 0
 
 
-def ruleset(readable: Iterable[str], writable: str, version: int) -> int:
+def create_ruleset(readable: Iterable[str], writable: str, abi_version: int) -> int:
     """Create Landlock rules for `restrict`, and return their file descriptor.
 
     A process under them may read everything below the `readable` paths, create, read and change
@@ -383,57 +389,57 @@ def ruleset(readable: Iterable[str], writable: str, version: int) -> int:
     be neither removed nor renamed, so that its listing shows all that it holds. Paths that do not
     exist are skipped.
 
-    `version` is that of `abi()`. What older versions do not control (before 6 signals and abstract
-    sockets, before 4 TCP, before 3 truncation), the seccomp filter must refuse. Raises `OSError` if
-    `version` is 0.
+    `abi_version` is that of `landlock_abi()`. What older versions do not control (before 6 signals
+    and abstract sockets, before 4 TCP, before 3 truncation), the seccomp filter must refuse. Raises
+    `OSError` if `abi_version` is 0.
     """
-    if version == 0:
+    if abi_version == 0:
         raise OSError("this kernel has no Landlock, or does not allow its use (Linux 5.13 is the first with it)")
-    handled_rights = (1 << _FILE_RIGHTS_KNOWN[min(version, 5)]) - 1
-    words = [handled_rights]
-    if version >= 4:
-        words.append(_ALL_TCP_RIGHTS)
-    if version >= 6:
-        words.append(_ALL_SCOPES)
-    attributes = struct.pack(f"={len(words)}Q", *words)
-    rules = syscall(_CREATE_RULESET, attributes, len(attributes), 0)
+    handled_rights = (1 << _NUM_FILE_RIGHTS_BY_ABI[min(abi_version, 5)]) - 1
+    rights_words = [handled_rights]
+    if abi_version >= 4:
+        rights_words.append(_ALL_TCP_RIGHTS)
+    if abi_version >= 6:
+        rights_words.append(_ALL_SCOPES)
+    attributes = struct.pack(f"={len(rights_words)}Q", *rights_words)
+    rules_fd = syscall(_CREATE_RULESET, attributes, len(attributes), 0)
     for path in readable:
-        _allow(rules, path, _READ)
-    _allow(rules, "/dev/null", _READ_FILE | _WRITE_FILE)
-    _allow(rules, writable, _KEEP_FILES & handled_rights)
-    return rules
+        _add_path(rules_fd, path, _READ_RIGHTS)
+    _add_path(rules_fd, "/dev/null", _READ_FILE | _WRITE_FILE)
+    _add_path(rules_fd, writable, _WORK_FOLDER_RIGHTS & handled_rights)
+    return rules_fd
 
 
-def restrict(rules: int) -> None:
+def restrict(rules_fd: int) -> None:
     """Impose rules on this process and all that it starts, for good; `no_new_privs` must be set.
     Raises `OSError` if the kernel refuses it.
     """
-    syscall(_RESTRICT_SELF, rules, 0)
+    syscall(_RESTRICT_SELF, rules_fd, 0)
 
 
-def _allow(rules: int, path: str, rights: int) -> None:
+def _add_path(rules_fd: int, path: str, rights: int) -> None:
     try:
-        file = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except FileNotFoundError:
         return
     try:
-        allowed_rights = rights if os.path.isdir(path) else rights & _FILE_ALONE  # noqa: PTH112
-        syscall(_ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", allowed_rights, file), 0)
+        allowed_rights = rights if os.path.isdir(path) else rights & _FILE_RIGHTS  # noqa: PTH112
+        syscall(_ADD_RULE, rules_fd, _PATH_BENEATH, struct.pack("=Qi", allowed_rights, path_fd), 0)
     finally:
-        os.close(file)
+        os.close(path_fd)
 
 
 MIB = 1 << 20
 
 
-def confine(level: Level, limits: Limits, folder: str, rules: int, parent: int) -> None:
+def confine(level: Level, limits: Limits, folder: str, rules_fd: int, parent_pid: int) -> None:
     """Confine this process for good at a level, in a new session and in the working folder. It must
     have only one thread.
 
     Args:
         folder: the working folder; from level `landlock` on the only place to write.
-        rules: the descriptor of Landlock's rules, used from level `landlock` on.
-        parent: the id of the process that forked this one. This one is killed when it ends, and
+        rules_fd: the descriptor of Landlock's rules, used from level `landlock` on.
+        parent_pid: the id of the process that forked this one. This one is killed when it ends, and
             exits at once if it has ended already.
 
     Raises `OSError` if the kernel refuses a barrier.
@@ -441,12 +447,12 @@ def confine(level: Level, limits: Limits, folder: str, rules: int, parent: int) 
     os.setsid()
     os.chdir(folder)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if os.getppid() != parent_pid:
         os._exit(1)
     if level.includes(Level.LIMITS):
         with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - in a child that lives for milliseconds
             address_space = int(file.read().split()[0]) * resource.getpagesize()
-        for kind, limit in (
+        for limit_id, limit in (
             (resource.RLIMIT_AS, address_space + limits.memory_mb * MIB),
             (resource.RLIMIT_FSIZE, limits.disk_mb * MIB),
             (resource.RLIMIT_NOFILE, limits.open_files),
@@ -454,14 +460,14 @@ def confine(level: Level, limits: Limits, folder: str, rules: int, parent: int) 
             (resource.RLIMIT_MEMLOCK, 0),
             (resource.RLIMIT_MSGQUEUE, 0),
         ):
-            resource.setrlimit(kind, (limit, limit))
+            resource.setrlimit(limit_id, (limit, limit))
         # When memory runs short, the kernel should kill this process rather than a training.
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123 - as above
             file.write("1000")
         # SIGXCPU at the soft limit shows the cause; at the hard limit the process is killed.
         resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))
     if level.includes(Level.LANDLOCK):
-        restrict(rules)
-        os.close(rules)
+        restrict(rules_fd)
+        os.close(rules_fd)
     if level.includes(Level.SECCOMP):
-        install()
+        install_filter()

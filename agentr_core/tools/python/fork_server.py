@@ -23,32 +23,32 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core.tools.python import child, confinement
-from agentr_core.tools.python.child import EXCEPTION, MEMORY
+from agentr_core.tools.python.child import EXCEPTION_STATUS, MEMORY_STATUS
 from agentr_core.tools.python.confinement import MIB, Level, Limits, Status, confine
 
 # Supervision of running code by the fork server: it reads the output, checks the time, the tasks
 # and the files, and kills all processes that are left at the end.
 
-_TICK_S = 0.02
+_CHECK_INTERVAL_S = 0.02
 """Seconds between two checks of tasks and files."""
-_CHUNK = 1 << 16
+_CHUNK_BYTES = 1 << 16
 
 
-class Watch:
+class CallSupervisor:
     """Supervises one call, a child of this process. This process is a subreaper: orphaned
     descendants of the child become its children, so that all of them can be killed.
 
     Args:
-        process: the id of the child.
+        pid: the id of the child.
         stdout, stderr: the read ends of the pipes to which it prints; `wait` closes them.
         folder: its working folder.
     """
 
-    def __init__(self, process: int, stdout: int, stderr: int, limits: Limits, folder: Path) -> None:
-        self._process = process
+    def __init__(self, pid: int, stdout: int, stderr: int, limits: Limits, folder: Path) -> None:
+        self._pid = pid
         self._output = {stdout: bytearray(), stderr: bytearray()}
         self._stderr = stderr
-        self._printed = 0
+        self._num_printed_bytes = 0
         self._limits = limits
         self._folder = folder
 
@@ -60,10 +60,10 @@ class Watch:
         when there is input for this process or its input ends, since nobody then waits for the
         call.
         """
-        process_fd = os.pidfd_open(self._process)
+        process_fd = os.pidfd_open(self._pid)
         try:
-            cause = self._observe(process_fd, deadline)
-            status = self._end()
+            cause = self._wait_for_end(process_fd, deadline)
+            wait_status = self._kill_all()
             # All writers have been killed, so this reads what is left in the pipes.
             for descriptor in self._output:
                 while self._read(descriptor):
@@ -76,32 +76,32 @@ class Watch:
         texts: list[str] = []
         for descriptor, data in self._output.items():
             # Of standard error the end is kept, where a traceback says what happened.
-            part = data[-limit:] if descriptor == self._stderr else data[:limit]
-            texts.append(part.decode("utf-8", errors="replace"))
+            kept_data = data[-limit:] if descriptor == self._stderr else data[:limit]
+            texts.append(kept_data.decode("utf-8", errors="replace"))
         stdout, stderr = texts
         truncated = any(len(data) > limit for data in self._output.values())
-        kind, detail = _outcome(status, cause, self._limits)
-        if kind is Status.OK and not stdout.strip():
-            kind = Status.EMPTY
-        return {"status": kind, "stdout": stdout, "stderr": stderr, "truncated": truncated, "cause": detail}
+        call_status, cause_text = _status_and_cause(wait_status, cause, self._limits)
+        if call_status is Status.OK and not stdout.strip():
+            call_status = Status.EMPTY
+        return {"status": call_status, "stdout": stdout, "stderr": stderr, "truncated": truncated, "cause": cause_text}
 
-    def _observe(self, process_fd: int, deadline: float) -> str:
+    def _wait_for_end(self, process_fd: int, deadline: float) -> str:
         """Read the output until the call ends or must be ended. Return the cause, or "" if its
         process has ended by itself.
         """
         poll = select.poll()
         for descriptor in (process_fd, 0, *self._output):
             poll.register(descriptor, select.POLLIN)
-        look = time.monotonic() + _TICK_S
+        next_check = time.monotonic() + _CHECK_INTERVAL_S
         while True:
             now = time.monotonic()
             if now >= deadline:
                 return "timeout"
-            if now >= look:
-                if cause := self._excess():
+            if now >= next_check:
+                if cause := self._exceeded_limit():
                     return cause
-                look = now + _TICK_S
-            for descriptor, _ in poll.poll(1000 * max(0.0, min(look, deadline) - now)):
+                next_check = now + _CHECK_INTERVAL_S
+            for descriptor, _ in poll.poll(1000 * max(0.0, min(next_check, deadline) - now)):
                 if descriptor == process_fd:
                     return ""
                 if descriptor == 0:
@@ -109,13 +109,13 @@ class Watch:
                 if not self._read(descriptor):
                     poll.unregister(descriptor)
 
-    def _excess(self) -> str:
+    def _exceeded_limit(self) -> str:
         """Return which limit the call exceeds, of those that the kernel does not enforce (tasks,
         files, disk space, printed output); "" for none.
         """
         limits = self._limits
         # RLIMIT_NPROC would count all processes of the user, and does not apply to root.
-        tasks = sum(len(_list_dir(f"/proc/{process}/task")) for process in _descendants(os.getpid()))
+        tasks = sum(len(_list_dir(f"/proc/{pid}/task")) for pid in _descendants(os.getpid()))
         if tasks > limits.tasks:
             return f"more than {limits.tasks} threads and processes"
         sizes = []
@@ -127,38 +127,38 @@ class Watch:
             return f"more than {limits.files} files"
         if sum(sizes) > limits.disk_mb * MIB:
             return f"more than {limits.disk_mb} MiB in files"
-        if self._printed > limits.disk_mb * MIB:
+        if self._num_printed_bytes > limits.disk_mb * MIB:
             return f"more than {limits.disk_mb} MiB printed"
         return ""
 
     def _read(self, descriptor: int) -> int:
-        data = os.read(descriptor, _CHUNK)
+        data = os.read(descriptor, _CHUNK_BYTES)
         buffer = self._output[descriptor]
         buffer += data
         # One byte more than the limit is kept, to know whether output was dropped.
         limit = self._limits.output_bytes + 1
         del buffer[slice(None, -limit) if descriptor == self._stderr else slice(limit, None)]
-        self._printed += len(data)
+        self._num_printed_bytes += len(data)
         return len(data)
 
-    def _end(self) -> int:
+    def _kill_all(self) -> int:
         """Kill all processes of the call that are left, and return the wait status of its first
         process.
         """
-        first = 0
+        first_wait_status = 0
         while True:
-            for process in _descendants(os.getpid()):
+            for pid in _descendants(os.getpid()):
                 with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
             try:
-                process, status = os.waitpid(-1, 0)
+                pid, wait_status = os.waitpid(-1, 0)
             except ChildProcessError:
-                return first
-            if process == self._process:
-                first = status
+                return first_wait_status
+            if pid == self._pid:
+                first_wait_status = wait_status
 
 
-def _outcome(status: int, cause: str, limits: Limits) -> tuple[Status, str]:
+def _status_and_cause(wait_status: int, cause: str, limits: Limits) -> tuple[Status, str]:
     """Return the status and the cause for an `Outcome`, given the wait status of the process, and
     the cause for which the call was ended ("" if it was not).
     """
@@ -166,30 +166,30 @@ def _outcome(status: int, cause: str, limits: Limits) -> tuple[Status, str]:
         return Status.TIMEOUT, f"more than {limits.timeout_s:g} s"
     if cause:
         return Status.KILLED, cause
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        if number == signal.SIGXCPU:
+    if os.WIFSIGNALED(wait_status):
+        signal_number = os.WTERMSIG(wait_status)
+        if signal_number == signal.SIGXCPU:
             return Status.TIMEOUT, f"more than {limits.cpu_s} s of processor time"
-        return Status.KILLED, signal.Signals(number).name
-    code = os.WEXITSTATUS(status)
-    if code == MEMORY:
+        return Status.KILLED, signal.Signals(signal_number).name
+    exit_status = os.WEXITSTATUS(wait_status)
+    if exit_status == MEMORY_STATUS:
         return Status.MEMORY, f"more than {limits.memory_mb} MiB"
-    if code == 0:
+    if exit_status == 0:
         return Status.OK, ""
-    return Status.EXCEPTION, "" if code == EXCEPTION else f"exit status {code}"
+    return Status.EXCEPTION, "" if exit_status == EXCEPTION_STATUS else f"exit status {exit_status}"
 
 
-def _descendants(process: int) -> list[int]:
+def _descendants(pid: int) -> list[int]:
     """Return all descendants of a process: its children, their children and so on."""
     descendants: list[int] = []
-    ahead = [process]
-    while ahead:
-        parent = ahead.pop()
-        for task in _list_dir(f"/proc/{parent}/task"):
+    pending = [pid]
+    while pending:
+        parent_pid = pending.pop()
+        for task in _list_dir(f"/proc/{parent_pid}/task"):
             with suppress(OSError):
-                children = Path(f"/proc/{parent}/task/{task}/children").read_text(encoding="ascii")
-                ahead += map(int, children.split())
-        descendants.append(parent)
+                children = Path(f"/proc/{parent_pid}/task/{task}/children").read_text(encoding="ascii")
+                pending += map(int, children.split())
+        descendants.append(parent_pid)
     return descendants[1:]
 
 
@@ -200,25 +200,25 @@ def _list_dir(folder: str) -> list[str]:
         return []
 
 
-_SYSTEM = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
+_SYSTEM_PATHS = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 """Paths that a library may need when it is loaded only during a call."""
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+_DEVICE_PATHS = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
 def main() -> None:
     """Answer one line with the settings (`ready` or `refused`), then serve calls until standard
     input ends.
     """
-    source = sys.stdin.buffer
-    settings = json.loads(source.readline())
+    input_stream = sys.stdin.buffer
+    settings = json.loads(input_stream.readline())
     try:
         server = ForkServer(**settings)
     except (ImportError, OSError) as error:
-        _answer({"refused": str(error)})
+        _write_answer({"refused": str(error)})
         return
-    _answer({"ready": True})
-    while line := source.readline():
-        _answer(server.call(**json.loads(line)))
+    _write_answer({"ready": True})
+    while line := input_stream.readline():
+        _write_answer(server.call(**json.loads(line)))
 
 
 class ForkServer:
@@ -235,14 +235,14 @@ class ForkServer:
         self._limits = Limits(**limits)
         self._folder = Path(folder) / "work"
         self._folder.mkdir(mode=0o700)
-        before = set(sys.modules)
+        modules_before = set(sys.modules)
         for name in packages:
             importlib.import_module(name)
         if "numpy" in packages:
             # Otherwise it would be loaded at its first use in a call, with a random seed.
             importlib.import_module("numpy.random")
-        dependencies = frozenset(name.partition(".")[0] for name in set(sys.modules) - before)
-        self._rules = -1
+        dependencies = frozenset(name.partition(".")[0] for name in set(sys.modules) - modules_before)
+        self._rules_fd = -1
         if self._level.includes(Level.LANDLOCK):
             # The standard library, without the packages that may be installed in its folder.
             stdlib = sysconfig.get_path("stdlib")
@@ -253,8 +253,8 @@ class ForkServer:
                 folders = [*getattr(sys.modules[name], "__path__", ())]
                 paths += folders or [getattr(sys.modules[name], "__file__", None) or ""]
                 paths += [f"{folder}.libs" for folder in folders]
-            readable = (*_SYSTEM, *_DEVICES, *library, *filter(None, paths))
-            self._rules = confinement.ruleset(readable, str(self._folder), confinement.abi())
+            readable = (*_SYSTEM_PATHS, *_DEVICE_PATHS, *library, *filter(None, paths))
+            self._rules_fd = confinement.create_ruleset(readable, str(self._folder), confinement.landlock_abi())
         confinement.prctl(confinement.PR_SET_CHILD_SUBREAPER, 1)
         if self._level.includes(Level.LIMITS):
             confinement.drop_privileges()
@@ -273,10 +273,10 @@ class ForkServer:
         """
         start = time.monotonic()
         limits = replace(self._limits, timeout_s=timeout_s) if timeout_s else self._limits
-        watch = self._start(code, limits)
-        if isinstance(watch, str):
-            return {"refused": watch}
-        outcome = watch.wait(start + limits.timeout_s)
+        supervisor = self._fork_call(code, limits)
+        if isinstance(supervisor, str):
+            return {"refused": supervisor}
+        outcome = supervisor.wait(start + limits.timeout_s)
         # The folder is emptied and not replaced, since Landlock's rules refer to it.
         for entry in os.scandir(self._folder):
             if entry.is_dir(follow_symlinks=False):
@@ -285,52 +285,58 @@ class ForkServer:
                 os.unlink(entry.path)  # noqa: PTH108
         return {**outcome, "ms": 1000 * (time.monotonic() - start)}
 
-    def _start(self, code: str, limits: Limits) -> Watch | str:
-        """Fork a process that runs the code, and return its watch once all barriers are set; if one
-        could not be set, the reason.
+    def _fork_call(self, code: str, limits: Limits) -> CallSupervisor | str:
+        """Fork a process that runs the code, and return its supervisor once all barriers are set;
+        if one could not be set, the reason.
         """
-        ready, ready_end = os.pipe()
-        stdout, stdout_end = os.pipe()
-        stderr, stderr_end = os.pipe()
-        parent = os.getpid()
-        process = os.fork()
-        if process == 0:
+        ready_read_end, ready_write_end = os.pipe()
+        stdout_read_end, stdout_write_end = os.pipe()
+        stderr_read_end, stderr_write_end = os.pipe()
+        parent_pid = os.getpid()
+        pid = os.fork()
+        if pid == 0:
             try:
-                self._become(code, parent, ready_end, stdout_end, stderr_end)
+                self._run_child(code, parent_pid, ready_write_end, stdout_write_end, stderr_write_end)
             finally:
-                os._exit(child.EXCEPTION)
-        for descriptor in (ready_end, stdout_end, stderr_end):
+                os._exit(child.EXCEPTION_STATUS)
+        for descriptor in (ready_write_end, stdout_write_end, stderr_write_end):
             os.close(descriptor)
-        watch = Watch(process, stdout, stderr, limits, self._folder)
-        with open(ready, "rb") as barrier:  # noqa: PTH123 - a descriptor
-            if refusal := barrier.read().decode():
-                watch.wait(time.monotonic())
+        supervisor = CallSupervisor(pid, stdout_read_end, stderr_read_end, limits, self._folder)
+        with open(ready_read_end, "rb") as ready_pipe:  # noqa: PTH123 - a descriptor
+            if refusal := ready_pipe.read().decode():
+                supervisor.wait(time.monotonic())
                 return refusal
-        return watch
+        return supervisor
 
-    def _become(self, code: str, parent: int, ready_end: int, stdout: int, stderr: int) -> None:
-        """Confine this process, the child, tell the parent by closing `ready_end`, run the code and
-        exit. If a barrier is refused, write the reason to `ready_end` and exit. Never returns.
+    def _run_child(
+        self, code: str, parent_pid: int, ready_write_end: int, stdout_write_end: int, stderr_write_end: int
+    ) -> None:
+        """Confine this process, the child, tell the parent by closing `ready_write_end`, run the
+        code and exit. If a barrier is refused, write the reason to `ready_write_end` and exit.
+        Never returns.
         """
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(stdout, 1)
-        os.dup2(stderr, 2)
-        # Close all descriptors above standard error but `ready_end` and Landlock's rules.
-        low = 3
-        for descriptor in (*sorted(n for n in (ready_end, self._rules) if n >= low), os.sysconf("SC_OPEN_MAX")):
-            os.closerange(low, descriptor)
-            low = descriptor + 1
+        os.dup2(stdout_write_end, 1)
+        os.dup2(stderr_write_end, 2)
+        # Close all descriptors above standard error but `ready_write_end` and Landlock's rules.
+        lowest = 3
+        for descriptor in (
+            *sorted(fd for fd in (ready_write_end, self._rules_fd) if fd >= lowest),
+            os.sysconf("SC_OPEN_MAX"),
+        ):
+            os.closerange(lowest, descriptor)
+            lowest = descriptor + 1
         try:
-            confine(self._level, self._limits, str(self._folder), self._rules, parent)
+            confine(self._level, self._limits, str(self._folder), self._rules_fd, parent_pid)
         except OSError as error:
-            os.write(ready_end, str(error).encode())
-            os._exit(child.EXCEPTION)
-        os.close(ready_end)
+            os.write(ready_write_end, str(error).encode())
+            os._exit(child.EXCEPTION_STATUS)
+        os.close(ready_write_end)
         gc.enable()
         os._exit(child.run(code))
 
 
-def _answer(data: dict[str, Any]) -> None:
+def _write_answer(data: dict[str, Any]) -> None:
     with suppress(BrokenPipeError):
         sys.stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
         sys.stdout.flush()

@@ -17,7 +17,7 @@ from typing import Any
 
 from agentr_core.errors import SandboxError
 from agentr_core.system import Scratch, source_folder
-from agentr_core.tools.python.confinement import CANDIDATES, PACKAGES, STRICTEST, Level, Limits, Outcome, Status
+from agentr_core.tools.python.confinement import CANDIDATE_LEVELS, PACKAGES, STRICTEST, Level, Limits, Outcome, Status
 
 # The self-test at start-up, which runs code that tries to get past each barrier of a level.
 
@@ -30,14 +30,16 @@ class Attempt:
     level: Level
     code: str
     """Prints "held" if the barrier held, and anything else if it did not."""
-    ends: Status = Status.OK
+    expected_status: Status = Status.OK
     """The status that the call must have; any but `ok` proves by itself that the barrier held."""
     timeout_s: float = 60.0
     """The time limit of the call, in seconds, long enough for a busy machine."""
 
-    def is_held(self, outcome: Outcome) -> bool:
+    def barrier_held(self, outcome: Outcome) -> bool:
         """Return whether the outcome of the code shows that the barrier held."""
-        return outcome.status is self.ends and (self.ends is not Status.OK or outcome.stdout.strip() == "held")
+        return outcome.status is self.expected_status and (
+            self.expected_status is not Status.OK or outcome.stdout.strip() == "held"
+        )
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,10 @@ class Finding:
 
     attempt: str
     level: Level
-    held: bool
+    barrier_held: bool
 
 
-async def tried(
+async def run_attempts(
     run: Callable[..., Awaitable[Outcome]], level: Level, limits: Limits, *, all_levels: bool = False
 ) -> tuple[Finding, ...]:
     """Run the attempts on the barriers of a level one after another, and return their findings.
@@ -65,20 +67,20 @@ async def tried(
     for attempt in attempts(limits):
         if all_levels or level.includes(attempt.level):
             outcome = await run(attempt.code, timeout_s=attempt.timeout_s)
-            findings.append(Finding(attempt.name, attempt.level, attempt.is_held(outcome)))
+            findings.append(Finding(attempt.name, attempt.level, attempt.barrier_held(outcome)))
     return tuple(findings)
 
 
 def attempts(limits: Limits) -> tuple[Attempt, ...]:
     """Return the attempts of all levels; those on limits try to exceed `limits` slightly."""
-    values = asdict(limits)
-    of_limits = {
+    limit_values = asdict(limits)
+    limit_scripts = {
         "memory": ("import mmap\nmmap.mmap(-1, ({memory_mb} + 64) << 20)", errno.ENOMEM),
         "size of a file": ("open('big', 'wb').truncate(({disk_mb} << 20) + 1)", errno.EFBIG),
         "open files": ("held = [open('/dev/null') for _ in range({open_files})]", errno.EMFILE),
         "another user": ("os.setuid(0 if os.getuid() else 1)", errno.EPERM),
     }
-    of_files = {
+    file_scripts = {
         "file outside": "open('/etc/passwd').read()",
         "folder outside": "os.listdir('/')",
         "writing outside": "open('../escape', 'w').write('out')",
@@ -86,21 +88,21 @@ def attempts(limits: Limits) -> tuple[Attempt, ...]:
         "processes of others": "open('/proc/1/status').read()",
     }
     # If a file does not exist, the barrier counts as held too.
-    refusals = (errno.EACCES, errno.EPERM, errno.ENOENT)
+    error_numbers = (errno.EACCES, errno.EPERM, errno.ENOENT)
     return (
-        Attempt("what is allowed", Level.NONE, _ALLOWED),
+        Attempt("what is allowed", Level.NONE, _ALLOWED_CODE),
         Attempt("endless loop", Level.NONE, "while True: pass", Status.TIMEOUT, timeout_s=0.2),
         *(
-            Attempt(name, Level.LIMITS, _attempt(code.format(**values), number))
-            for name, (code, number) in of_limits.items()
+            Attempt(name, Level.LIMITS, _attempt_code(code.format(**limit_values), error_number))
+            for name, (code, error_number) in limit_scripts.items()
         ),
-        *_on_calls(),
-        *(Attempt(name, Level.LANDLOCK, _attempt(code, *refusals)) for name, code in of_files.items()),
-        Attempt("name of a file outside", Level.BUBBLEWRAP, _attempt("os.stat('/etc/passwd')", errno.ENOENT)),
+        *_syscall_attempts(),
+        *(Attempt(name, Level.LANDLOCK, _attempt_code(code, *error_numbers)) for name, code in file_scripts.items()),
+        Attempt("name of a file outside", Level.BUBBLEWRAP, _attempt_code("os.stat('/etc/passwd')", errno.ENOENT)),
     )
 
 
-def _on_calls() -> list[Attempt]:
+def _syscall_attempts() -> list[Attempt]:
     scripts = {
         "fork": "if not os.fork(): os._exit(0)\nos.wait()",
         "another program": "os.execv('/bin/true', ['true'])",
@@ -119,7 +121,7 @@ def _on_calls() -> list[Attempt]:
         "mode of a file": "os.chmod('.', 0o700)",
         "limits of the parent": "import resource\nresource.prlimit(os.getppid(), resource.RLIMIT_CORE)",
     }
-    raw = {
+    raw_calls = {
         "ptrace": (101, 117, 0, 0, 0, 0),
         "unshare": (272, 97, 0),
         "setns": (308, 268, -1, 0),
@@ -132,18 +134,20 @@ def _on_calls() -> list[Attempt]:
         "System V memory": (29, 194, 0, 4096, 0o600),
     }
     column = 1 if os.uname().machine == "aarch64" else 0
-    scripts |= {name: f"call({row[column]}, {str(row[2:])[1:-1]})" for name, row in raw.items()}
-    return [Attempt(name, Level.SECCOMP, _attempt(code, errno.EPERM, errno.ENOSYS)) for name, code in scripts.items()]
+    scripts |= {name: f"call({row[column]}, {str(row[2:])[1:-1]})" for name, row in raw_calls.items()}
+    return [
+        Attempt(name, Level.SECCOMP, _attempt_code(code, errno.EPERM, errno.ENOSYS)) for name, code in scripts.items()
+    ]
 
 
-def _attempt(code: str, *refusals: int) -> str:
+def _attempt_code(code: str, *error_numbers: int) -> str:
     """Return code that runs `code` and prints "held" if the kernel refuses it with one of these
     error numbers.
     """
-    return _FRAME.format(code=textwrap.indent(code, "    "), refusals=refusals)
+    return _ATTEMPT_TEMPLATE.format(code=textwrap.indent(code, "    "), refusals=error_numbers)
 
 
-_FRAME = """
+_ATTEMPT_TEMPLATE = """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -159,7 +163,7 @@ else:
     print("escaped")
 """
 
-_ALLOWED = """
+_ALLOWED_CODE = """
 import threading
 seen = []
 thread = threading.Thread(target=seen.append, args=["a thread"])
@@ -174,10 +178,10 @@ print("held" if [open("note").read(), *seen] == ["a file", "a thread"] else "it 
 # Bubblewrap as an outer layer: the fork server runs in its own namespaces, if the system allows
 # user namespaces.
 
-_SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache")
+_SYSTEM_PATHS = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache")
 
 
-def wrapped(command: list[str], folder: str) -> list[str]:
+def bubblewrap_command(command: list[str], folder: str) -> list[str]:
     """Return a command that runs `command` in its own namespaces: without a network or other
     processes, and with access only to the system's programs, Python and this package (read-only)
     and to one folder (writable). Raises `FileNotFoundError` if bubblewrap is not installed.
@@ -186,10 +190,10 @@ def wrapped(command: list[str], folder: str) -> list[str]:
     if program is None:
         raise FileNotFoundError("the program `bwrap` is not installed (package `bubblewrap`)")
     package = f"{source_folder()}/agentr_core"
-    visible = dict.fromkeys((*_SYSTEM, sys.prefix, sys.base_prefix, str(Path(sys.executable).parent), package))
-    reading = [word for path in visible for word in ("--ro-bind-try", path, path)]
+    visible = dict.fromkeys((*_SYSTEM_PATHS, sys.prefix, sys.base_prefix, str(Path(sys.executable).parent), package))
+    bind_options = [word for path in visible for word in ("--ro-bind-try", path, path)]
     options = ["--unshare-all", "--die-with-parent", "--proc", "/proc", "--dev", "/dev", "--bind", folder, folder]
-    return [program, *reading, *options, "--", *command]
+    return [program, *bind_options, *options, "--", *command]
 
 
 # The client of a fork server: a process that answers one question at a time.
@@ -199,7 +203,7 @@ _GRACE_S = 10.0
 """How many seconds to wait for an answer after the time limit of a call, and for an orderly exit
 before the process is killed.
 """
-_LONGEST_LINE = 1 << 26
+_MAX_LINE_BYTES = 1 << 26
 _PROGRAM = "import sys; sys.path.insert(0, {source!r}); from agentr_core.tools.python.fork_server import main; main()"
 _ENVIRONMENT = {
     "LANG": "C.UTF-8",
@@ -238,13 +242,13 @@ class ForkServerProcess:
         command = [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", program]
         try:
             process = await asyncio.create_subprocess_exec(
-                *(wrapped(command, folder.path) if level is Level.BUBBLEWRAP else command),
+                *(bubblewrap_command(command, folder.path) if level is Level.BUBBLEWRAP else command),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 cwd=folder.path,
-                env=_ENVIRONMENT | {k: v for k, v in os.environ.items() if k == "LD_LIBRARY_PATH"},
+                env=_ENVIRONMENT | {name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"},
                 start_new_session=True,
-                limit=_LONGEST_LINE,
+                limit=_MAX_LINE_BYTES,
             )
         except OSError as error:
             folder.close()
@@ -264,17 +268,17 @@ class ForkServerProcess:
             raise SandboxError(f"the Python tool at level {level} does not start: {refusal}")
         return server
 
-    async def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
+    async def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Send one question, and return the answer. Raises `ForkServerLost` if the server has
-        ended, or gives no answer within `seconds` plus 10 s.
+        ended, or gives no answer within `timeout_s` plus 10 s.
         """
         stdout, stdin = self._process.stdout, self._process.stdin
         assert stdout is not None
         assert stdin is not None
         try:
-            stdin.write(json.dumps(question).encode() + b"\n")
+            stdin.write(json.dumps(request).encode() + b"\n")
             await stdin.drain()
-            line = await asyncio.wait_for(stdout.readline(), seconds + _GRACE_S)
+            line = await asyncio.wait_for(stdout.readline(), timeout_s + _GRACE_S)
             # The line is truncated or empty if the fork server ended.
             answer: dict[str, Any] = json.loads(line)
         except (OSError, ValueError, TimeoutError) as error:
@@ -298,10 +302,10 @@ class ForkServerProcess:
         self._folder.close()
 
 
-_ATTEMPTS = 2
+_NUM_TRIES = 2
 
 
-def named(level: Level) -> str:
+def level_setting(level: Level) -> str:
     """Return the setting of a recipe that selects a level, for messages."""
     return f"environment.options.sandbox={level}"
 
@@ -330,7 +334,7 @@ class PythonTool:
         *,
         packages: Sequence[str] = PACKAGES,
         concurrency: int | None = None,
-        weaker: bool = False,
+        allows_weaker: bool = False,
     ) -> None:
         """Store the settings; nothing is started yet.
 
@@ -342,20 +346,20 @@ class PythonTool:
                 their dependencies; each interpreter imports all of them once.
             concurrency: the maximum number of calls at a time, each in an interpreter of its own;
                 by default, the number of cores.
-            weaker: whether "strictest" may select a level at which code can use the user's files;
-                for reports on what works.
+            allows_weaker: whether "strictest" may select a level at which code can use the user's
+                files; for reports on what works.
 
         Raises `SandboxError` for an unknown level.
         """
         if level not in (STRICTEST, *Level):
             levels = ", ".join((STRICTEST, *Level))
             raise SandboxError(f"the Python tool has no level {level!r}; it has {levels}")
-        self._open = weaker or level != STRICTEST
-        self._levels = CANDIDATES if level == STRICTEST else (Level(level),)
+        self._allows_weaker = allows_weaker or level != STRICTEST
+        self._levels = CANDIDATE_LEVELS if level == STRICTEST else (Level(level),)
         self._limits = limits or Limits()
         self._packages = tuple(packages)
-        self._slots = asyncio.Semaphore(concurrency or len(os.sched_getaffinity(0)))
-        self._idle: list[ForkServerProcess] = []
+        self._call_slots = asyncio.Semaphore(concurrency or len(os.sched_getaffinity(0)))
+        self._idle_servers: list[ForkServerProcess] = []
 
     async def __aenter__(self) -> PythonTool:
         """Select the level and run the self-test at it. Raises `SandboxError` if a barrier of the
@@ -365,15 +369,17 @@ class PythonTool:
         for level in self._levels:
             self.level = level
             try:
-                self.findings = await self._test()
+                self.findings = await self._run_self_test()
             except SandboxError as error:
                 reasons.append(str(error))
             else:
-                self.refused = tuple(reasons)
-                if self._open or level.includes(Level.LANDLOCK):
+                self.refusals = tuple(reasons)
+                if self._allows_weaker or level.includes(Level.LANDLOCK):
                     return self
                 await self.__aexit__(None, None, None)
-                reasons.append(f"what holds is {level.describe()}; to run code there, name that level: {named(level)}")
+                reasons.append(
+                    f"what holds is {level.describe()}; to run code there, name that level: {level_setting(level)}"
+                )
                 break
         raise SandboxError("; ".join(reasons))
 
@@ -381,8 +387,8 @@ class PythonTool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End all idle interpreters."""
-        await asyncio.gather(*(server.stop() for server in self._idle))
-        self._idle.clear()
+        await asyncio.gather(*(server.stop() for server in self._idle_servers))
+        self._idle_servers.clear()
 
     async def run(self, code: str, *, timeout_s: float | None = None) -> Outcome:
         """Run code, which may be any text, and return the outcome; `timeout_s` replaces that of the
@@ -392,42 +398,42 @@ class PythonTool:
         if that one is lost too. Raises `SandboxError` if an interpreter does not start, or the
         kernel refuses a barrier; the code has not run then.
         """
-        async with self._slots:
-            for _ in range(_ATTEMPTS):
+        async with self._call_slots:
+            for _ in range(_NUM_TRIES):
                 server = (
-                    self._idle.pop()
-                    if self._idle
+                    self._idle_servers.pop()
+                    if self._idle_servers
                     else await ForkServerProcess.start(self.level, self._limits, self._packages)
                 )
                 try:
-                    return await self._ask(server, code, timeout_s)
+                    return await self._run_in(server, code, timeout_s)
                 except ForkServerLost:
                     continue
-        cause = f"the interpreter that ran it was lost {_ATTEMPTS} times"
+        cause = f"the interpreter that ran it was lost {_NUM_TRIES} times"
         return Outcome(status=Status.KILLED, stdout="", stderr="", truncated=False, cause=cause, ms=0.0)
 
-    async def _ask(self, server: ForkServerProcess, code: str, timeout_s: float | None) -> Outcome:
-        seconds = timeout_s or self._limits.timeout_s
+    async def _run_in(self, server: ForkServerProcess, code: str, timeout_s: float | None) -> Outcome:
+        call_timeout_s = timeout_s or self._limits.timeout_s
         try:
-            answer = await server.ask({"code": code, "timeout_s": seconds}, seconds)
+            answer = await server.ask({"code": code, "timeout_s": call_timeout_s}, call_timeout_s)
         except BaseException:
             await server.stop()
             raise
-        self._idle.append(server)
+        self._idle_servers.append(server)
         if refusal := answer.get("refused"):
             raise SandboxError(f"level {self.level} does not hold: {refusal}")
         return Outcome(**{**answer, "status": Status(answer["status"])})
 
-    async def _test(self) -> tuple[Finding, ...]:
+    async def _run_self_test(self) -> tuple[Finding, ...]:
         """Run the self-test at the level, and return its findings. Raises `SandboxError` if an
         interpreter does not start or a barrier does not hold; all interpreters are then ended.
         """
         try:
-            findings = await tried(self.run, self.level, self._limits)
+            findings = await run_attempts(self.run, self.level, self._limits)
         except BaseException:
             await self.__aexit__(None, None, None)
             raise
-        breaches = [finding.attempt for finding in findings if not finding.held]
+        breaches = [finding.attempt for finding in findings if not finding.barrier_held]
         if breaches:
             await self.__aexit__(None, None, None)
             raise SandboxError(f"level {self.level} does not hold: code gets through at {', '.join(breaches)}")

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from agentr_core.errors import ConfigError, DataFileError, ModelDirectoryError
 from agentr_core.fingerprint import file_sha256, fingerprint
 from agentr_core.models.checkpoint_dir import weights_sha256
-from agentr_core.system import content_sha256, publish, writing
-from agentr_core.texts import lone_surrogate, placed
+from agentr_core.system import content_sha256, move_into_place, report_write_errors
+from agentr_core.texts import lone_surrogate, path_for_message
 
 # bm25s, the library that indexes words, is imported without JAX.
 #
@@ -39,19 +39,19 @@ from agentr_core.texts import lone_surrogate, placed
 
 
 @contextmanager
-def _hidden(name: str) -> Iterator[None]:
+def _hide_module(name: str) -> Iterator[None]:
     """Make imports of a module fail as if it were not installed."""
-    before = sys.modules.get(name)
+    module = sys.modules.get(name)
     sys.modules[name] = None  # type: ignore[assignment]
     try:
         yield
     finally:
         del sys.modules[name]
-        if before is not None:
-            sys.modules[name] = before
+        if module is not None:
+            sys.modules[name] = module
 
 
-with _hidden("jax"):
+with _hide_module("jax"):
     import bm25s
     from bm25s.stopwords import STOPWORDS_EN
     from bm25s.tokenization import Tokenized
@@ -59,8 +59,8 @@ with _hidden("jax"):
 
 # Texts as vectors: the mean of a model's last hidden states over the tokens of a text.
 
-_BATCH: Final = 64
-_TOKENIZERS: Final = ("tokenizer.json", "vocab.txt", "tokenizer.model", "spiece.model")
+_BATCH_SIZE: Final = 64
+_TOKENIZER_FILES: Final = ("tokenizer.json", "vocab.txt", "tokenizer.model", "spiece.model")
 
 Vectors = NDArray[np.float32]
 
@@ -83,7 +83,7 @@ class Encoder:
     """A transformer in a Hugging Face model directory, in float32, that encodes texts as vectors.
     Thread-safe; one batch is encoded at a time.
 
-    `settings` are all inputs that the vectors depend on, and `size` is their dimension.
+    `settings` are all inputs that the vectors depend on, and `dimension` is their dimension.
     """
 
     def __init__(self, path: Path, encoding: Encoding | None = None, *, device: str = "cpu") -> None:
@@ -96,7 +96,7 @@ class Encoder:
         self.encoding = encoding or Encoding()
         self.settings = {
             "weights": weights_sha256(path),
-            "tokenizer": {name: file_sha256(path / name) for name in _TOKENIZERS if (path / name).is_file()},
+            "tokenizer": {name: file_sha256(path / name) for name in _TOKENIZER_FILES if (path / name).is_file()},
             "encoding": self.encoding,
         }
         try:
@@ -110,45 +110,45 @@ class Encoder:
             self._model = model.eval().to(device)
         except (RuntimeError, AssertionError) as error:
             raise ConfigError(f"the encoder cannot be put on device {device!r} ({error}); name another") from error
-        self.size = int(model.config.hidden_size)
+        self.dimension = int(model.config.hidden_size)
         self._device = device
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def queries(self, texts: Sequence[str]) -> Vectors:
         """Return the vectors of queries, of Euclidean length 1, as an array of shape (number of
-        texts, `size`).
+        texts, `dimension`).
         """
         return self._encode([self.encoding.query_prefix + text for text in texts], self.encoding.query_tokens)
 
     def passages(self, texts: Sequence[str]) -> Vectors:
         """Return the vectors of passages, of Euclidean length 1, as an array of shape (number of
-        texts, `size`).
+        texts, `dimension`).
         """
         return self._encode([self.encoding.passage_prefix + text for text in texts], self.encoding.passage_tokens)
 
-    def _encode(self, texts: Sequence[str], most_tokens: int) -> Vectors:
+    def _encode(self, texts: Sequence[str], max_tokens: int) -> Vectors:
         import torch
 
-        rows = np.zeros((len(texts), self.size), dtype=np.float32)
+        vectors = np.zeros((len(texts), self.dimension), dtype=np.float32)
         # Texts of similar length share a batch, so that there is little padding.
         order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
-        for start in range(0, len(order), _BATCH):
-            batch = order[start : start + _BATCH]
-            options: dict[str, Any] = {"padding": True, "truncation": True, "max_length": most_tokens}
-            with self._turn, torch.inference_mode():
+        for start in range(0, len(order), _BATCH_SIZE):
+            batch = order[start : start + _BATCH_SIZE]
+            options: dict[str, Any] = {"padding": True, "truncation": True, "max_length": max_tokens}
+            with self._lock, torch.inference_mode():
                 inputs = self._tokenizer([texts[number] for number in batch], return_tensors="pt", **options)
                 inputs = inputs.to(self._device)
                 hidden_states = self._model(**inputs).last_hidden_state
                 mask = inputs["attention_mask"].unsqueeze(-1).to(hidden_states.dtype)
                 mean = (hidden_states * mask).sum(1) / mask.sum(1)
-                rows[batch] = torch.nn.functional.normalize(mean, dim=-1).cpu().numpy()
-        return rows
+                vectors[batch] = torch.nn.functional.normalize(mean, dim=-1).cpu().numpy()
+        return vectors
 
 
 # Rankings of the documents of a corpus by how well they match a query. A document is identified by
 # its row, its position in the corpus, from 0.
 
-Ranked = list[tuple[int, float]]
+Ranking = list[tuple[int, float]]
 """Rows with their scores, the best first."""
 
 
@@ -165,12 +165,12 @@ class Ranker(Protocol):
         """All settings, apart from the corpus, on which the ranking depends."""
         ...
 
-    def rank(self, queries: Sequence[str], top_k: int) -> list[Ranked]:
+    def rank(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
         """Return for each query at most `top_k` rows with their scores, the best first."""
         ...
 
 
-def best(scores: NDArray[np.float32], top_k: int) -> Ranked:
+def top_rows(scores: NDArray[np.float32], top_k: int) -> Ranking:
     """Return the `top_k` rows with the highest scores, the best first; of equal scores the earlier
     row first. Rows with a score of 0 or less are left out.
     """
@@ -185,10 +185,10 @@ def best(scores: NDArray[np.float32], top_k: int) -> Ranked:
 
 DENSE_VERSION: Final = 2
 """To be increased when the same documents and encoder would give different vectors."""
-_AT_ONCE: Final = 4096
+_BUILD_BATCH_SIZE: Final = 4096
 
 
-class Dense:
+class DenseRanker:
     """Ranks documents by the cosine similarity of their vectors to a query's. Thread-safe."""
 
     name = "dense"
@@ -199,23 +199,23 @@ class Dense:
         self._index = index
 
     @classmethod
-    def build(cls, texts: Iterable[str], encoder: Encoder) -> Dense:
+    def build(cls, texts: Iterable[str], encoder: Encoder) -> DenseRanker:
         """Encode the texts of all documents, and return their ranking. Raises `ConfigError` when
         FAISS is not installed.
         """
-        index = _faiss().IndexFlatIP(encoder.size)
+        index = _faiss().IndexFlatIP(encoder.dimension)
         remaining = iter(texts)
-        while batch := list(islice(remaining, _AT_ONCE)):
+        while batch := list(islice(remaining, _BUILD_BATCH_SIZE)):
             index.add(encoder.passages([unicodedata.normalize("NFKC", text) for text in batch]))
         return cls(encoder, index)
 
     @classmethod
-    def load(cls, file: Path, encoder: Encoder, *, rows: int) -> Dense:
+    def load(cls, file: Path, encoder: Encoder, *, num_rows: int) -> DenseRanker:
         """Return a ranking with the vectors in a FAISS file, which another program may have made.
 
         Args:
-            rows: the number of documents in the corpus; the file must have a vector for each, in
-                the order of the corpus.
+            num_rows: the number of documents in the corpus; the file must have a vector for each,
+                in the order of the corpus.
 
         Raises:
             DataFileError: the file cannot be read, is not a flat index of inner products, or does
@@ -229,10 +229,10 @@ class Dense:
             raise DataFileError(f"FAISS index {file} cannot be read; name a file that FAISS wrote") from error
         if not isinstance(index, faiss.IndexFlat) or index.metric_type != faiss.METRIC_INNER_PRODUCT:
             raise DataFileError(f"{file} is a FAISS {type(index).__name__}; a flat index of inner products is needed")
-        if (index.ntotal, index.d) != (rows, encoder.size):
+        if (index.ntotal, index.d) != (num_rows, encoder.dimension):
             raise DataFileError(
-                f"{file} has {index.ntotal} vectors of {index.d} numbers, but the corpus has {rows} documents and the "
-                f"encoder makes {encoder.size} numbers; name the index of this corpus and encoder"
+                f"{file} has {index.ntotal} vectors of {index.d} numbers, but the corpus has {num_rows} documents and "
+                f"the encoder makes {encoder.dimension} numbers; name the index of this corpus and encoder"
             )
         return cls(encoder, index)
 
@@ -240,15 +240,18 @@ class Dense:
         """Write the vectors into a FAISS file."""
         _faiss().write_index(self._index, str(file))
 
-    def rank(self, queries: Sequence[str], top_k: int) -> list[Ranked]:
+    def rank(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
         """Return for each query the `top_k` rows with the highest similarity, the best first."""
         if not queries:
             return []
-        scores, rows = self._index.search(
+        scores_by_query, rows_by_query = self._index.search(
             self._encoder.queries([unicodedata.normalize("NFKC", query) for query in queries]),
             min(top_k, self._index.ntotal),
         )
-        return [list(zip(r, s, strict=True)) for r, s in zip(rows.tolist(), scores.tolist(), strict=True)]
+        return [
+            list(zip(rows, scores, strict=True))
+            for rows, scores in zip(rows_by_query.tolist(), scores_by_query.tolist(), strict=True)
+        ]
 
 
 def _faiss() -> Any:
@@ -263,7 +266,7 @@ def _faiss() -> Any:
 
 # The documents to search: a JSONL file with one object per line, which is memory-mapped.
 
-Starts = NDArray[np.int64]
+LineStarts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,10 +290,10 @@ class CorpusFile(Sequence[Document]):
     needs little memory. Thread-safe.
 
     Args:
-        starts: the byte offsets of the documents' lines, as from `scan`.
+        starts: the byte offsets of the documents' lines, as from `scan_corpus`.
     """
 
-    def __init__(self, path: Path, starts: Starts) -> None:
+    def __init__(self, path: Path, starts: LineStarts) -> None:
         self._path = path
         self._starts = starts
         with path.open("rb") as file:
@@ -309,10 +312,10 @@ class CorpusFile(Sequence[Document]):
         start = int(self._starts[row])
         end = self._bytes.find(b"\n", start)
         line = self._bytes[start : len(self._bytes) if end < 0 else end]
-        return _document(line, f"{self._path}, at byte {start}")
+        return _parse_document(line, f"{self._path}, at byte {start}")
 
 
-def scan(path: Path) -> Iterator[tuple[int, Document]]:
+def scan_corpus(path: Path) -> Iterator[tuple[int, Document]]:
     """Yield each document of a corpus file with the byte offset of its line; blank lines are
     skipped.
 
@@ -328,15 +331,17 @@ def scan(path: Path) -> Iterator[tuple[int, Document]]:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     has_documents = True
-                    yield start, _document(line, f"{path}:{number}")
+                    yield start, _parse_document(line, f"{path}:{number}")
                 start += len(line)
     except OSError as error:
-        raise DataFileError(f"corpus {placed(path)} cannot be read ({error.strerror}); name a JSONL file") from error
+        raise DataFileError(
+            f"corpus {path_for_message(path)} cannot be read ({error.strerror}); name a JSONL file"
+        ) from error
     if not has_documents:
         raise DataFileError(f'corpus {path} has no document; write {{"id", "title", "contents"}} on each line')
 
 
-def _document(line: bytes, location: str) -> Document:
+def _parse_document(line: bytes, location: str) -> Document:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -347,14 +352,14 @@ def _document(line: bytes, location: str) -> Document:
     if isinstance(identifier, int) and not isinstance(identifier, bool):
         identifier = str(identifier)
     return Document(
-        _text(identifier, "id", location),
-        _text(record.get("title") or "", "title", location, blank=True),
-        _text(record.get("contents"), "contents", location),
+        _check_text(identifier, "id", location),
+        _check_text(record.get("title") or "", "title", location, allow_blank=True),
+        _check_text(record.get("contents"), "contents", location),
     )
 
 
-def _text(value: Any, name: str, location: str, *, blank: bool = False) -> str:
-    if not isinstance(value, str) or not (blank or value.strip()):
+def _check_text(value: Any, name: str, location: str, *, allow_blank: bool = False) -> str:
+    if not isinstance(value, str) or not (allow_blank or value.strip()):
         problem = "missing" if value is None else "blank" if isinstance(value, str) else f"a {type(value).__name__}"
         raise DataFileError(f'{location}: "{name}" is {problem}; a document has the texts "id", "title" and "contents"')
     if (position := lone_surrogate(value)) is not None:
@@ -364,10 +369,10 @@ def _text(value: Any, name: str, location: str, *, blank: bool = False) -> str:
 
 # The normal form of texts, and the text of documents for a model, of limited length.
 
-_MARK = "..."
+_TRUNCATION_MARK = "..."
 
 
-def normalised(text: str) -> str:
+def normalise(text: str) -> str:
     """Return a query or the text of a document in normal form: NFKC, case-folded, with single
     spaces.
 
@@ -380,7 +385,11 @@ def normalised(text: str) -> str:
 
 def truncate(text: str, max_chars: int) -> str:
     """Return a text cut to at most `max_chars` characters. If it was cut, it ends with "..."."""
-    return text if len(text) <= max_chars else text[: max(0, max_chars - len(_MARK))].rstrip() + _MARK[:max_chars]
+    return (
+        text
+        if len(text) <= max_chars
+        else text[: max(0, max_chars - len(_TRUNCATION_MARK))].rstrip() + _TRUNCATION_MARK[:max_chars]
+    )
 
 
 def format_documents(documents: Iterable[Document], *, document_chars: int) -> str:
@@ -405,76 +414,78 @@ _UNSPACED = (
 )
 # A single digit or letter is a word too, as in "house 7".
 _WORD = re.compile(rf"[{_UNSPACED}]+|[^\W{_UNSPACED}]+")
-_RUN = re.compile(rf"[{_UNSPACED}]+")
+_UNSPACED_RUN = re.compile(rf"[{_UNSPACED}]+")
 _STOPWORDS = frozenset(STOPWORDS_EN)
-_STEMS = 2**16
+_STEM_CACHE_SIZE = 2**16
 Analyser = Callable[[str], list[str]]
 """Returns the terms of a text, by which it is indexed and searched."""
 
 
-def analyser(split: Callable[[str], Iterable[str]], *, stemmer: str) -> Analyser:
+def make_analyser(split_text: Callable[[str], Iterable[str]], *, stemmer: str) -> Analyser:
     """Return a thread-safe function that returns the terms of a text: the stems of the words that
-    `split` finds in the text in lower case, without English stop words.
+    `split_text` finds in the text in lower case, without English stop words.
 
     Args:
         stemmer: the name of a Snowball stemmer, such as "english".
     """
     # Threads must not share a stemmer, but they may share a cache of stems, which has a lock.
-    stem = lru_cache(_STEMS)(lambda word: Stemmer.Stemmer(stemmer).stemWord(word))
-    return lambda text: [stem(word) for word in split(text.lower()) if word not in _STOPWORDS]
+    stem = lru_cache(_STEM_CACHE_SIZE)(lambda word: Stemmer.Stemmer(stemmer).stemWord(word))
+    return lambda text: [stem(word) for word in split_text(text.lower()) if word not in _STOPWORDS]
 
 
-def split(text: str) -> Iterator[str]:
-    """Yield the words of a text in normal form (see `normalised`). In the scripts of `_UNSPACED`,
+def split_words(text: str) -> Iterator[str]:
+    """Yield the words of a text in normal form (see `normalise`). In the scripts of `_UNSPACED`,
     each character is a word, and so is each pair of adjacent characters.
     """
-    for word in _WORD.findall(normalised(text)):
-        if _RUN.match(word):
+    for word in _WORD.findall(normalise(text)):
+        if _UNSPACED_RUN.match(word):
             yield from word
             yield from map("".join, pairwise(word))
         else:
             yield word
 
 
-ENGLISH = analyser(split, stemmer="english")
+ENGLISH = make_analyser(split_words, stemmer="english")
 
 
 # bm25s needs only numpy and memory-maps its index; the alternative, rank-bm25, keeps the words of
 # all documents in Python lists, and reads all of them for each query.
-class Bm25:
+class Bm25Ranker:
     """Ranks documents by the words that they share with a query (BM25). Thread-safe."""
 
     name = "bm25"
 
-    def __init__(self, index: Any, words: Analyser) -> None:
+    def __init__(self, index: Any, analyse: Analyser) -> None:
         self.settings = {"version": BM25_VERSION, "k1": _K1, "b": _B}
         self._index = index
         self._vocabulary: dict[str, int] = index.vocab_dict
-        self._words = words
+        self._analyse = analyse
 
     @classmethod
-    def build(cls, texts: Iterable[str], words: Analyser = ENGLISH) -> Bm25:
+    def build(cls, texts: Iterable[str], analyse: Analyser = ENGLISH) -> Bm25Ranker:
         """Index the texts of all documents, and return their ranking. The terms of all texts are
         held in memory, as 4-byte numbers. Raises `DataFileError` if no text has a term.
         """
         vocabulary: dict[str, int] = {}
-        rows = [array("i", [vocabulary.setdefault(word, len(vocabulary)) for word in words(text)]) for text in texts]
+        token_ids = [
+            array("i", [vocabulary.setdefault(word, len(vocabulary)) for word in analyse(text)]) for text in texts
+        ]
         if not vocabulary:
             raise DataFileError("no document of the corpus has a word that it can be found by; give it other documents")
         index = bm25s.BM25(k1=_K1, b=_B, method="lucene")
         # bm25s sets the level of its logger to DEBUG, and would print a line for each index.
         logging.getLogger("bm25s").setLevel(logging.WARNING)
-        index.index(Tokenized(ids=rows, vocab=vocabulary), create_empty_token=False, show_progress=False)
-        return cls(index, words)
+        index.index(Tokenized(ids=token_ids, vocab=vocabulary), create_empty_token=False, show_progress=False)
+        return cls(index, analyse)
 
     @classmethod
-    def load(cls, folder: Path, words: Analyser = ENGLISH) -> Bm25:
-        """Return the ranking that `save` wrote; the postings stay on disk, memory-mapped. `words`
+    def load(cls, folder: Path, analyse: Analyser = ENGLISH) -> Bm25Ranker:
+        """Return the ranking that `save` wrote; the postings stay on disk, memory-mapped. `analyse`
         must be the analyser that it was built with. Raises `DataFileError` when the index is
         damaged.
         """
         try:
-            return cls(bm25s.BM25.load(folder, mmap=True, show_progress=False), words)
+            return cls(bm25s.BM25.load(folder, mmap=True, show_progress=False), analyse)
         except (OSError, ValueError, KeyError) as error:
             raise DataFileError(f"index {folder} is damaged ({error}); delete it to have it rebuilt") from error
 
@@ -482,14 +493,14 @@ class Bm25:
         """Write the index into a new folder."""
         self._index.save(folder, show_progress=False)
 
-    def rank(self, queries: Sequence[str], top_k: int) -> list[Ranked]:
+    def rank(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
         """Return for each query the `top_k` rows with the highest scores, the best first; rows that
         share no term with it are left out.
         """
-        rankings: list[Ranked] = []
+        rankings: list[Ranking] = []
         for query in queries:
-            tokens = [self._vocabulary[word] for word in self._words(query) if word in self._vocabulary]
-            rankings.append(best(self._index.get_scores_from_ids(tokens), top_k) if tokens else [])
+            token_ids = [self._vocabulary[word] for word in self._analyse(query) if word in self._vocabulary]
+            rankings.append(top_rows(self._index.get_scores_from_ids(token_ids), top_k) if token_ids else [])
         return rankings
 
 
@@ -508,25 +519,25 @@ class Retriever:
     return the same results.
 
     Args:
-        corpus: a hash of the documents.
+        corpus_hash: a hash of the documents.
     """
 
-    def __init__(self, documents: Sequence[Document], ranker: Ranker, *, corpus: str) -> None:
+    def __init__(self, documents: Sequence[Document], ranker: Ranker, *, corpus_hash: str) -> None:
         self.name = ranker.name
-        self.fingerprint = fingerprint(ranker.name, ranker.settings, corpus)
+        self.fingerprint = fingerprint(ranker.name, ranker.settings, corpus_hash)
         self._documents = documents
         self._ranker = ranker
 
     @classmethod
-    def of(cls, documents: Iterable[Document]) -> Retriever:
+    def from_documents(cls, documents: Iterable[Document]) -> Retriever:
         """Return a BM25 search engine for documents in memory, such as those of a generated
         environment. Raises `DataFileError` if no document has a term.
         """
         stored_documents = tuple(documents)
         return cls(
             stored_documents,
-            Bm25.build(document.text for document in stored_documents),
-            corpus=fingerprint(stored_documents),
+            Bm25Ranker.build(document.text for document in stored_documents),
+            corpus_hash=fingerprint(stored_documents),
         )
 
     def __len__(self) -> int:
@@ -559,42 +570,50 @@ def open_retriever(
     """
     if vectors is not None and encoder is None:
         raise ConfigError("vectors of FAISS need the encoder that made them, for queries; name its directory")
-    with writing(cache):
+    with report_write_errors(cache):
         cache.mkdir(parents=True, exist_ok=True)
     if not corpus.is_file():
-        raise DataFileError(f"corpus {placed(corpus)} does not exist; name a JSONL file")
-    content = content_sha256(corpus, cache)
+        raise DataFileError(f"corpus {path_for_message(corpus)} does not exist; name a JSONL file")
+    content_hash = content_sha256(corpus, cache)
     documents = CorpusFile(
-        corpus, _starts(_cached(cache, ("starts", content), lambda file: _save_starts(corpus, file)))
+        corpus, _load_starts(_cached_path(cache, ("starts", content_hash), lambda file: _save_starts(corpus, file)))
     )
     texts = (document.text for document in documents)
     if encoder is None:
-        index_path = _cached(cache, ("bm25", BM25_VERSION, content), lambda folder: Bm25.build(texts).save(folder))
-        return Retriever(documents, Bm25.load(index_path), corpus=content)
+        index_path = _cached_path(
+            cache, ("bm25", BM25_VERSION, content_hash), lambda folder: Bm25Ranker.build(texts).save(folder)
+        )
+        return Retriever(documents, Bm25Ranker.load(index_path), corpus_hash=content_hash)
     if vectors is not None:
-        corpus_hash = fingerprint(content, content_sha256(vectors, cache) if vectors.is_file() else "")
-        return Retriever(documents, Dense.load(vectors, encoder, rows=len(documents)), corpus=corpus_hash)
-    index_path = _cached(
-        cache, ("dense", DENSE_VERSION, encoder.settings, content), lambda file: Dense.build(texts, encoder).save(file)
+        corpus_hash = fingerprint(content_hash, content_sha256(vectors, cache) if vectors.is_file() else "")
+        return Retriever(
+            documents, DenseRanker.load(vectors, encoder, num_rows=len(documents)), corpus_hash=corpus_hash
+        )
+    index_path = _cached_path(
+        cache,
+        ("dense", DENSE_VERSION, encoder.settings, content_hash),
+        lambda file: DenseRanker.build(texts, encoder).save(file),
     )
-    return Retriever(documents, Dense.load(index_path, encoder, rows=len(documents)), corpus=content)
+    return Retriever(
+        documents, DenseRanker.load(index_path, encoder, num_rows=len(documents)), corpus_hash=content_hash
+    )
 
 
-def _cached(cache: Path, identity: tuple[Any, ...], make: Callable[[Path], None]) -> Path:
+def _cached_path(cache: Path, identity: tuple[Any, ...], write: Callable[[Path], None]) -> Path:
     """Return the path of the file or folder with this identity in a cache. If it does not exist,
-    `make` is called with a temporary path to write it. Raises `DiskError` if it cannot be written.
+    `write` is called with a temporary path to write it. Raises `DiskError` if it cannot be written.
     """
     path = cache / f"{identity[0]}-{fingerprint(*identity)}"
     if not path.exists():
-        with tempfile.TemporaryDirectory(prefix="building-", dir=cache) as draft, writing(path):
-            make(Path(draft) / path.name)
-            publish(Path(draft) / path.name, path)
+        with tempfile.TemporaryDirectory(prefix="building-", dir=cache) as draft, report_write_errors(path):
+            write(Path(draft) / path.name)
+            move_into_place(Path(draft) / path.name, path)
     return path
 
 
-def _starts(file: Path) -> Starts:
+def _load_starts(file: Path) -> LineStarts:
     try:
-        starts: Starts = np.load(file)
+        starts: LineStarts = np.load(file)
     except (OSError, ValueError, EOFError) as error:
         raise DataFileError(f"index {file} is damaged ({error}); delete it to have it rebuilt") from error
     return starts
@@ -602,4 +621,4 @@ def _starts(file: Path) -> Starts:
 
 def _save_starts(corpus: Path, file: Path) -> None:
     with file.open("wb") as stream:
-        np.save(stream, np.fromiter((start for start, _ in scan(corpus)), dtype=np.int64))
+        np.save(stream, np.fromiter((start for start, _ in scan_corpus(corpus)), dtype=np.int64))

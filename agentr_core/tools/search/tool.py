@@ -32,13 +32,13 @@ from agentr_core.errors import (
     MalformedAnswer,
     Transient,
 )
-from agentr_core.models.connections import MIB, GarbledAnswer, LargeAnswer, limits, reading
+from agentr_core.models.connections import MIB, GarbledAnswer, LargeAnswer, async_read_hooks, connection_limits
 from agentr_core.protocols import AnswerStore
 from agentr_core.recipes.models import MASK, url_fault
 from agentr_core.replies import after_thoughts
-from agentr_core.system import LoopThread, RetryPolicy, seconds_told, wait_before_retry
+from agentr_core.system import LoopThread, RetryPolicy, retry_after_seconds, wait_before_retry
 from agentr_core.texts import lone_surrogate
-from agentr_core.tools.search.retriever import Document, Retriever, format_documents, normalised, truncate
+from agentr_core.tools.search.retriever import Document, Retriever, format_documents, normalise, truncate
 from agentr_core.types import Message, Question, Sampling, ToolCall
 
 # Requests to search servers, retried while an error may be temporary.
@@ -47,12 +47,12 @@ _log = logging.getLogger(__name__)
 _CONNECT_SECONDS: Final = 5.0
 _IDLE_SECONDS: Final = 4.0
 """Less than the five seconds after which Python servers close an idle connection."""
-_MOST_CONNECTIONS: Final = 256
-_HEALING: Final = (408, 429)
-_REFUSED_KEY: Final = (401, 403)
-_UNPAID: Final = 402
+_MAX_CONNECTIONS: Final = 256
+_TRANSIENT_STATUSES: Final = (408, 429)
+_REFUSED_KEY_STATUSES: Final = (401, 403)
+_PAYMENT_REQUIRED: Final = 402
 _NO_CREDIT: Final = re.compile(r"\b(?:credits?|quota)\b", re.IGNORECASE)
-_NO_SUCH_SERVER: Final = (404, 405, 422)
+_WRONG_SERVER_STATUSES: Final = (404, 405, 422)
 
 
 class Connection:
@@ -90,14 +90,14 @@ class Connection:
         self._policy = policy
         self._timeout_s = timeout_s
         # An asynchronous client, since the timeout of a blocking one is for each read of an answer.
-        self._loop = _loop()
+        self._loop = _shared_loop()
         self._client = httpx2.AsyncClient(
             headers=dict(headers or {}),
             timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
-            limits=limits(_MOST_CONNECTIONS, idle_seconds=_IDLE_SECONDS),
-            event_hooks=reading(answer_mib * MIB),
+            limits=connection_limits(_MAX_CONNECTIONS, idle_seconds=_IDLE_SECONDS),
+            event_hooks=async_read_hooks(answer_mib * MIB),
         )
-        weakref.finalize(self, _close, self._client, self._loop, os.getpid()).atexit = False
+        weakref.finalize(self, _close_client, self._client, self._loop, os.getpid()).atexit = False
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Send a POST request, with retries, and return the JSON of the answer.
@@ -112,20 +112,20 @@ class Connection:
             EnvironmentServerError: the server refuses the key, its account has no credit left, or
                 it has no such path.
         """
-        return self._patiently("POST", path, body)
+        return self._request("POST", path, body)
 
     def get(self, path: str) -> Any:
         """Send a GET request, with retries, and return the JSON of the answer. Raises as `post`."""
-        return self._patiently("GET", path, None)
+        return self._request("GET", path, None)
 
-    def _patiently(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+    def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         start, failures = time.monotonic(), 0
         while True:
             retry_after: float | None = None
             try:
                 url = f"{self.url}{path}"
                 try:
-                    response = self._loop.run(self._answer(method, url, body))
+                    response = self._loop.run(self._send(method, url, body))
                 except LargeAnswer as error:
                     raise EnvironmentFault(
                         f"{url} gives too large an answer: {error}; raise environment.options.search_answer_mib"
@@ -134,43 +134,47 @@ class Connection:
                     raise MalformedAnswer(f"{url} gives an answer that cannot be read: {error}") from None
                 except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
                     raise EnvironmentUnavailable(
-                        f"{url} cannot be reached ({self._redacted(error)}); start the server, or correct its address"
+                        f"{url} cannot be reached ({self._redact(error)}); start the server, or correct its address"
                     ) from None
                 except (httpx2.TimeoutException, TimeoutError):
                     raise EnvironmentTimeout(f"{url} gave no answer within {self._timeout_s:g} s") from None
                 except httpx2.HTTPError as error:
-                    raise EnvironmentUnavailable(f"{url} broke the connection ({self._redacted(error)})") from None
-                retry_after = seconds_told(response.headers.get("retry-after", ""), now=time.time())
-                return self._read(path, response)
+                    raise EnvironmentUnavailable(f"{url} broke the connection ({self._redact(error)})") from None
+                retry_after = retry_after_seconds(response.headers.get("retry-after", ""), now=time.time())
+                return self._read_response(path, response)
             except EnvironmentFault as error:
                 failures += 1
-                elapsed, uniform = time.monotonic() - start, random.random()
-                wait = wait_before_retry(
-                    self._policy, failures=failures, elapsed=elapsed, uniform=uniform, retry_after=retry_after
+                elapsed_s, uniform = time.monotonic() - start, random.random()
+                wait_s = wait_before_retry(
+                    self._policy,
+                    num_failures=failures,
+                    elapsed_seconds=elapsed_s,
+                    random_fraction=uniform,
+                    retry_after=retry_after,
                 )
-                if wait is None or not isinstance(error, Transient):
+                if wait_s is None or not isinstance(error, Transient):
                     raise
-                _log.info("%s; try %d follows in %.1f s", error, failures + 1, wait)
-                time.sleep(wait)
+                _log.info("%s; try %d follows in %.1f s", error, failures + 1, wait_s)
+                time.sleep(wait_s)
 
-    async def _answer(self, method: str, url: str, body: Mapping[str, Any] | None) -> httpx2.Response:
+    async def _send(self, method: str, url: str, body: Mapping[str, Any] | None) -> httpx2.Response:
         async with asyncio.timeout(self._timeout_s):
             return await self._client.request(method, url, json=body)
 
-    def _read(self, path: str, response: httpx2.Response) -> Any:
+    def _read_response(self, path: str, response: httpx2.Response) -> Any:
         url, status = f"{self.url}{path}", response.status_code
-        detail = self._redacted(" ".join(response.text.split()))[:300] or "without a word"
-        if status in _HEALING or status >= 500:
+        detail = self._redact(" ".join(response.text.split()))[:300] or "without a word"
+        if status in _TRANSIENT_STATUSES or status >= 500:
             raise EnvironmentUnavailable(f"{url} answered {status}: {detail}")
-        if status in _REFUSED_KEY:
+        if status in _REFUSED_KEY_STATUSES:
             raise EnvironmentServerError(f"{url} refuses the key ({status}: {detail}); export the right one")
         # Some services answer 400 both to an invalid query and when the account has no credit.
-        if status == _UNPAID or (status == 400 and self._secret and _NO_CREDIT.search(detail)):
+        if status == _PAYMENT_REQUIRED or (status == 400 and self._secret and _NO_CREDIT.search(detail)):
             raise EnvironmentServerError(
                 f"the account at {url} has no credit left ({status}: {detail}); pay for more, or export the key of "
                 "another one"
             )
-        if status in _NO_SUCH_SERVER:
+        if status in _WRONG_SERVER_STATUSES:
             raise EnvironmentServerError(
                 f"{url} is not a search server of this kind ({status}: {detail}); correct the address"
             )
@@ -181,24 +185,24 @@ class Connection:
         except ValueError:
             raise MalformedAnswer(f"{url} did not answer with JSON: {detail}") from None
 
-    def _redacted(self, words: object) -> str:
-        text = str(words) or type(words).__name__
+    def _redact(self, message: object) -> str:
+        text = str(message) or type(message).__name__
         return text.replace(self._secret, MASK) if self._secret else text
 
 
 @cache
-def _loop() -> LoopThread:
+def _shared_loop() -> LoopThread:
     """Return the thread of this process whose event loop sends all requests."""
     return LoopThread()
 
 
 # A forked process does not have the threads of its parent, so it needs a new one.
-os.register_at_fork(after_in_child=_loop.cache_clear)
+os.register_at_fork(after_in_child=_shared_loop.cache_clear)
 
 
-def _close(client: httpx2.AsyncClient, loop: LoopThread, process: int) -> None:
+def _close_client(client: httpx2.AsyncClient, loop: LoopThread, pid: int) -> None:
     """Close an unused client without waiting for it; do nothing in a fork of its process."""
-    if os.getpid() == process:
+    if os.getpid() == pid:
         loop.start(client.aclose())
 
 
@@ -210,32 +214,34 @@ class CallCombiner:
     the function runs are passed to it together in the next batch. Thread-safe.
 
     Args:
-        work: takes a batch of different calls, and returns results by `ToolCall.identity`; it may
-            leave calls out.
+        handle_batch: takes a batch of different calls, and returns results by `ToolCall.identity`;
+            it may leave calls out.
     """
 
-    def __init__(self, work: Callable[[Sequence[ToolCall]], Mapping[str, ToolCall]]) -> None:
-        self._work = work
-        self._waiting: list[ToolCall] = []
+    def __init__(self, handle_batch: Callable[[Sequence[ToolCall]], Mapping[str, ToolCall]]) -> None:
+        self._handle_batch = handle_batch
+        self._waiting_calls: list[ToolCall] = []
         self._results: dict[str, ToolCall] = {}
         self._lock = threading.Lock()
-        self._working = threading.Lock()
+        self._batch_lock = threading.Lock()
 
-    def through(self, call: ToolCall) -> ToolCall | None:
+    def submit(self, call: ToolCall) -> ToolCall | None:
         """Wait until the function has handled a call, and return its result, None if the function
         gave none. If the function raises an exception, one thread gets it; the other calls of the
         batch are tried again by their own threads.
         """
         with self._lock:
-            self._waiting.append(call)
-        with self._working:
+            self._waiting_calls.append(call)
+        with self._batch_lock:
             with self._lock:
-                together, self._waiting = self._waiting, []
+                batch, self._waiting_calls = self._waiting_calls, []
             try:
-                results = self._work(together) if together else {}
+                results = self._handle_batch(batch) if batch else {}
             except BaseException:
                 with self._lock:
-                    self._waiting = [other for other in together if other is not call] + self._waiting
+                    self._waiting_calls = [
+                        waiting_call for waiting_call in batch if waiting_call is not call
+                    ] + self._waiting_calls
                 raise
             with self._lock:
                 self._results |= results
@@ -264,18 +270,18 @@ class AnswerCache:
     def __init__(self, store: AnswerStore | None = None, *, max_answers: int = 10_000) -> None:
         self._store = store
         self._max_answers = max_answers
-        self._answers: OrderedDict[str, ToolCall] = OrderedDict()
-        self._under_way: dict[str, Future[ToolCall]] = {}
+        self._answers_by_identity: OrderedDict[str, ToolCall] = OrderedDict()
+        self._pending_by_identity: dict[str, Future[ToolCall]] = {}
         self._lock = threading.Lock()
         self._known_identities: Collection[str] | None = None
-        self._listing = threading.Lock()
+        self._identities_lock = threading.Lock()
         if store is not None:
 
             def save(calls: Sequence[ToolCall]) -> Mapping[str, ToolCall]:
                 store.keep(calls)
                 return {}
 
-            self._lookups, self._stored = CallCombiner(store.find), CallCombiner(save)
+            self._lookup_combiner, self._save_combiner = CallCombiner(store.find), CallCombiner(save)
 
     def answer(self, call: ToolCall, ask: Callable[[ToolCall], ToolCall]) -> tuple[ToolCall, bool]:
         """Return the call with its answer, and whether the answer is that of another call.
@@ -288,32 +294,32 @@ class AnswerCache:
         """
         identity = call.identity
         with self._lock:
-            if identity in self._answers:
-                self._answers.move_to_end(identity)
-                return self._answers[identity], True
-            pending = self._under_way.get(identity)
+            if identity in self._answers_by_identity:
+                self._answers_by_identity.move_to_end(identity)
+                return self._answers_by_identity[identity], True
+            pending = self._pending_by_identity.get(identity)
             if pending is None:
-                future = self._under_way[identity] = Future()
+                future = self._pending_by_identity[identity] = Future()
         if pending is not None:
             return pending.result(), True
         try:
             is_stored = False
             if self._store is not None:
-                with self._listing:
+                with self._identities_lock:
                     # A read of the store takes 10 ms, so the list of the stored answers is read
                     # once, and only answers that are on it are looked up.
                     if self._known_identities is None:
                         self._known_identities = self._store.identities()
                     is_stored = call.identity in self._known_identities
-            stored_call = self._lookups.through(call) if is_stored else None
+            stored_call = self._lookup_combiner.submit(call) if is_stored else None
             result = ask(call) if stored_call is None else stored_call
             if result.status in ANSWERED_STATUSES:
                 if self._store is not None and stored_call is None:
-                    self._stored.through(result)
+                    self._save_combiner.submit(result)
                 with self._lock:
-                    self._answers[call.identity] = result
-                    while len(self._answers) > self._max_answers:
-                        self._answers.popitem(last=False)
+                    self._answers_by_identity[call.identity] = result
+                    while len(self._answers_by_identity) > self._max_answers:
+                        self._answers_by_identity.popitem(last=False)
         except BaseException as error:
             future.set_exception(error)
             raise
@@ -322,7 +328,7 @@ class AnswerCache:
             return result, stored_call is not None
         finally:
             with self._lock:
-                del self._under_way[identity]
+                del self._pending_by_identity[identity]
 
 
 # The protocol of retrieval servers: POST `/search` and `/batch_search`, GET `/health`.
@@ -331,27 +337,27 @@ class AnswerCache:
 # answer to a search is a list of documents, that to a batch a list of such lists, one for each
 # query. With `return_score` it is a pair: that list, and the scores in the same shape.
 
-MOST_RESULTS: Final = 100
-MOST_QUERIES: Final = 256
+MAX_RESULTS: Final = 100
+MAX_QUERIES: Final = 256
 """The maximum number of queries in a batch."""
-MOST_QUERY_CHARS: Final = 2000
+MAX_QUERY_CHARS: Final = 2000
 
-Query = Annotated[str, Field(max_length=MOST_QUERY_CHARS)]
+Query = Annotated[str, Field(max_length=MAX_QUERY_CHARS)]
 
 
-class Search(BaseModel):
+class SearchRequest(BaseModel):
     """The request body of `/search`."""
 
     query: Query
-    top_n: int = Field(default=10, ge=1, le=MOST_RESULTS)
+    top_n: int = Field(default=10, ge=1, le=MAX_RESULTS)
     return_score: bool = False
 
 
-class BatchSearch(BaseModel):
+class BatchSearchRequest(BaseModel):
     """The request body of `/batch_search`."""
 
-    query: list[Query] = Field(max_length=MOST_QUERIES)
-    top_n: int = Field(default=10, ge=1, le=MOST_RESULTS)
+    query: list[Query] = Field(max_length=MAX_QUERIES)
+    top_n: int = Field(default=10, ge=1, le=MAX_RESULTS)
     return_score: bool = False
 
 
@@ -362,7 +368,7 @@ class FoundDocument(BaseModel):
     contents: str
 
 
-class Retrievers(BaseModel):
+class RetrieverCounts(BaseModel):
     """The maximum number of simultaneous searches (`total`), and how many could start now
     (`available`).
     """
@@ -377,13 +383,13 @@ class Health(BaseModel):
     """
 
     status: str
-    retrievers: Retrievers
+    retrievers: RetrieverCounts
     fingerprint: str = ""
 
 
 # Providers, which answer queries: a retriever in this process, a retrieval server, or a web search.
 
-PATIENCE = RetryPolicy(retries=7, seconds=60)
+RETRY_POLICY = RetryPolicy(retries=7, seconds=60)
 T = TypeVar("T")
 
 
@@ -414,12 +420,12 @@ class Provider(Protocol):
         ...
 
 
-class InProcess:
+class LocalProvider:
     """A provider that asks a retriever in this process."""
 
     def __init__(self, retriever: Retriever, *, top_k: int) -> None:
         self.name = retriever.name
-        self.parameters = {"top_k": _checked(top_k), "fingerprint": retriever.fingerprint}
+        self.parameters = {"top_k": _check_top_k(top_k), "fingerprint": retriever.fingerprint}
         self._retriever = retriever
         self._top_k = top_k
 
@@ -428,16 +434,16 @@ class InProcess:
         return [hit.document for hit in self._retriever.search([query], self._top_k)[0]]
 
 
-class RetrievalServer:
+class ServerProvider:
     """A provider that asks a server with the protocol above, such as `agentr retrieve serve`."""
 
     name = "server"
 
     def __init__(
-        self, url: str, *, top_k: int, timeout_s: float = 60.0, answer_mib: int = 16, policy: RetryPolicy = PATIENCE
+        self, url: str, *, top_k: int, timeout_s: float = 60.0, answer_mib: int = 16, policy: RetryPolicy = RETRY_POLICY
     ) -> None:
         self._connection = Connection(url, policy=policy, timeout_s=timeout_s, answer_mib=answer_mib)
-        self._top_k = _checked(top_k)
+        self._top_k = _check_top_k(top_k)
         self._fingerprint = ""
 
     @property
@@ -446,16 +452,16 @@ class RetrievalServer:
         reports none.
         """
         if not self._fingerprint:
-            health = _read(Health, self._connection.url, self._connection.get("/health"))
+            health = _validate(Health, self._connection.url, self._connection.get("/health"))
             self._fingerprint = health.fingerprint or self._connection.url
         return {"top_k": self._top_k, "fingerprint": self._fingerprint}
 
     def ask(self, query: str) -> list[Document]:
         """See `Provider.ask`."""
-        answer = self._connection.post("/search", Search(query=query, top_n=self._top_k).model_dump())
+        answer = self._connection.post("/search", SearchRequest(query=query, top_n=self._top_k).model_dump())
         return [
             Document(document.id, "", document.contents)
-            for document in _read(list[FoundDocument], self._connection.url, answer)
+            for document in _validate(list[FoundDocument], self._connection.url, answer)
         ]
 
 
@@ -484,15 +490,15 @@ class Serper:
         url: str = URL,
         timeout_s: float = 20.0,
         answer_mib: int = 16,
-        policy: RetryPolicy = PATIENCE,
+        policy: RetryPolicy = RETRY_POLICY,
     ) -> None:
         if not key:
             raise ConfigError("web search needs the key of a serper.dev account; write ${VARIABLE} and export it")
-        elsewhere = {} if url == self.URL else {"url": url}
-        self.parameters = {"top_k": _checked(top_k), "language": language, "country": country, **elsewhere}
+        url_setting = {} if url == self.URL else {"url": url}
+        self.parameters = {"top_k": _check_top_k(top_k), "language": language, "country": country, **url_setting}
         self._body = {"num": top_k, "hl": language, "gl": country}
         self._top_k = top_k
-        self._pace = Pace(a_second)
+        self._rate_limiter = RateLimiter(a_second)
         self._connection = Connection(
             url, policy=policy, timeout_s=timeout_s, answer_mib=answer_mib, headers={"X-API-KEY": key}, secret=key
         )
@@ -501,13 +507,13 @@ class Serper:
         """See `Provider.ask`. Of pages with the same snippet only the first is returned. Waits for
         the pace of requests.
         """
-        self._pace.wait()
+        self._rate_limiter.wait()
         answer = self._connection.post("/search", {"q": query, **self._body})
         organic = answer.get("organic", []) if isinstance(answer, dict) else answer
-        by_snippet: dict[str, Document] = {}
-        for page in _read(list[_Page], self._connection.url, organic):
-            by_snippet.setdefault(page.snippet, Document(page.link, page.title, page.snippet))
-        return [document for snippet, document in by_snippet.items() if snippet.strip()][: self._top_k]
+        documents_by_snippet: dict[str, Document] = {}
+        for page in _validate(list[_Page], self._connection.url, organic):
+            documents_by_snippet.setdefault(page.snippet, Document(page.link, page.title, page.snippet))
+        return [document for snippet, document in documents_by_snippet.items() if snippet.strip()][: self._top_k]
 
 
 class _Page(BaseModel):
@@ -516,38 +522,38 @@ class _Page(BaseModel):
     snippet: str = ""
 
 
-class Pace:
+class RateLimiter:
     """A rate limiter for threads: `wait` returns at most `a_second` times per second."""
 
     def __init__(self, a_second: float) -> None:
         if a_second <= 0:
             raise ConfigError("requests a second must be above 0")
         self._interval_s = 1 / a_second
-        self._next = 0.0
+        self._next_time = 0.0
         self._lock = threading.Lock()
 
     def wait(self) -> None:
         """Sleep until the caller may send its request."""
         with self._lock:
-            turn = max(self._next, time.monotonic())
-            self._next = turn + self._interval_s
-        time.sleep(max(0.0, turn - time.monotonic()))
+            send_time = max(self._next_time, time.monotonic())
+            self._next_time = send_time + self._interval_s
+        time.sleep(max(0.0, send_time - time.monotonic()))
 
 
-def _read(kind: type[T], url: str, answer: Any) -> T:
+def _validate(expected_type: type[T], url: str, answer: Any) -> T:
     try:
-        return TypeAdapter(kind).validate_python(answer)
+        return TypeAdapter(expected_type).validate_python(answer)
     except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False)[0]
-        path_in_answer = ".".join(map(str, fault["loc"])) or "it"
+        first_error = error.errors(include_url=False, include_input=False)[0]
+        path_in_answer = ".".join(map(str, first_error["loc"])) or "it"
         raise MalformedAnswer(
-            f"{url} did not answer with a list of results: {path_in_answer}: {fault['msg']}"
+            f"{url} did not answer with a list of results: {path_in_answer}: {first_error['msg']}"
         ) from None
 
 
-def _checked(top_k: int) -> int:
-    if not 1 <= top_k <= MOST_RESULTS:
-        raise ConfigError(f"a search gives from 1 to {MOST_RESULTS} documents, not {top_k}")
+def _check_top_k(top_k: int) -> int:
+    if not 1 <= top_k <= MAX_RESULTS:
+        raise ConfigError(f"a search gives from 1 to {MAX_RESULTS} documents, not {top_k}")
     return top_k
 
 
@@ -563,7 +569,7 @@ NO_HELP: Final = "The documents do not help."
 SUMMARY_CHARS: Final = 4000
 _REASONING_CHARS: Final = 8000
 _DOCUMENTS_CHARS: Final = 20_000
-_LATEST: Final = 4
+_NUM_LATEST: Final = 4
 _GAP: Final = "[...]"
 _PROMPT: Final = """\
 Someone reasons about a question, has searched for something, and wants to know what the documents \
@@ -584,7 +590,7 @@ If documents contradict each other, say so. If nothing in them helps, write "{no
 Write the line "{heading}" and after it a few short sentences, and nothing more."""
 
 
-def question(query: str, documents: str, reasoning: Sequence[str] = ()) -> Question:
+def summary_question(query: str, documents: str, reasoning: Sequence[str] = ()) -> Question:
     """Return the question about the documents that a query found.
 
     Args:
@@ -602,24 +608,24 @@ def question(query: str, documents: str, reasoning: Sequence[str] = ()) -> Quest
     return Question(role=ROLE, messages=(Message(role="user", text=text),), sampling=SAMPLING)
 
 
-def read(reply: str, *, most_chars: int = SUMMARY_CHARS) -> str:
-    """Return the summary in a reply, cut to `most_chars` characters: the text after the last
+def read_summary(reply: str, *, max_chars: int = SUMMARY_CHARS) -> str:
+    """Return the summary in a reply, cut to `max_chars` characters: the text after the last
     `HEADING`, or all text after the thoughts if it has none. Return `NO_HELP` for an empty summary,
     or a reply that ends within a thought.
     """
     _, _, summary = (after_thoughts(reply) or "").rpartition(HEADING)
-    return truncate(summary.strip(), most_chars) or NO_HELP
+    return truncate(summary.strip(), max_chars) or NO_HELP
 
 
-def format_reasoning(reasoning: Sequence[str], most_chars: int = _REASONING_CHARS) -> str:
+def format_reasoning(reasoning: Sequence[str], max_chars: int = _REASONING_CHARS) -> str:
     """Return entries as one text, numbered from 1. Of more than five, only the first and the last
-    four are included; of the text, only the last `most_chars` characters.
+    four are included; of the text, only the last `max_chars` characters.
     """
     entries = [f"{number}. {entry.strip()}" for number, entry in enumerate(reasoning, start=1)]
-    if len(entries) > _LATEST + 1:
-        entries = [entries[0], _GAP, *entries[-_LATEST:]]
+    if len(entries) > _NUM_LATEST + 1:
+        entries = [entries[0], _GAP, *entries[-_NUM_LATEST:]]
     text = "\n".join(entries)
-    return text if len(text) <= most_chars else _GAP + text[len(text) - most_chars + len(_GAP) :]
+    return text if len(text) <= max_chars else _GAP + text[len(text) - max_chars + len(_GAP) :]
 
 
 NAME: Final = "search"
@@ -666,24 +672,24 @@ class SearchTool:
             UserError: the provider cannot be used at all, for example because of a wrong key.
         """
         start = time.perf_counter()
-        call = ToolCall(tool=self.name, provider=self._provider.name, key=normalised(query))
-        cached = False
+        call = ToolCall(tool=self.name, provider=self._provider.name, key=normalise(query))
+        is_cached = False
         if not query.strip():
-            wrong = "it is blank"
-        elif len(query) > MOST_QUERY_CHARS:
-            wrong = f"it has more than {MOST_QUERY_CHARS} characters"
+            problem = "it is blank"
+        elif len(query) > MAX_QUERY_CHARS:
+            problem = f"it has more than {MAX_QUERY_CHARS} characters"
         else:
-            wrong = "it is not valid text" if lone_surrogate(query) is not None else ""
-        if wrong:
-            call = replace(call, status="invalid", output=f"This query cannot be searched for: {wrong}.")
+            problem = "it is not valid text" if lone_surrogate(query) is not None else ""
+        if problem:
+            call = replace(call, status="invalid", output=f"This query cannot be searched for: {problem}.")
         else:
             try:
                 parameters = {**self._provider.parameters, "document_chars": self._document_chars}
                 call = replace(call, parameters=parameters)
-                call, cached = self._cache.answer(call, self._ask)
+                call, is_cached = self._cache.answer(call, self._ask)
             except EnvironmentRefusal as error:
                 call = replace(call, status="error", output=f"The search failed: {error}")
-        return replace(call, cached=cached, milliseconds=(time.perf_counter() - start) * 1000)
+        return replace(call, cached=is_cached, milliseconds=(time.perf_counter() - start) * 1000)
 
     def reach(self) -> None:
         """Check that the provider answers if it is a retrieval server; no other is asked. Raises as

@@ -14,7 +14,7 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.recipes.grpo import ScaleRewards, StateKey, StatesConfig
 from agentr_core.types import Trajectory
 
-_LEAST_DEVIATION = 1e-4
+_DEVIATION_OFFSET = 1e-4
 """Added to a standard deviation, as TRL does."""
 
 
@@ -25,7 +25,7 @@ def has_contrast(rewards: Sequence[float]) -> bool:
     return len(set(rewards)) > 1
 
 
-def advantages(rewards: Sequence[float], *, scale: ScaleRewards) -> list[float]:
+def group_advantages(rewards: Sequence[float], *, scale: ScaleRewards) -> list[float]:
     """Return each reward minus the mean of its group; with scale `group`, divided by the group's
     sample standard deviation plus 1e-4.
 
@@ -33,15 +33,15 @@ def advantages(rewards: Sequence[float], *, scale: ScaleRewards) -> list[float]:
     """
     if not has_contrast(rewards):
         return [0.0] * len(rewards)
-    mean, unit = fmean(rewards), _unit(rewards, scale)
-    return [(reward - mean) / unit for reward in rewards]
+    mean, divisor = fmean(rewards), _divisor(rewards, scale)
+    return [(reward - mean) / divisor for reward in rewards]
 
 
 def sibling_advantages(
     episodes: Sequence[Trajectory], rewards: Sequence[float], *, scale: ScaleRewards
 ) -> list[list[float]]:
-    """Return the advantage of each step of each episode of a group, scaled as by `advantages`.
-    `rewards` are those of the episodes.
+    """Return the advantage of each step of each episode of a group, scaled as by
+    `group_advantages`. `rewards` are those of the episodes.
 
     The group is a tree: a state is the sequence of actions and observations up to it, and its value
     V is the mean reward of the episodes that act in it. The advantage of a step is the mean reward
@@ -53,27 +53,27 @@ def sibling_advantages(
     """
     if not has_contrast(rewards):
         return [[0.0] * len(episode.steps) for episode in episodes]
-    unit = _unit(rewards, scale)
-    through: defaultdict[tuple[object, ...], list[float]] = defaultdict(list)
+    divisor = _divisor(rewards, scale)
+    rewards_by_prefix: defaultdict[tuple[object, ...], list[float]] = defaultdict(list)
     for episode, reward in zip(episodes, rewards, strict=True):
-        for state, choice in _path(episode):
-            through[state].append(reward)
-            through[choice].append(reward)
-    by_episode: list[list[float]] = []
+        for state, choice in _states_and_choices(episode):
+            rewards_by_prefix[state].append(reward)
+            rewards_by_prefix[choice].append(reward)
+    advantages_by_episode: list[list[float]] = []
     for episode in episodes:
-        difference, of_steps = 0.0, []
-        for state, choice in _path(episode):
-            if len(through[choice]) < len(through[state]):
-                difference = fmean(through[choice]) - fmean(through[state])
-            of_steps.append(difference)
-        by_episode.append(of_steps)
-    return [[advantage / unit for advantage in of_steps] for of_steps in by_episode]
+        advantage, step_advantages = 0.0, []
+        for state, choice in _states_and_choices(episode):
+            if len(rewards_by_prefix[choice]) < len(rewards_by_prefix[state]):
+                advantage = fmean(rewards_by_prefix[choice]) - fmean(rewards_by_prefix[state])
+            step_advantages.append(advantage)
+        advantages_by_episode.append(step_advantages)
+    return [[advantage / divisor for advantage in step_advantages] for step_advantages in advantages_by_episode]
 
 
 def state_advantages(
     states: Sequence[Sequence[str]],
-    worths: Sequence[Sequence[float | None]],
-    of_episodes: Sequence[float],
+    values: Sequence[Sequence[float | None]],
+    episode_advantages: Sequence[float],
     *,
     config: StatesConfig,
     scale: ScaleRewards,
@@ -81,43 +81,46 @@ def state_advantages(
     """Return the advantage of each step of each episode of a group: that of its episode and its
     own, each times its weight in `config`.
 
-    Its own compares its worth, by `advantages`, with the worths of the other steps in the same
-    state; it is 0 if no other step there has one.
+    Its own compares its value, by `group_advantages`, with the values of the other steps in the
+    same state; it is 0 if no other step there has one.
 
     Args:
         states: the keys of the states in which the steps of each episode were taken.
-        worths: the worths of the steps of each episode; None for steps that are not compared.
-        of_episodes: the advantage of each episode.
+        values: the values of the steps of each episode; None for steps that are not compared.
+        episode_advantages: the advantage of each episode.
     """
-    in_state: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
-    for episode, keys in enumerate(states):
-        for step, key in enumerate(keys):
-            if worths[episode][step] is not None:
-                in_state[key].append((episode, step))
-    by_episode = [
-        [config.episode_weight * advantage] * len(keys) for advantage, keys in zip(of_episodes, states, strict=True)
+    steps_by_state: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    for episode, state_keys in enumerate(states):
+        for step, key in enumerate(state_keys):
+            if values[episode][step] is not None:
+                steps_by_state[key].append((episode, step))
+    advantages_by_episode = [
+        [config.episode_weight * advantage] * len(state_keys)
+        for advantage, state_keys in zip(episode_advantages, states, strict=True)
     ]
-    for steps in in_state.values():
-        step_worths = [worth for episode, step in steps if (worth := worths[episode][step]) is not None]
-        for (episode, step), advantage in zip(steps, advantages(step_worths, scale=scale), strict=True):
-            by_episode[episode][step] += config.weight * advantage
-    return by_episode
+    for steps in steps_by_state.values():
+        step_values = [value for episode, step in steps if (value := values[episode][step]) is not None]
+        for (episode, step), advantage in zip(steps, group_advantages(step_values, scale=scale), strict=True):
+            advantages_by_episode[episode][step] += config.weight * advantage
+    return advantages_by_episode
 
 
-def discounted_rewards(rewards: Sequence[float], sizes: Sequence[int], *, discount: float) -> list[list[float]]:
-    """Return the worth of each step of each episode, as GiGPO (arXiv 2505.10978) defines it: the
-    reward of the episode times `discount` to the power of the number of steps after it. `sizes` are
-    the numbers of steps of the episodes.
+def discounted_rewards(
+    rewards: Sequence[float], num_steps_by_episode: Sequence[int], *, discount: float
+) -> list[list[float]]:
+    """Return the value of each step of each episode, as GiGPO (arXiv 2505.10978) defines it: the
+    reward of the episode times `discount` to the power of the number of steps after it.
+    `num_steps_by_episode` has the number of steps of each episode.
     """
     return [
-        [reward * discount ** (size - 1 - step) for step in range(size)]
-        for reward, size in zip(rewards, sizes, strict=True)
+        [reward * discount ** (num_steps - 1 - step) for step in range(num_steps)]
+        for reward, num_steps in zip(rewards, num_steps_by_episode, strict=True)
     ]
 
 
 # Compare actions, since thoughts hardly ever agree; and observations too, so that a choice gets no
 # credit for luck in the environment.
-def _path(episode: Trajectory) -> list[tuple[tuple[object, ...], tuple[object, ...]]]:
+def _states_and_choices(episode: Trajectory) -> list[tuple[tuple[object, ...], tuple[object, ...]]]:
     """Return for each step its state and its choice: the state is the pairs of action and
     observation before the step, the choice is these pairs and the step's action.
     """
@@ -125,8 +128,8 @@ def _path(episode: Trajectory) -> list[tuple[tuple[object, ...], tuple[object, .
     return [((*pairs[:index],), (*pairs[:index], action)) for index, (action, _) in enumerate(pairs)]
 
 
-def _unit(rewards: Sequence[float], scale: ScaleRewards) -> float:
-    return stdev(rewards) + _LEAST_DEVIATION if scale == "group" else 1.0
+def _divisor(rewards: Sequence[float], scale: ScaleRewards) -> float:
+    return stdev(rewards) + _DEVIATION_OFFSET if scale == "group" else 1.0
 
 
 # How far each state of an instance is from a reward: the graph of the transitions in its episodes.
@@ -148,13 +151,13 @@ class Edge(NamedTuple):
     reward: float | None
 
     @classmethod
-    def of_step(
-        cls, state: str, action: str, next_state: str | None, *, ended: bool, terminated: bool, reward: float
+    def from_step(
+        cls, state: str, action: str, next_state: str | None, *, is_last: bool, terminated: bool, reward: float
     ) -> Edge:
-        """Return the edge of a step. If its episode `ended` with it, without a reward and without
+        """Return the edge of a step. If it `is_last` in its episode, without a reward and without
         being `terminated` by the environment, a limit cut the episode.
         """
-        if not ended:
+        if not is_last:
             return cls(state, action, next_state, None)
         return cls(state, action, None, reward if terminated or reward > 0 else None)
 
@@ -176,19 +179,19 @@ def edges_of(trajectory: Trajectory, reward: float, *, key: StateKey) -> list[Ed
                 "or set grpo.states.key to observation"
             )
     return [
-        Edge.of_step(
-            states[at],
+        Edge.from_step(
+            states[index],
             step.action,
-            None if at + 1 == len(steps) else states[at + 1],
-            ended=at + 1 == len(steps),
+            None if index + 1 == len(steps) else states[index + 1],
+            is_last=index + 1 == len(steps),
             terminated=step.terminated,
             reward=reward,
         )
-        for at, step in enumerate(steps)
+        for index, step in enumerate(steps)
     ]
 
 
-class Agreement(NamedTuple):
+class KeyAgreement(NamedTuple):
     """A test of how well keys tell states apart. `pairs` counts the edges between two states whose
     state and action an earlier edge had; `conflicts` counts those of them that led to another state
     than the first such edge.
@@ -197,88 +200,88 @@ class Agreement(NamedTuple):
     pairs: int
     conflicts: int
 
-    def plus(self, other: Agreement) -> Agreement:
+    def plus(self, other: KeyAgreement) -> KeyAgreement:
         """Return the sums of two."""
-        return Agreement(self.pairs + other.pairs, self.conflicts + other.conflicts)
+        return KeyAgreement(self.pairs + other.pairs, self.conflicts + other.conflicts)
 
     @classmethod
-    def of(cls, edges: Iterable[Edge]) -> Agreement:
+    def from_edges(cls, edges: Iterable[Edge]) -> KeyAgreement:
         """Return the agreement among the edges of an instance."""
-        first: dict[tuple[str, str], str] = {}
+        first_next_states: dict[tuple[str, str], str] = {}
         pairs = conflicts = 0
         for state, action, next_state, _ in edges:
             if next_state is None:
                 continue
-            if (state, action) in first:
+            if (state, action) in first_next_states:
                 pairs += 1
-                conflicts += first[state, action] != next_state
+                conflicts += first_next_states[state, action] != next_state
             else:
-                first[state, action] = next_state
+                first_next_states[state, action] = next_state
         return cls(pairs, conflicts)
 
 
 @dataclass(frozen=True, slots=True)
 class StateGraph:
-    """The worth of the states of one instance.
+    """The value of the states of one instance.
 
-    The worth of a state is the largest, over all ends that can be reached from it, of the reward
-    there times `discount` to the power of the least number of steps to that end. The worth of an
-    edge is `discount` times the worth of what it leads to; the worth of an end is its reward. A
+    The value of a state is the largest, over all ends that can be reached from it, of the reward
+    there times `discount` to the power of the least number of steps to that end. The value of an
+    edge is `discount` times the value of what it leads to; the value of an end is its reward. A
     state from which no reward can be reached counts as one step further away than the worst state
     from which one can.
     """
 
-    worths: Mapping[str, float]
-    """Worth by state; only states from which a reward can be reached."""
-    led_to: Mapping[tuple[str, str], Edge]
+    values_by_state: Mapping[str, float]
+    """Value by state; only states from which a reward can be reached."""
+    first_edges: Mapping[tuple[str, str], Edge]
     """The first edge with a known target, by state and action."""
-    furthest: float
-    """The worth of a state from which no reward can be reached."""
+    unreachable_value: float
+    """The value of a state from which no reward can be reached."""
     discount: float
 
     @classmethod
-    def of(cls, edges: Sequence[Edge], *, discount: float) -> StateGraph:
+    def from_edges(cls, edges: Sequence[Edge], *, discount: float) -> StateGraph:
         """Return the graph of the edges of an instance; `discount` is in (0, 1)."""
-        entered_from: defaultdict[str, list[str]] = defaultdict(list)
-        led_to: dict[tuple[str, str], Edge] = {}
-        # States by worth, the largest first.
+        previous_states_by_state: defaultdict[str, list[str]] = defaultdict(list)
+        first_edges: dict[tuple[str, str], Edge] = {}
+        # States by value, the largest first.
         queue: list[tuple[float, str]] = []
         for edge in edges:
             if edge.next_state is not None:
-                entered_from[edge.next_state].append(edge.state)
+                previous_states_by_state[edge.next_state].append(edge.state)
             elif edge.reward is not None and edge.reward > 0:
                 queue.append((-discount * edge.reward, edge.state))
             if edge.next_state is not None or edge.reward is not None:
-                led_to.setdefault((edge.state, edge.action), edge)
+                first_edges.setdefault((edge.state, edge.action), edge)
         heapq.heapify(queue)
-        worths: dict[str, float] = {}
+        values_by_state: dict[str, float] = {}
         while queue:
-            negative, state = heapq.heappop(queue)
-            if state in worths:
+            negative_value, state = heapq.heappop(queue)
+            if state in values_by_state:
                 continue
-            worths[state] = -negative
-            for before in entered_from[state]:
-                if before not in worths:
-                    heapq.heappush(queue, (discount * negative, before))
-        return cls(worths, led_to, discount * min(worths.values(), default=0.0), discount)
+            values_by_state[state] = -negative_value
+            for previous_state in previous_states_by_state[state]:
+                if previous_state not in values_by_state:
+                    heapq.heappush(queue, (discount * negative_value, previous_state))
+        return cls(values_by_state, first_edges, discount * min(values_by_state.values(), default=0.0), discount)
 
-    def worth(self, edge: Edge) -> float | None:
-        """Return the worth of an edge, in [0, 1] for rewards up to 1. For an edge with an unknown
+    def edge_value(self, edge: Edge) -> float | None:
+        """Return the value of an edge, in [0, 1] for rewards up to 1. For an edge with an unknown
         target, it is that of the first edge with the same state and action; None if there is none.
         """
         if edge.next_state is None and edge.reward is None:
-            known_edge = self.led_to.get((edge.state, edge.action))
-            return None if known_edge is None else self.worth(known_edge)
+            known_edge = self.first_edges.get((edge.state, edge.action))
+            return None if known_edge is None else self.edge_value(known_edge)
         if edge.reward is not None and edge.reward > 0:
             return self.discount * edge.reward
-        after = None if edge.next_state is None else self.worths.get(edge.next_state)
-        return self.discount * (self.furthest if after is None else after)
+        next_value = None if edge.next_state is None else self.values_by_state.get(edge.next_state)
+        return self.discount * (self.unreachable_value if next_value is None else next_value)
 
-    def is_nearer(self, edge: Edge) -> bool | None:
+    def begins_best_path(self, edge: Edge) -> bool | None:
         """Return whether an edge begins a best path from its state to a reward; None if its target
         is unknown, or no reward can be reached from its state.
         """
-        worth = self.worth(edge)
-        if worth is None or edge.state not in self.worths:
+        value = self.edge_value(edge)
+        if value is None or edge.state not in self.values_by_state:
             return None
-        return worth >= self.worths[edge.state]
+        return value >= self.values_by_state[edge.state]

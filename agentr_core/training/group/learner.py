@@ -28,33 +28,33 @@ from transformers.optimization import get_scheduler
 from agentr_core.errors import NonFiniteLoss, TrainingFault
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.system import check_wanted, keep_freed_memory, sync, writing
+from agentr_core.system import flush_to_disk, keep_freed_memory, raise_if_cancelled, report_write_errors
 from agentr_core.training.group.policy import Policy, PolicyRow, Totals, token_weights
-from agentr_core.training.group.split import Whole, split
+from agentr_core.training.group.split import Strategy, make_strategy
 from agentr_core.training.job import STEP, OnlineJob, TrainingStep
-from agentr_core.training.packing import shared_out
+from agentr_core.training.packing import balanced_shares
 from agentr_core.training.parent import write_result
-from agentr_core.training.process import KINDS
-from agentr_core.training.run import describe, use_threads
+from agentr_core.training.process import ERRORS_BY_NAME
+from agentr_core.training.run import make_fault, use_threads
 
 # Reports each step to the loggers in `training.report_to`, as a Trainer does.
 
-Tell = Callable[[int, Mapping[str, float | None]], None]
+ReportStep = Callable[[int, Mapping[str, float | None]], None]
 """Called with a step and numbers by name: `loss`, `learning_rate`, `grad_norm`, `trained_tokens`
 and `seconds` as a training on a dataset logs them, and those of group RL. Loggers show them under
 `train/`, those whose name begins with `eval_` under `eval/`.
 """
-_TENSORBOARD = "TENSORBOARD_LOGGING_DIR"
+_TENSORBOARD_VARIABLE = "TENSORBOARD_LOGGING_DIR"
 
 
 @contextmanager
-def reporting(job: OnlineJob, model: Any) -> Iterator[Tell]:
+def open_step_reporter(job: OnlineJob, model: Any) -> Iterator[ReportStep]:
     """Yield a function that reports a step to the loggers of a job. It does nothing if the job
     names none.
     """
     config, steps = job.config, job.objective.grpo.steps
     if not config.report_to:
-        yield lambda step, numbers: None
+        yield lambda step, metrics: None
         return
     # Slow to import.
     import torch
@@ -63,7 +63,7 @@ def reporting(job: OnlineJob, model: Any) -> Iterator[Tell]:
     from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
     arguments = TrainingArguments(
-        output_dir=str(job.work.checkpoints),
+        output_dir=str(job.work_folder.checkpoints),
         run_name=job.output_dir.name,
         max_steps=steps,
         learning_rate=config.learning_rate,
@@ -76,25 +76,25 @@ def reporting(job: OnlineJob, model: Any) -> Iterator[Tell]:
         disable_tqdm=True,
         seed=job.seed,
     )
-    before = os.environ.get(_TENSORBOARD)
-    os.environ[_TENSORBOARD] = str(job.reports)
+    old_folder = os.environ.get(_TENSORBOARD_VARIABLE)
+    os.environ[_TENSORBOARD_VARIABLE] = str(job.logger_folder)
     try:
         loggers = get_reporting_integration_callbacks(list(config.report_to))
         handler = CallbackHandler([DefaultFlowCallback, *loggers], model, None, None, None)
     finally:
-        if before is None:
-            del os.environ[_TENSORBOARD]
+        if old_folder is None:
+            del os.environ[_TENSORBOARD_VARIABLE]
         else:
-            os.environ[_TENSORBOARD] = before
+            os.environ[_TENSORBOARD_VARIABLE] = old_folder
     state, control = TrainerState(max_steps=steps, logging_steps=1), TrainerControl()
 
-    def tell(step: int, numbers: Mapping[str, float | None]) -> None:
+    def report_step(step: int, metrics: Mapping[str, float | None]) -> None:
         state.global_step = step
         handler.on_step_end(arguments, state, control)
-        handler.on_log(arguments, state, control, {name: value for name, value in numbers.items() if value is not None})
+        handler.on_log(arguments, state, control, {name: value for name, value in metrics.items() if value is not None})
 
     handler.on_train_begin(arguments, state, control)
-    yield tell
+    yield report_step
     # To loggers this call means success, so it is left out when a training fails.
     handler.on_train_end(arguments, state, control)
 
@@ -106,27 +106,27 @@ def reporting(job: OnlineJob, model: Any) -> Iterator[Tell]:
 
 
 class Snapshot(NamedTuple):
-    """The saved state after step `step`: the learner's state, the folder `parts` with what single
-    processes hold of it, the history of all steps so far, and in `made_of` the hashes that
-    `save_snapshot` was given; empty in a state of an earlier version.
+    """The saved state after step `step`: the learner's state, the folder `parts_folder` with
+    what single processes hold of it, the history of all steps so far, and in `input_hashes` the
+    hashes that `save_snapshot` was given; empty in a state of an earlier version.
     """
 
     step: int
-    learner: dict[str, Any]
-    parts: Path
+    learner_state: dict[str, Any]
+    parts_folder: Path
     history: list[TrainingStep]
-    made_of: list[str]
+    input_hashes: list[str]
 
     @property
-    def sampler(self) -> tuple[int, Path] | None:
+    def sampler_weights(self) -> tuple[int, Path] | None:
         """The step after which the sampler's weights were taken, and their file; None if none were
         saved.
         """
-        file = next(self.parts.glob(f"{_SAMPLER}*.safetensors"), None)
-        return None if file is None else (int(file.stem.removeprefix(_SAMPLER)), file)
+        file = next(self.parts_folder.glob(f"{_SAMPLER_PREFIX}*.safetensors"), None)
+        return None if file is None else (int(file.stem.removeprefix(_SAMPLER_PREFIX)), file)
 
 
-_SAMPLER = "sampler-"
+_SAMPLER_PREFIX = "sampler-"
 """The beginning of the name of a file with the sampler's weights, before the number of their step.
 """
 
@@ -134,47 +134,52 @@ _SAMPLER = "sampler-"
 def save_snapshot(
     folder: Path,
     step: int,
-    state: Callable[[Path], dict[str, Any]],
+    write_state: Callable[[Path], dict[str, Any]],
     history: list[TrainingStep],
-    made_of: Sequence[str],
+    input_hashes: Sequence[str],
     *,
-    sampler: tuple[int, Path] | None = None,
+    sampler_weights: tuple[int, Path] | None = None,
 ) -> None:
     """Write the state after a step, and remove earlier ones.
 
     Args:
-        state: returns the learner's state; it may create the given folder and write parts of the
-            state into it.
+        write_state: returns the learner's state; it may create the given folder and write parts of
+            the state into it.
         history: all steps so far.
-        made_of: hashes of what the weights were made from: the initial weights and the data of each
-            step.
-        sampler: the step after which the weights that sample the next step were taken, and their
-            file; None if they are the learner's own.
+        input_hashes: hashes of what the weights were made from: the initial weights and the data of
+            each step.
+        sampler_weights: the step after which the weights that sample the next step were taken,
+            and their file; None if they are the learner's own.
 
     Raises `DiskError`.
     """
-    file = folder / f"step-{step:06d}.pt"
-    draft = file.with_suffix(".new")
-    with writing(folder):
+    state_file = folder / f"step-{step:06d}.pt"
+    temporary_file = state_file.with_suffix(".new")
+    with report_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(_parts(file), ignore_errors=True)
-        learner = state(_parts(file))
-        if sampler is not None:
-            _parts(file).mkdir(exist_ok=True)
-            shutil.copyfile(sampler[1], _parts(file) / f"{_SAMPLER}{sampler[0]}.safetensors")
-        lines = [STEP.dump_json(entry).decode() for entry in history]
-        with draft.open("wb") as stream:
-            torch.save({"step": step, "learner": learner, "history": lines, "made_of": list(made_of)}, stream)
+        shutil.rmtree(_parts_folder(state_file), ignore_errors=True)
+        learner_state = write_state(_parts_folder(state_file))
+        if sampler_weights is not None:
+            _parts_folder(state_file).mkdir(exist_ok=True)
+            shutil.copyfile(
+                sampler_weights[1], _parts_folder(state_file) / f"{_SAMPLER_PREFIX}{sampler_weights[0]}.safetensors"
+            )
+        history_lines = [STEP.dump_json(entry).decode() for entry in history]
+        with temporary_file.open("wb") as stream:
+            torch.save(
+                {"step": step, "learner": learner_state, "history": history_lines, "made_of": list(input_hashes)},
+                stream,
+            )
         # Before the earlier states are removed, this one must be safe from a power failure.
-        for path in (draft, *(path for path in _parts(file).rglob("*") if path.is_file())):
-            sync(path)
-        draft.replace(file)
-        sync(folder)
-        for old in sorted(folder.glob("step-*.pt"))[:-1]:
-            old.unlink()
-        for parts in folder.glob("step-*.parts"):
-            if parts != _parts(file):
-                shutil.rmtree(parts)
+        for path in (temporary_file, *(path for path in _parts_folder(state_file).rglob("*") if path.is_file())):
+            flush_to_disk(path)
+        temporary_file.replace(state_file)
+        flush_to_disk(folder)
+        for old_file in sorted(folder.glob("step-*.pt"))[:-1]:
+            old_file.unlink()
+        for parts_folder in folder.glob("step-*.parts"):
+            if parts_folder != _parts_folder(state_file):
+                shutil.rmtree(parts_folder)
 
 
 def load_snapshot(folder: Path) -> Snapshot | None:
@@ -184,7 +189,7 @@ def load_snapshot(folder: Path) -> Snapshot | None:
         return None
     state = torch.load(files[-1], weights_only=True, map_location="cpu")
     history = [STEP.validate_json(line) for line in state["history"]]
-    return Snapshot(state["step"], state["learner"], _parts(files[-1]), history, state.get("made_of", []))
+    return Snapshot(state["step"], state["learner"], _parts_folder(files[-1]), history, state.get("made_of", []))
 
 
 def remove_snapshots(folder: Path) -> None:
@@ -192,19 +197,19 @@ def remove_snapshots(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _parts(file: Path) -> Path:
+def _parts_folder(file: Path) -> Path:
     return file.with_suffix(".parts")
 
 
 class Learner:
-    """A policy with its optimizer, alone or in one of the processes of `Ranks`, all of which then
-    call the same methods with the same arguments. Not thread-safe; `close` it.
+    """A policy with its optimizer, alone or in one of the processes of `ProcessLearner`, all of
+    which then call the same methods with the same arguments. Not thread-safe; `close` it.
 
     Args:
         updates: the number of updates in the schedule.
         max_tokens: the most sampled tokens that an episode may have.
         seed: for the initialisation of new adapters.
-        group: how this process and others hold the policy; None: this process holds all of it.
+        strategy: how this process and others hold the policy; None: this process holds all of it.
 
     Raises what `Policy` raises.
     """
@@ -218,14 +223,14 @@ class Learner:
         updates: int,
         max_tokens: int,
         seed: int = 0,
-        group: Whole | None = None,
+        strategy: Strategy | None = None,
     ) -> None:
-        self.policy = Policy(model_dir, training, grpo, seed=seed, group=group)
-        self._group = self.policy.group
+        self.policy = Policy(model_dir, training, grpo, seed=seed, strategy=strategy)
+        self._strategy = self.policy.strategy
         self._training, self._grpo, self._max_tokens = training, grpo, max_tokens
         self._schedule = get_scheduler(
             training.lr_scheduler_type,
-            self._group.optimizer,
+            self._strategy.optimizer,
             num_warmup_steps=math.ceil(updates * training.warmup_ratio),
             num_training_steps=updates,
             scheduler_specific_kwargs=dict(training.lr_scheduler_kwargs),
@@ -236,14 +241,18 @@ class Learner:
         """The learning rate of the next update."""
         return float(self._schedule.get_last_lr()[0])
 
-    def settled(self, rows: Sequence[PolicyRow]) -> list[PolicyRow]:
+    def remove_rounding_noise(self, rows: Sequence[PolicyRow]) -> list[PolicyRow]:
         """Return this process's share of episodes that the current weights sampled, with
-        log-probabilities as `Policy.settled` gives them; in bfloat16, where policy and sampler
-        differ by more than rounding, with those of the sampler.
+        log-probabilities as `Policy.remove_rounding_noise` gives them; in bfloat16, where policy
+        and sampler differ by more than rounding, with those of the sampler.
         """
-        indices, passes = self._share(rows)
-        chosen_rows = [rows[index] for index in indices]
-        return chosen_rows if self._training.bf16 is True else self.policy.settled(chosen_rows, passes=passes)
+        indices, min_passes = self._own_share(rows)
+        own_rows = [rows[index] for index in indices]
+        return (
+            own_rows
+            if self._training.bf16 is True
+            else self.policy.remove_rounding_noise(own_rows, min_passes=min_passes)
+        )
 
     def update(self, rows: Sequence[PolicyRow]) -> Totals:
         """Take one optimizer step on episodes; return the totals over all processes.
@@ -251,20 +260,22 @@ class Learner:
         Raises `NonFiniteLoss` before any weight is changed, except under DeepSpeed, which changes
         weights at once.
         """
-        self._group.clear()
+        self._strategy.zero_grad()
         weights = token_weights(
             [len(row.positions) for row in rows],
-            wholes=[row.episode_tokens for row in rows],
+            episode_lengths=[row.episode_tokens for row in rows],
             loss_type=self._grpo.loss_type,
             max_tokens=self._max_tokens,
         )
-        indices, passes = self._share(rows)
-        totals = self.policy.accumulate([rows[i] for i in indices], [weights[i] for i in indices], passes=passes)
+        indices, min_passes = self._own_share(rows)
+        totals = self.policy.accumulate_gradient(
+            [rows[i] for i in indices], [weights[i] for i in indices], min_passes=min_passes
+        )
         names = [field.name for field in fields(Totals)]
-        sums = self._group.total([getattr(totals, name) for name in names])
+        sums = self._strategy.sum_over_processes([getattr(totals, name) for name in names])
         totals = Totals(**{name: type(getattr(totals, name))(value) for name, value in zip(names, sums, strict=True)})
-        norm = self._group.step(
-            self.policy.parameters.values(), self._training.max_grad_norm, finite=math.isfinite(totals.loss)
+        norm = self._strategy.step(
+            self.policy.parameters.values(), self._training.max_grad_norm, is_loss_finite=math.isfinite(totals.loss)
         )
         if not (math.isfinite(totals.loss) and math.isfinite(norm)):
             raise NonFiniteLoss(
@@ -275,11 +286,11 @@ class Learner:
         totals += Totals(updates=1, norm=norm)
         return totals
 
-    def skip(self, updates: int) -> None:
+    def skip(self, num_updates: int) -> None:
         """Advance the schedule by updates that were planned but had nothing to train on."""
-        self._group.clear()
-        for _ in range(updates):
-            self._group.idle_step()
+        self._strategy.zero_grad()
+        for _ in range(num_updates):
+            self._strategy.idle_step()
             self._schedule.step()
 
     def write_weights(self, file: Path, dtype: torch.dtype = torch.float32) -> None:
@@ -287,70 +298,75 @@ class Learner:
         that load them. The process of rank 0 writes; the others help to gather.
         """
         weights = self.policy.weights(dtype)
-        if self._group.rank == 0:
+        if self._strategy.rank == 0:
             save_file(weights, file)
 
-    def write_result(self, job: OnlineJob, history: Sequence[TrainingStep], *, goes_on: bool = False) -> None:
+    def write_result(
+        self, job: OnlineJob, history: Sequence[TrainingStep], *, training_continues: bool = False
+    ) -> None:
         """Write the current model to the staging folder of its job, ready to be published. Unless
-        the training `goes_on`, the policy must not be used afterwards.
+        the training `training_continues`, the policy must not be used afterwards.
         """
-        model, alone = self.policy.model, self._group.count == 1 and not self._group.even
-        if not alone:
-            weights: dict[str, torch.Tensor] | None = self.policy.whole_state()
-        elif goes_on and not job.config.lora_r:
+        model, is_single_process = (
+            self.policy.model,
+            self._strategy.num_processes == 1 and not self._strategy.needs_equal_passes,
+        )
+        if not is_single_process:
+            weights: dict[str, torch.Tensor] | None = self.policy.full_state()
+        elif training_continues and not job.config.lora_r:
             weights = model.state_dict(keep_vars=True)
         else:
             weights = None
-        if self._group.rank == 0:
+        if self._strategy.rank == 0:
             write_result(job, model, history, self.policy.dtype, weights)
 
     def state(self, folder: Path) -> dict[str, Any]:
         """Return everything that the next update depends on, as tensors and plain values. If
         several processes hold parts of it, they write these to the folder instead.
         """
-        return {**self._group.save(folder, self.policy.state()), "schedule": self._schedule.state_dict()}
+        return {**self._strategy.save(folder, self.policy.state()), "schedule": self._schedule.state_dict()}
 
     def restore(self, state: Mapping[str, Any], folder: Path) -> None:
         """Go back to an earlier state of the same training, as `state` returned and wrote it."""
-        self._group.load(folder, state, self.policy.restore)
+        self._strategy.load(folder, state, self.policy.restore)
         self._schedule.load_state_dict(state["schedule"])
 
-    def rest(self) -> None:
-        """Free the GPU for a sampler until `wake`."""
-        self._group.clear()
-        self._group.move(away=True)
+    def offload(self) -> None:
+        """Free the GPU for a sampler until `load_to_gpu`."""
+        self._strategy.zero_grad()
+        self._strategy.move_state(to_cpu=True)
         if torch.cuda.is_available():
             gc.collect()
             torch.cuda.empty_cache()
 
-    def wake(self) -> None:
+    def load_to_gpu(self) -> None:
         """Move models and optimizer back to the GPU."""
-        self._group.move(away=False)
+        self._strategy.move_state(to_cpu=False)
 
     def close(self) -> None:
         """Free the GPU's memory, which a later training of the run needs. The learner must not be
         used afterwards.
         """
         if torch.cuda.is_available():
-            del self.policy, self._group, self._schedule
+            del self.policy, self._strategy, self._schedule
             gc.collect()
             torch.cuda.empty_cache()
 
-    def _share(self, rows: Sequence[PolicyRow]) -> tuple[list[int], int]:
+    def _own_share(self, rows: Sequence[PolicyRow]) -> tuple[list[int], int]:
         """Return the indices of the episodes that this process computes, and the number of passes
         that it must make: where weights are split, a pass needs all processes, so all make as many
         as the busiest one; otherwise 0.
         """
-        shares = shared_out([len(row.input_ids) for row in rows], self._group.count)
-        passes = (self.policy.count_passes([rows[i] for i in share]) for share in shares)
-        return shares[self._group.rank], max(passes) if self._group.even else 0
+        shares = balanced_shares([len(row.input_ids) for row in rows], self._strategy.num_processes)
+        pass_counts = (self.policy.count_passes([rows[i] for i in share]) for share in shares)
+        return shares[self._strategy.rank], max(pass_counts) if self._strategy.needs_equal_passes else 0
 
 
 # The processes of a training that share its updates, seen from the one that samples.
 #
 # Each holds a `Learner`, and all of them make the same calls at the same time; each has the
-# weights, gradients and optimizer whole or in part (`split`). The processes end with the one that
-# started them.
+# weights, gradients and optimizer whole or in part (`make_strategy`). The processes end with the
+# one that started them.
 
 
 P = ParamSpec("P")
@@ -361,12 +377,12 @@ LESS_MEMORY: Final = (
     "(training.launch.deepspeed=zero3 or fsdp=true)"
 )
 """What a user can do when the processes run out of memory."""
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 """Seconds between two checks whether the result of the processes is still wanted."""
-_CAUSE_SECONDS = 2.0
+_CAUSE_WAIT_SECONDS = 2.0
 """Seconds to wait after a first fault, in which another process may report its cause."""
 _learners: list[tuple[Learner, Path]] = []
-"""In a process of `Ranks`: its learner, and the folder for files."""
+"""In a process of `ProcessLearner`: its learner, and the folder for files."""
 
 
 def make_learner(
@@ -378,19 +394,20 @@ def make_learner(
     max_tokens: int,
     folder: Path,
     seed: int = 0,
-) -> Learner | Ranks:
+) -> Learner | ProcessLearner:
     """Return what trains a policy as the settings say: a `Learner` in this process if one process
-    suffices without DeepSpeed, otherwise `Ranks`. Arguments and errors are those of `Ranks`.
+    suffices without DeepSpeed, otherwise `ProcessLearner`. Arguments and errors are
+    those of `ProcessLearner`.
     """
     launch = training.launch
     if launch is None or (launch.num_processes == 1 and not launch.deepspeed):
         return Learner(model_dir, training, grpo, updates=updates, max_tokens=max_tokens, seed=seed)
-    return Ranks(model_dir, training, grpo, updates=updates, max_tokens=max_tokens, folder=folder, seed=seed)
+    return ProcessLearner(model_dir, training, grpo, updates=updates, max_tokens=max_tokens, folder=folder, seed=seed)
 
 
 # The run's own process holds no policy: a collective operation that waits for a lost process can
 # only be ended by killing the process that waits.
-class Ranks:
+class ProcessLearner:
     """A `Learner` whose work several processes share, with the same methods; `close` it.
 
     Args:
@@ -413,8 +430,8 @@ class Ranks:
         folder: Path,
         seed: int = 0,
     ) -> None:
-        self._file = folder / f"ranks-{uuid.uuid4().hex}"
-        self._bf16 = training.bf16 is True
+        self._state_file = folder / f"ranks-{uuid.uuid4().hex}"
+        self._uses_bf16 = training.bf16 is True
         # Forked from a server process that has imported everything, since importing takes seconds.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
@@ -422,16 +439,16 @@ class Ranks:
             ProcessPoolExecutor(
                 1,
                 mp_context=context,
-                initializer=_begin,
+                initializer=_init_process,
                 initargs=(rank, training),
             )
             for rank in range(training.num_processes)
         ]
         options = {"updates": updates, "max_tokens": max_tokens, "seed": seed}
         try:
-            self._results(
+            self._wait_for_results(
                 [
-                    _submitted(process, _load, rank, model_dir, training, grpo, self._file, options)
+                    _submit(process, _create_learner, rank, model_dir, training, grpo, self._state_file, options)
                     for rank, process in enumerate(self._processes)
                 ]
             )
@@ -442,59 +459,61 @@ class Ranks:
     @property
     def learning_rate(self) -> float:
         """The learning rate of the next update."""
-        return float(self._all(attrgetter("learning_rate"))[0])
+        return float(self._call_all(attrgetter("learning_rate"))[0])
 
-    def settled(self, rows: Sequence[PolicyRow]) -> list[PolicyRow]:
-        """As `Learner.settled`, but for all episodes, in their order."""
-        if self._bf16:
+    def remove_rounding_noise(self, rows: Sequence[PolicyRow]) -> list[PolicyRow]:
+        """As `Learner.remove_rounding_noise`, but for all episodes, in their order."""
+        if self._uses_bf16:
             return list(rows)
         result = list(rows)
-        shares = shared_out([len(row.input_ids) for row in rows], len(self._processes))
-        for share, part in zip(shares, self._all(Learner.settled, rows), strict=True):
-            for index, row in zip(share, part, strict=True):
+        shares = balanced_shares([len(row.input_ids) for row in rows], len(self._processes))
+        for share, share_rows in zip(shares, self._call_all(Learner.remove_rounding_noise, rows), strict=True):
+            for index, row in zip(share, share_rows, strict=True):
                 result[index] = row
         return result
 
     def update(self, rows: Sequence[PolicyRow]) -> Totals:
         """As `Learner.update`."""
-        return self._all(Learner.update, rows)[0]
+        return self._call_all(Learner.update, rows)[0]
 
-    def skip(self, updates: int) -> None:
+    def skip(self, num_updates: int) -> None:
         """As `Learner.skip`."""
-        self._all(Learner.skip, updates)
+        self._call_all(Learner.skip, num_updates)
 
     def write_weights(self, file: Path, dtype: torch.dtype = torch.float32) -> None:
         """As `Learner.write_weights`."""
-        self._all(Learner.write_weights, file, dtype)
+        self._call_all(Learner.write_weights, file, dtype)
 
-    def write_result(self, job: OnlineJob, history: Sequence[TrainingStep], *, goes_on: bool = False) -> None:
+    def write_result(
+        self, job: OnlineJob, history: Sequence[TrainingStep], *, training_continues: bool = False
+    ) -> None:
         """As `Learner.write_result`."""
-        self._all(Learner.write_result, job, history, goes_on=goes_on)
+        self._call_all(Learner.write_result, job, history, training_continues=training_continues)
 
     def state(self, folder: Path) -> dict[str, Any]:
         """As `Learner.state`."""
-        self._all(_write_state, folder, self._file)
+        self._call_all(_write_state, folder, self._state_file)
         try:
-            state: dict[str, Any] = torch.load(self._file, weights_only=True, map_location="cpu")
+            state: dict[str, Any] = torch.load(self._state_file, weights_only=True, map_location="cpu")
         finally:
-            self._file.unlink()
+            self._state_file.unlink()
         return state
 
     def restore(self, state: Mapping[str, Any], folder: Path) -> None:
         """As `Learner.restore`."""
         try:
-            torch.save(dict(state), self._file)
-            self._all(_read_state, folder, self._file)
+            torch.save(dict(state), self._state_file)
+            self._call_all(_read_state, folder, self._state_file)
         finally:
-            self._file.unlink(missing_ok=True)
+            self._state_file.unlink(missing_ok=True)
 
-    def rest(self) -> None:
-        """As `Learner.rest`."""
-        self._all(Learner.rest)
+    def offload(self) -> None:
+        """As `Learner.offload`."""
+        self._call_all(Learner.offload)
 
-    def wake(self) -> None:
-        """As `Learner.wake`."""
-        self._all(Learner.wake)
+    def load_to_gpu(self) -> None:
+        """As `Learner.load_to_gpu`."""
+        self._call_all(Learner.load_to_gpu)
 
     def close(self) -> None:
         """Kill the processes, even in the middle of an operation: they have nothing to save, and
@@ -506,19 +525,21 @@ class Ranks:
                 worker.kill()
             process.shutdown(cancel_futures=True)
 
-    def _all(self, work: Callable[Concatenate[Learner, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        """Call `work` with the learner in each process; return the results in the order of ranks.
+    def _call_all(self, method: Callable[Concatenate[Learner, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        """Call `method` with the learner in each process; return the results in the order of ranks.
         Raises the error that a process reports, `TrainingFault` if a process dies, and what
-        `check_wanted` raises while they work.
+        `raise_if_cancelled` raises while they work.
         """
-        return self._results([_submitted(process, _do, work, args, kwargs) for process in self._processes])
+        return self._wait_for_results(
+            [_submit(process, _call_learner, method, args, kwargs) for process in self._processes]
+        )
 
-    def _results(self, futures: Sequence[Future[T]]) -> list[T]:
+    def _wait_for_results(self, futures: Sequence[Future[T]]) -> list[T]:
         while True:
-            done, open_ = wait(futures, timeout=_LOOK_SECONDS, return_when=FIRST_EXCEPTION)
+            done, pending = wait(futures, timeout=_POLL_SECONDS, return_when=FIRST_EXCEPTION)
             if any(future.exception() for future in done):
                 # The others wait for one that is gone, or report that it is.
-                wait(futures, timeout=_CAUSE_SECONDS)
+                wait(futures, timeout=_CAUSE_WAIT_SECONDS)
                 errors = [error for future in futures if future.done() and (error := future.exception())]
                 # A process that died is the cause of whatever the others then report.
                 if any(isinstance(error, BrokenProcessPool) for error in errors):
@@ -528,17 +549,17 @@ class Ranks:
                     )
                 # A plain `TrainingFault` may only say that another process does not answer.
                 raise next((error for error in errors if type(error) is not TrainingFault), errors[0])
-            if not open_:
+            if not pending:
                 return [future.result() for future in futures]
-            check_wanted()
+            raise_if_cancelled()
 
 
-def _submitted(process: ProcessPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+def _submit(process: ProcessPoolExecutor, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
     """Submit a call to a process and return its future. If the process died while it was idle, the
     future fails with `BrokenProcessPool`.
     """
     try:
-        return process.submit(work, *args, **kwargs)
+        return process.submit(function, *args, **kwargs)
     except RuntimeError as error:
         # The pool is broken or shut down; for a process that was killed, either may be reported
         # first.
@@ -547,14 +568,19 @@ def _submitted(process: ProcessPoolExecutor, work: Callable[P, T], *args: P.args
         return future
 
 
-def _begin(rank: int, training: TrainingConfig) -> None:
+def _init_process(rank: int, training: TrainingConfig) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # An interrupt at the terminal is for the process that started this one, which then shuts it
     # down.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    count, launch = training.num_processes, training.launch
+    num_processes, launch = training.num_processes, training.launch
     # DeepSpeed asks the environment, and would take any GPU that the machine seems to have.
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(num_processes),
+        "LOCAL_WORLD_SIZE": str(num_processes),
+    }
     if launch is not None and launch.deepspeed and not torch.cuda.is_available():
         os.environ["DS_ACCELERATOR"] = "cpu"
     keep_freed_memory()
@@ -569,37 +595,39 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _load(
-    rank: int, model_dir: Path, training: TrainingConfig, grpo: GrpoConfig, file: Path, options: dict[str, Any]
+def _create_learner(
+    rank: int, model_dir: Path, training: TrainingConfig, grpo: GrpoConfig, state_file: Path, options: dict[str, Any]
 ) -> None:
-    with _own_errors(file.parent):
-        group = split(rank, training, model_dir, meeting=file.with_suffix(".meeting"), updates=options["updates"])
-        _learners.append((Learner(model_dir, training, grpo, group=group, **options), file.parent))
+    with _convert_errors(state_file.parent):
+        strategy = make_strategy(
+            rank, training, model_dir, rendezvous_file=state_file.with_suffix(".meeting"), updates=options["updates"]
+        )
+        _learners.append((Learner(model_dir, training, grpo, strategy=strategy, **options), state_file.parent))
 
 
-def _do(work: Callable[..., T], args: Any, kwargs: Any) -> T:
+def _call_learner(method: Callable[..., T], args: Any, kwargs: Any) -> T:
     ((learner, folder),) = _learners
-    with _own_errors(folder):
-        return work(learner, *args, **kwargs)
+    with _convert_errors(folder):
+        return method(learner, *args, **kwargs)
 
 
 @contextmanager
-def _own_errors(folder: Path) -> Iterator[None]:
+def _convert_errors(folder: Path) -> Iterator[None]:
     """Convert an exception of the block into one of our errors: those of libraries may not survive
     pickling on the way to another process.
     """
     try:
         yield
     except Exception as error:
-        fault = describe(error, folder, less_memory=LESS_MEMORY)
-        raise KINDS[fault.kind](fault.message) from error
+        fault = make_fault(error, folder, memory_hint=LESS_MEMORY)
+        raise ERRORS_BY_NAME[fault.kind](fault.message) from error
 
 
-def _write_state(learner: Learner, folder: Path, file: Path) -> None:
+def _write_state(learner: Learner, folder: Path, state_file: Path) -> None:
     state = learner.state(folder)
-    if learner.policy.group.rank == 0:
-        torch.save(state, file)
+    if learner.policy.strategy.rank == 0:
+        torch.save(state, state_file)
 
 
-def _read_state(learner: Learner, folder: Path, file: Path) -> None:
-    learner.restore(torch.load(file, weights_only=True, map_location="cpu"), folder)
+def _read_state(learner: Learner, folder: Path, state_file: Path) -> None:
+    learner.restore(torch.load(state_file, weights_only=True, map_location="cpu"), folder)

@@ -15,11 +15,27 @@ from torch import Tensor
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.recipes.grpo import GrpoConfig, LossType
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.samples.identity import IGNORED
+from agentr_core.samples.identity import IGNORE_INDEX
 from agentr_core.samples.rendering import Renderer
-from agentr_core.training.group.split import Whole
-from agentr_core.training.packing import LENGTH_STEP, ROW, TokenRow, forward_passes, idle_pass, padded_length, together
-from agentr_core.training.parent import adapted, full, load_parent, plain_faults, recomputes, tied_faults, whole_weights
+from agentr_core.training.group.split import Strategy
+from agentr_core.training.packing import (
+    LENGTH_STEP,
+    ROW_LENGTH,
+    TokenRow,
+    forward_passes,
+    idle_pass,
+    max_rows_per_pass,
+    padded_length,
+)
+from agentr_core.training.parent import (
+    add_adapters,
+    gathered_tensor,
+    load_parent,
+    non_lora_faults,
+    tied_faults,
+    uses_gradient_checkpointing,
+    whole_weights,
+)
 from agentr_core.types import Message, Span, Step
 
 # Episodes as token rows: the loss applies to the tokens that the sampler returned, and to no
@@ -75,40 +91,40 @@ def policy_row(
     replies: list[tuple[Span, bool]] = []
     for message in messages:
         if message.spans:
-            last = len(message.spans) - 1
-            replies += [(span, index == last) for index, span in enumerate(message.spans) if index % 2 == 0]
+            last_index = len(message.spans) - 1
+            replies += [(span, index == last_index) for index, span in enumerate(message.spans) if index % 2 == 0]
         elif message.train:
             replies.append((message.parts[0], True))
     if len(replies) != len(steps):
         raise DataFault(f"an episode of {len(steps)} replies has a conversation of {len(replies)}")
-    trained_positions = [position for position, label in enumerate(sample.labels) if label != IGNORED]
+    trained_positions = [position for position, label in enumerate(sample.labels) if label != IGNORE_INDEX]
     positions: list[int] = []
     logprobs: list[float] = []
     token_advantages: list[float] = []
     token_scores: list[float] = []
-    for number, ((span, ends), step, advantage) in enumerate(zip(replies, steps, advantages, strict=True)):
+    for step_index, ((span, ends_turn), step, advantage) in enumerate(zip(replies, steps, advantages, strict=True)):
         if not span.train:
             continue
-        sampled = step.logprobs is not None and len(step.logprobs) == len(step.token_ids)
-        if number >= num_given and not sampled:
+        has_logprobs = step.logprobs is not None and len(step.logprobs) == len(step.token_ids)
+        if step_index >= num_given and not has_logprobs:
             raise DataFault(f"the reply {step.reply[:60]!r} has no log-probability for each of its tokens")
         # If the turn continues after this reply, the end-of-turn token that was sampled is left
         # out.
-        before = sample.input_ids[trained_positions[0] - 1] if trained_positions else None
-        ids = step.token_ids if ends and not span.is_external else renderer.inner_ids(span, before)
-        reply_positions, trained_positions = trained_positions[: len(ids)], trained_positions[len(ids) :]
-        if tuple(sample.input_ids[position] for position in reply_positions) != ids:
+        previous_id = sample.input_ids[trained_positions[0] - 1] if trained_positions else None
+        reply_ids = step.token_ids if ends_turn and not span.is_external else renderer.inner_ids(span, previous_id)
+        reply_positions, trained_positions = trained_positions[: len(reply_ids)], trained_positions[len(reply_ids) :]
+        if tuple(sample.input_ids[position] for position in reply_positions) != reply_ids:
             raise DataFault(f"the reply {step.reply[:60]!r} is not rendered as the tokens that were sampled")
-        if ends and reply_positions and trained_positions[:1] == [reply_positions[-1] + 1]:
+        if ends_turn and reply_positions and trained_positions[:1] == [reply_positions[-1] + 1]:
             # This end-of-turn token was not sampled.
             trained_positions = trained_positions[1:]
-        if number < num_given:
+        if step_index < num_given:
             continue
         positions += reply_positions
-        logprobs += (step.logprobs or ())[: len(ids)]
-        token_advantages += [advantage] * len(ids)
+        logprobs += (step.logprobs or ())[: len(reply_ids)]
+        token_advantages += [advantage] * len(reply_ids)
         if scores is not None:
-            token_scores += scores[number][: len(ids)] or [math.nan] * len(ids)
+            token_scores += scores[step_index][: len(reply_ids)] or [math.nan] * len(reply_ids)
     if trained_positions:
         raise DataFault(
             f"an episode of {len(steps)} replies is rendered with loss on {len(trained_positions)} further tokens"
@@ -123,18 +139,18 @@ def policy_row(
     )
 
 
-def numbered(rows: Sequence[PolicyRow]) -> list[TokenRow]:
+def number_tokens(rows: Sequence[PolicyRow]) -> list[TokenRow]:
     """Return rows for `packing.forward_passes` whose labels, instead of token ids, are the numbers
     of the sampled tokens: from 0, counted over all rows.
     """
-    result, number = [], 0
+    token_rows, token_number = [], 0
     for row in rows:
-        labels = [IGNORED] * len(row.input_ids)
+        labels = [IGNORE_INDEX] * len(row.input_ids)
         for position in row.positions:
-            labels[position] = number
-            number += 1
-        result.append(TokenRow(row.input_ids, tuple(labels)))
-    return result
+            labels[position] = token_number
+            token_number += 1
+        token_rows.append(TokenRow(row.input_ids, tuple(labels)))
+    return token_rows
 
 
 # The clipped policy-gradient loss on sampled tokens, as pure functions of flat tensors.
@@ -143,11 +159,11 @@ def numbered(rows: Sequence[PolicyRow]) -> list[TokenRow]:
 # tokens say how they are averaged, so that a step may be split into forward passes in any way.
 
 
-class Surrogate(NamedTuple):
+class LossSums(NamedTuple):
     """The loss of some tokens (already weighted), and unweighted sums over them; all scalars."""
 
     loss: Tensor
-    clipped: Tensor
+    num_clipped: Tensor
     """The number of tokens whose gradient is 0 because the ratio is beyond its limit."""
     sampler_kl: Tensor
     """The summed estimate of the KL divergence from the policy that sampled, in nats."""
@@ -156,28 +172,31 @@ class Surrogate(NamedTuple):
 
 
 def token_weights(
-    lengths: Sequence[int], *, wholes: Sequence[int] | None = None, loss_type: LossType, max_tokens: int
+    lengths: Sequence[int], *, episode_lengths: Sequence[int] | None = None, loss_type: LossType, max_tokens: int
 ) -> list[float]:
     """Return for each episode the weight of each of its tokens in the sum that is the loss of an
     optimizer step.
 
     Args:
         lengths: the number of sampled tokens of each episode, or of each part of one.
-        wholes: for parts, the number of sampled tokens of the whole episode: a part counts as that
-            fraction of an episode. None: all are whole episodes.
+        episode_lengths: for parts, the number of sampled tokens of the whole episode: a part
+            counts as that fraction of an episode. None: all are whole episodes.
         max_tokens: the most sampled tokens that an episode may have, for `dr_grpo`.
     """
     if loss_type == "dapo":
         return [1 / sum(lengths)] * len(lengths)
-    wholes = lengths if wholes is None else wholes
-    episodes = sum(length / full_length for length, full_length in zip(lengths, wholes, strict=True))
-    return [1 / (episodes * (full_length if loss_type == "grpo" else max_tokens)) for full_length in wholes]
+    episode_lengths = lengths if episode_lengths is None else episode_lengths
+    num_episodes = sum(length / episode_length for length, episode_length in zip(lengths, episode_lengths, strict=True))
+    return [
+        1 / (num_episodes * (episode_length if loss_type == "grpo" else max_tokens))
+        for episode_length in episode_lengths
+    ]
 
 
 # The old policy of the ratio is the sampler itself. Most trainers recompute it with their own
 # kernels, so that episodes are off-policy from the start, and correct that by truncated importance
 # sampling. Here the ratio is the importance weight, and the clip truncates it.
-def surrogate(
+def surrogate_loss(
     logprobs: Tensor,
     sampled_logprobs: Tensor,
     advantages: Tensor,
@@ -188,7 +207,7 @@ def surrogate(
     delta: float | None = None,
     reference: Tensor | None = None,
     beta: float = 0.0,
-) -> Surrogate:
+) -> LossSums:
     """Return `sum(weights * -min(r * A, clip(r, 1 - epsilon, 1 + epsilon_high) * A))`, where
     `r = exp(logprobs - sampled_logprobs)`, plus `beta` times the KL divergence to the reference.
     With `delta`, the first r is at most `delta`, so that a token of negative advantage costs at
@@ -197,31 +216,31 @@ def surrogate(
     All tensors have the shape [tokens]; log-probabilities are natural. Divergences are estimated as
     `exp(d) - d - 1` for a difference d (Schulman's k3).
     """
-    difference = logprobs - sampled_logprobs
-    ratio = difference.exp()
+    log_ratio = logprobs - sampled_logprobs
+    ratio = log_ratio.exp()
     clipped_ratio = ratio.clamp(1 - epsilon, 1 + epsilon_high)
     bounded_ratio = ratio if delta is None else ratio.clamp(max=delta)
     losses = -torch.minimum(bounded_ratio * advantages, clipped_ratio * advantages)
     clip_mask = ((ratio < 1 - epsilon) & (advantages < 0)) | ((ratio > 1 + epsilon_high) & (advantages > 0))
     clip_mask |= (bounded_ratio < ratio) & (advantages < 0)
-    kl = torch.zeros_like(logprobs) if reference is None else divergence(reference - logprobs)
+    kl = torch.zeros_like(logprobs) if reference is None else k3_divergence(reference - logprobs)
     losses = losses + beta * kl
-    return Surrogate(
+    return LossSums(
         loss=(weights * losses).sum(),
-        clipped=clip_mask.sum().detach(),
-        sampler_kl=divergence(difference).sum().detach(),
+        num_clipped=clip_mask.sum().detach(),
+        sampler_kl=k3_divergence(log_ratio).sum().detach(),
         kl=kl.sum().detach(),
     )
 
 
-def divergence(difference: Tensor) -> Tensor:
+def k3_divergence(log_ratio: Tensor) -> Tensor:
     """Return the k3 estimate (Schulman, "Approximating KL Divergence") of a KL divergence for each
     difference of log-probabilities; it is at least 0.
     """
-    return difference.exp() - difference - 1
+    return log_ratio.exp() - log_ratio - 1
 
 
-ROUNDING = 1e-3
+MAX_ROUNDING_NATS = 1e-3
 """The largest difference, in nats, between two log-probabilities of a token that counts as
 rounding: that of the same weights in 32 bits in different batches; 1e-5 was observed.
 """
@@ -258,7 +277,7 @@ class Policy:
 
     Args:
         seed: for the initialisation of new adapters.
-        group: how this process and others hold the policy; None: this process holds all of it.
+        strategy: how this process and others hold the policy; None: this process holds all of it.
 
     Raises `ModelDirectoryError` when the model cannot be loaded, `ConfigError` when its adapters
     could not be given to samplers, and what else `load_parent` raises.
@@ -271,25 +290,25 @@ class Policy:
         grpo: GrpoConfig,
         *,
         seed: int = 0,
-        group: Whole | None = None,
+        strategy: Strategy | None = None,
     ) -> None:
-        self.group = Whole() if group is None else group
-        self._device = self.group.device
-        parent = load_parent(model_dir, training, zero3=self.group.zero3)
+        self.strategy = Strategy() if strategy is None else strategy
+        self._device = self.strategy.device
+        parent = load_parent(model_dir, training, zero3=self.strategy.zero3)
         model = parent.model
         if parent.lora is not None:
             with torch.random.fork_rng():
                 torch.manual_seed(seed)
-                model = adapted(model, training)
-        if training.lora_r and (faults := [*tied_faults(model, model_dir), *plain_faults(model)]):
+                model = add_adapters(model, training)
+        if training.lora_r and (faults := [*tied_faults(model, model_dir), *non_lora_faults(model)]):
             raise ConfigError("; ".join(faults))
         self.dtype: torch.dtype = parent.dtype
         """The number format in which the checkpoint is published."""
         # As in the samplers, only tokens that the tokenizer has can be drawn.
-        self._vocabulary = max(parent.tokenizer.get_vocab().values()) + 1
+        self._vocabulary_size = max(parent.tokenizer.get_vocab().values()) + 1
         # Evaluation mode: the trained policy must be the one that sampled, without dropout.
         self.model: Any = model.eval()
-        if recomputes(training):
+        if uses_gradient_checkpointing(training):
             # The layers compute their activations again in the backward pass.
             from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -299,25 +318,25 @@ class Policy:
                     # A layer does so in training mode only; its submodules stay in evaluation mode,
                     # without dropout.
                     layer.training = True
-        self.model = self.group.placed(self.model)
+        self.model = self.strategy.place(self.model)
         # As in the Trainer, norms and biases do not decay.
-        wide: list[Tensor] = []
-        narrow: list[Tensor] = []
+        matrices: list[Tensor] = []
+        vectors: list[Tensor] = []
         for parameter in self.parameters.values():
             # Under ZeRO-3 a parameter is flat, and remembers its shape.
-            (wide if len(getattr(parameter, "ds_shape", parameter.shape)) > 1 else narrow).append(parameter)
-        self._called = self.group.prepare(
+            (matrices if len(getattr(parameter, "ds_shape", parameter.shape)) > 1 else vectors).append(parameter)
+        self._forward_model = self.strategy.prepare(
             self.model,
-            [{"params": wide, "weight_decay": training.weight_decay}, {"params": narrow, "weight_decay": 0.0}],
+            [{"params": matrices, "weight_decay": training.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
             training.learning_rate,
         )
-        self._bf16, self._grpo, self._adapted = training.bf16 is True, grpo, bool(training.lora_r)
+        self._uses_bf16, self._grpo, self._has_adapters = training.bf16 is True, grpo, bool(training.lora_r)
         self._training = training
         self._reference: Any = None
         if grpo.beta:
-            reference = load_parent(model_dir, training, zero3=self.group.zero3).model.eval().requires_grad_(False)
-            reference = self.group.placed(reference)
-            self._reference = self.group.prepare(reference, [], 0.0, trained=False)
+            reference = load_parent(model_dir, training, zero3=self.strategy.zero3).model.eval().requires_grad_(False)
+            reference = self.strategy.place(reference)
+            self._reference = self.strategy.prepare(reference, [], 0.0, is_trained=False)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -329,18 +348,20 @@ class Policy:
         of a model without adapters. Only the process of rank 0 gets them; the others get an empty
         dict, but must call this, too.
         """
-        return whole_weights(self.model, dtype, gather_context=self.group.gathered, collect=self.group.rank == 0)
+        return whole_weights(
+            self.model, dtype, gather_context=self.strategy.gather_parameters, collect=self.strategy.rank == 0
+        )
 
-    def whole_state(self) -> dict[str, Tensor]:
+    def full_state(self) -> dict[str, Tensor]:
         """Return what `state` returns, gathered from all processes and on the CPU. Only the process
         of rank 0 gets it; the others get an empty dict, but must call this, too.
         """
         state, parameters = {}, dict(self.model.named_parameters(remove_duplicate=False))
         for name, value in self.state().items():
-            with self.group.gathered([parameters[name]] if name in parameters else []):
+            with self.strategy.gather_parameters([parameters[name]] if name in parameters else []):
                 # Under ZeRO-3 the value above is empty.
-                tensor = full(parameters.get(name, value)).detach()
-                if self.group.rank == 0:
+                tensor = gathered_tensor(parameters.get(name, value)).detach()
+                if self.strategy.rank == 0:
                     state[name] = tensor.to("cpu", copy=True)
         return state
 
@@ -350,48 +371,53 @@ class Policy:
         """
         parameters = self.parameters
         return {
-            name: value for name, value in self.model.state_dict().items() if name in parameters or not self._adapted
+            name: value
+            for name, value in self.model.state_dict().items()
+            if name in parameters or not self._has_adapters
         }
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Load what `state` returned earlier in the same training."""
-        self.model.load_state_dict(state, strict=not self._adapted)
+        self.model.load_state_dict(state, strict=not self._has_adapters)
 
     def count_passes(self, rows: Sequence[PolicyRow]) -> int:
         """Return how many forward passes these episodes take."""
-        return len(self._passes(rows))
+        return len(self._make_passes(rows))
 
-    def accumulate(self, rows: Sequence[PolicyRow], weights: Sequence[float], *, passes: int = 0) -> Totals:
+    def accumulate_gradient(
+        self, rows: Sequence[PolicyRow], weights: Sequence[float], *, min_passes: int = 0
+    ) -> Totals:
         """Add the gradient of the loss on episodes to the parameters' gradients; return the sums
         measured on the way.
 
         Args:
             weights: for each episode, the weight of its tokens.
-            passes: the least number of forward passes; idle ones are appended if there are fewer.
+            min_passes: the least number of forward passes; idle ones are appended if there are
+                fewer.
         """
         totals = Totals(tokens=sum(len(row.positions) for row in rows))
-        # The arguments of the loss for each sampled token, in the order of `numbered`.
+        # The arguments of the loss for each sampled token, in the order of `number_tokens`.
         lengths = torch.tensor([len(row.positions) for row in rows], dtype=torch.long)
-        values = {
+        loss_inputs = {
             "sampled_logprobs": torch.tensor([value for row in rows for value in row.logprobs]),
             "advantages": torch.tensor([value for row in rows for value in row.advantages]),
             "weights": torch.tensor(weights).repeat_interleave(lengths),
         }
-        values = {name: value.float().to(self._device) for name, value in values.items()}
-        batches = list(self._passes(rows, passes))
-        for number, batch in enumerate(batches, start=1):
-            losses, entropy = self._pass(batch, values)
-            self.group.backward(losses.loss, last=number == len(batches))
+        loss_inputs = {name: value.float().to(self._device) for name, value in loss_inputs.items()}
+        batches = list(self._make_passes(rows, min_passes))
+        for pass_number, batch in enumerate(batches, start=1):
+            loss_sums, entropy = self._forward_loss(batch, loss_inputs)
+            self.strategy.backward(loss_sums.loss, is_last=pass_number == len(batches))
             totals += Totals(
-                loss=losses.loss.item(),
+                loss=loss_sums.loss.item(),
                 entropy=entropy,
-                clipped=losses.clipped.item(),
-                sampler_kl=losses.sampler_kl.item(),
-                kl=losses.kl.item(),
+                clipped=loss_sums.num_clipped.item(),
+                sampler_kl=loss_sums.sampler_kl.item(),
+                kl=loss_sums.kl.item(),
             )
         return totals
 
-    def settled(self, rows: Sequence[PolicyRow], *, passes: int = 0) -> list[PolicyRow]:
+    def remove_rounding_noise(self, rows: Sequence[PolicyRow], *, min_passes: int = 0) -> list[PolicyRow]:
         """Return episodes that this policy sampled, with its own log-probabilities in place of the
         sampler's where these differ by rounding alone.
 
@@ -399,42 +425,50 @@ class Policy:
         log-probability. The trained weights must not depend on timing.
 
         Args:
-            passes: as in `accumulate`.
+            min_passes: as in `accumulate_gradient`.
         """
-        values = torch.tensor([value for row in rows for value in row.logprobs])
-        for batch in self._passes(rows, passes):
-            numbers, mask = numbers_in(batch)
+        logprobs = torch.tensor([value for row in rows for value in row.logprobs])
+        for batch in self._make_passes(rows, min_passes):
+            token_numbers, mask = sampled_token_numbers(batch)
             with torch.no_grad():
-                current = chosen_logprobs(self._scores(self._called, batch, mask), batch, mask).cpu()
-            sampler_logprobs = values[numbers]
-            values[numbers] = torch.where((current - sampler_logprobs).abs() < ROUNDING, current, sampler_logprobs)
-        remaining = iter(values.tolist())
-        return [row._replace(logprobs=tuple(islice(remaining, len(row.positions)))) for row in rows]
+                own_logprobs = chosen_logprobs(
+                    self._compute_vocabulary_logprobs(self._forward_model, batch, mask), batch, mask
+                ).cpu()
+            sampler_logprobs = logprobs[token_numbers]
+            logprobs[token_numbers] = torch.where(
+                (own_logprobs - sampler_logprobs).abs() < MAX_ROUNDING_NATS, own_logprobs, sampler_logprobs
+            )
+        remaining_logprobs = iter(logprobs.tolist())
+        return [row._replace(logprobs=tuple(islice(remaining_logprobs, len(row.positions)))) for row in rows]
 
-    def _passes(self, rows: Sequence[PolicyRow], count: int = 0) -> list[dict[str, Tensor]]:
+    def _make_passes(self, rows: Sequence[PolicyRow], min_passes: int = 0) -> list[dict[str, Tensor]]:
         """Return the inputs of the forward passes over episodes, with idle passes appended until
-        there are at least `count`.
+        there are at least `min_passes`.
         """
         longest = padded_length(max((len(row.input_ids) for row in rows), default=1))
-        rows_per_pass = together(self._training, max(1, self._grpo.micro_batch_tokens // max(ROW, longest)))
-        result = forward_passes(numbered(rows), packing=self._training.packing, rows_per_pass=rows_per_pass)
-        return result + [idle_pass()] * (count - len(result))
+        rows_per_pass = max_rows_per_pass(
+            self._training, max(1, self._grpo.micro_batch_tokens // max(ROW_LENGTH, longest))
+        )
+        passes = forward_passes(number_tokens(rows), packing=self._training.packing, rows_per_pass=rows_per_pass)
+        return passes + [idle_pass()] * (min_passes - len(passes))
 
-    def _pass(self, batch: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> tuple[Surrogate, float]:
+    def _forward_loss(self, batch: Mapping[str, Tensor], loss_inputs: Mapping[str, Tensor]) -> tuple[LossSums, float]:
         """Return the loss of a forward pass, and the sum of the entropies, in nats, of the
         distributions from which its tokens were sampled.
         """
-        numbers, mask = numbers_in(batch)
-        pass_values = {name: value[numbers.to(self._device)] for name, value in values.items()}
-        scores = self._scores(self._called, batch, mask)
+        token_numbers, mask = sampled_token_numbers(batch)
+        pass_inputs = {name: inputs[token_numbers.to(self._device)] for name, inputs in loss_inputs.items()}
+        vocabulary_logprobs = self._compute_vocabulary_logprobs(self._forward_model, batch, mask)
         reference = None
         if self._reference is not None:
             with torch.no_grad():
-                reference = chosen_logprobs(self._scores(self._reference, batch, mask), batch, mask)
+                reference = chosen_logprobs(
+                    self._compute_vocabulary_logprobs(self._reference, batch, mask), batch, mask
+                )
         grpo = self._grpo
-        losses = surrogate(
-            chosen_logprobs(scores, batch, mask),
-            **pass_values,
+        loss_sums = surrogate_loss(
+            chosen_logprobs(vocabulary_logprobs, batch, mask),
+            **pass_inputs,
             epsilon=grpo.epsilon,
             epsilon_high=grpo.epsilon if grpo.epsilon_high is None else grpo.epsilon_high,
             delta=grpo.delta,
@@ -442,49 +476,53 @@ class Policy:
             beta=grpo.beta,
         )
         with torch.no_grad():
-            entropy = -(scores.exp() * scores).sum().item()
-        return losses, entropy
+            entropy = -(vocabulary_logprobs.exp() * vocabulary_logprobs).sum().item()
+        return loss_sums, entropy
 
-    def _scores(self, model: Any, batch: Mapping[str, Tensor], mask: Tensor) -> Tensor:
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
-            return log_probabilities(model, batch, mask, vocabulary=self._vocabulary, device=self._device)
+    def _compute_vocabulary_logprobs(self, model: Any, batch: Mapping[str, Tensor], mask: Tensor) -> Tensor:
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._uses_bf16):
+            return compute_vocabulary_logprobs(
+                model, batch, mask, vocabulary_size=self._vocabulary_size, device=self._device
+            )
 
 
-def log_probabilities(
-    model: Any, batch: Mapping[str, Tensor], mask: Tensor, *, vocabulary: int, device: torch.device
+def compute_vocabulary_logprobs(
+    model: Any, batch: Mapping[str, Tensor], mask: Tensor, *, vocabulary_size: int, device: torch.device
 ) -> Tensor:
     """Return the log-probabilities [sampled tokens, vocabulary] of the distributions from which the
-    sampled tokens of a forward pass were drawn, over the first `vocabulary` tokens.
+    sampled tokens of a forward pass were drawn, over the first `vocabulary_size` tokens.
 
     Args:
-        mask: which targets are sampled tokens, as `numbers_in` returns it.
+        mask: which targets are sampled tokens, as `sampled_token_numbers` returns it.
     """
     positions = mask.nonzero().squeeze(1)
     # In a pass of one row only the sampled positions are scored, padded to a few lengths.
-    alone = len(batch["input_ids"]) == 1
-    keep = torch.nn.functional.pad(positions, (0, -len(positions) % LENGTH_STEP)).to(device) if alone else 0
+    is_single_row = len(batch["input_ids"]) == 1
+    logits_to_keep = (
+        torch.nn.functional.pad(positions, (0, -len(positions) % LENGTH_STEP)).to(device) if is_single_row else 0
+    )
     logits = model(
         input_ids=batch["input_ids"].to(device),
         position_ids=batch["position_ids"].to(device),
         use_cache=False,
-        logits_to_keep=keep,
+        logits_to_keep=logits_to_keep,
     ).logits
-    token_logits = logits[0, : len(positions)] if alone else logits[:, :-1].flatten(0, 1)[positions.to(device)]
-    return torch.log_softmax(token_logits[:, :vocabulary].float(), -1)
+    token_logits = logits[0, : len(positions)] if is_single_row else logits[:, :-1].flatten(0, 1)[positions.to(device)]
+    return torch.log_softmax(token_logits[:, :vocabulary_size].float(), -1)
 
 
-def chosen_logprobs(scores: Tensor, batch: Mapping[str, Tensor], mask: Tensor) -> Tensor:
-    """Return from `scores`, the result of `log_probabilities`, the log-probabilities [sampled
-    tokens] of the tokens that were drawn.
+def chosen_logprobs(vocabulary_logprobs: Tensor, batch: Mapping[str, Tensor], mask: Tensor) -> Tensor:
+    """Return from `vocabulary_logprobs`, the result of `compute_vocabulary_logprobs`, the
+    log-probabilities [sampled tokens] of the tokens that were drawn.
     """
-    targets = batch["input_ids"][:, 1:].reshape(-1)[mask].to(scores.device)
-    return scores.gather(1, targets[:, None])[:, 0]
+    targets = batch["input_ids"][:, 1:].reshape(-1)[mask].to(vocabulary_logprobs.device)
+    return vocabulary_logprobs.gather(1, targets[:, None])[:, 0]
 
 
-def numbers_in(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the numbers (see `numbered`) of a pass's sampled tokens, and a mask that selects them
-    among its targets: the tokens of all rows but each row's first, flattened.
+def sampled_token_numbers(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the numbers (see `number_tokens`) of a pass's sampled tokens, and a mask that selects
+    them among its targets: the tokens of all rows but each row's first, flattened.
     """
-    numbers = batch["labels"][:, 1:].reshape(-1)
-    mask = numbers != IGNORED
-    return numbers[mask], mask
+    token_numbers = batch["labels"][:, 1:].reshape(-1)
+    mask = token_numbers != IGNORE_INDEX
+    return token_numbers[mask], mask

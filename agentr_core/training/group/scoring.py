@@ -23,11 +23,17 @@ from agentr_core.models.checkpoint_dir import adapter_base, context_length_of
 from agentr_core.models.local.loading import torch_device
 from agentr_core.recipes.grpo import DistilConfig
 from agentr_core.samples.rendering import load_tokenizer
-from agentr_core.system import check_wanted
+from agentr_core.system import raise_if_cancelled
 from agentr_core.training.attention import use_training_attention
-from agentr_core.training.group.policy import PolicyRow, chosen_logprobs, log_probabilities, numbered, numbers_in
-from agentr_core.training.packing import ROW, forward_passes, padded_length
-from agentr_core.training.parent import merged
+from agentr_core.training.group.policy import (
+    PolicyRow,
+    chosen_logprobs,
+    compute_vocabulary_logprobs,
+    number_tokens,
+    sampled_token_numbers,
+)
+from agentr_core.training.packing import ROW_LENGTH, forward_passes, padded_length
+from agentr_core.training.parent import load_merged
 
 
 # Not a sampler's model: those batch requests as they come, so the last bits of a score, which
@@ -48,36 +54,39 @@ class Scorer:
 
     def __init__(self, path: Path, *, dtype: str, device: str, batch_tokens: int, context_length: int = 0) -> None:
         self._device = torch_device(device, field="models.scorer.device")
-        base, format_ = adapter_base(path), getattr(torch, dtype)
+        base_dir, torch_dtype = adapter_base(path), getattr(torch, dtype)
         try:
-            if base is None:
-                model = AutoModelForCausalLM.from_pretrained(path, dtype=format_)
+            if base_dir is None:
+                model = AutoModelForCausalLM.from_pretrained(path, dtype=torch_dtype)
             else:
-                model = merged(base, path, format_)
+                model = load_merged(base_dir, path, torch_dtype)
         except (OSError, ValueError, SafetensorError) as error:
             raise ModelDirectoryError(f"scorer {path} cannot be loaded: {str(error).splitlines()[0]}") from error
         if self._device.type == "cpu":
             use_training_attention(model)
         self._model: Any = model.eval().requires_grad_(False).to(self._device)
-        self._vocabulary = max(load_tokenizer(path).get_vocab().values()) + 1
+        self._vocabulary_size = max(load_tokenizer(path).get_vocab().values()) + 1
         self._batch_tokens = batch_tokens
         self.context_length = context_length_of(path, context_length)
 
     @torch.no_grad()
     def scores(self, rows: Sequence[PolicyRow]) -> list[tuple[float, ...]]:
         """Return for each row the natural log-probabilities of its sampled tokens, each given the
-        tokens before it, over the tokens that the tokenizer has. Raises what `check_wanted` raises.
+        tokens before it, over the tokens that the tokenizer has. Raises what `raise_if_cancelled`
+        raises.
         """
-        values = torch.zeros(sum(len(row.positions) for row in rows))
+        sampled_logprobs = torch.zeros(sum(len(row.positions) for row in rows))
         longest = padded_length(max((len(row.input_ids) for row in rows), default=1))
-        together = max(1, self._batch_tokens // max(ROW, longest))
-        for batch in forward_passes(numbered(rows), packing=False, rows_per_pass=together):
-            check_wanted()
-            numbers, mask = numbers_in(batch)
-            scores = log_probabilities(self._model, batch, mask, vocabulary=self._vocabulary, device=self._device)
-            values[numbers] = chosen_logprobs(scores, batch, mask).cpu()
-        remaining = iter(values.tolist())
-        return [tuple(next(remaining) for _ in row.positions) for row in rows]
+        rows_per_pass = max(1, self._batch_tokens // max(ROW_LENGTH, longest))
+        for batch in forward_passes(number_tokens(rows), packing=False, rows_per_pass=rows_per_pass):
+            raise_if_cancelled()
+            token_numbers, mask = sampled_token_numbers(batch)
+            vocabulary_logprobs = compute_vocabulary_logprobs(
+                self._model, batch, mask, vocabulary_size=self._vocabulary_size, device=self._device
+            )
+            sampled_logprobs[token_numbers] = chosen_logprobs(vocabulary_logprobs, batch, mask).cpu()
+        remaining_logprobs = iter(sampled_logprobs.tolist())
+        return [tuple(next(remaining_logprobs) for _ in row.positions) for row in rows]
 
     def close(self) -> None:
         """Free the GPU's memory. The scorer must not be used afterwards."""
@@ -88,7 +97,7 @@ class Scorer:
             torch.cuda.empty_cache()
 
 
-def difference(score: float, logprob: float, distil: DistilConfig) -> float:
+def scorer_term(score: float, logprob: float, distil: DistilConfig) -> float:
     """Return the scorer's term in the advantage of a token, before its weight: `score - logprob` in
     nats, limited to `max_difference` in both directions; 0 for a token without a score (NaN).
     """
@@ -98,12 +107,12 @@ def difference(score: float, logprob: float, distil: DistilConfig) -> float:
     return min(limit, max(-limit, score - logprob))
 
 
-def distilled(rows: Sequence[PolicyRow], distil: DistilConfig) -> list[PolicyRow]:
+def add_scorer_terms(rows: Sequence[PolicyRow], distil: DistilConfig) -> list[PolicyRow]:
     """Return rows with the scorer's weighted term added to the advantage of each token."""
     return [
         row._replace(
             advantages=tuple(
-                advantage + distil.weight * difference(score, logprob, distil)
+                advantage + distil.weight * scorer_term(score, logprob, distil)
                 for advantage, score, logprob in zip(row.advantages, row.scores, row.logprobs, strict=True)
             )
         )
@@ -111,16 +120,16 @@ def distilled(rows: Sequence[PolicyRow], distil: DistilConfig) -> list[PolicyRow
     ]
 
 
-def divergence_from(rows: Sequence[PolicyRow]) -> float | None:
+def divergence_from_scorer(rows: Sequence[PolicyRow]) -> float | None:
     """Return the mean over all scored tokens of their log-probability under the policy minus the
     scorer's, in nats: an estimate of the KL divergence of the policy from the scorer. None if no
     token has a score.
     """
-    gaps = [
+    differences = [
         logprob - score
         for row in rows
         if row.scores
         for score, logprob in zip(row.scores, row.logprobs, strict=True)
         if not math.isnan(score)
     ]
-    return sum(gaps) / len(gaps) if gaps else None
+    return sum(differences) / len(differences) if differences else None

@@ -10,9 +10,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from agentr_core.errors import ConfigError
 from agentr_core.recipes.fields import Count, Natural, Positive, Unit, record
-from agentr_core.recipes.parsing import read_yaml, sentence
-from agentr_core.runtime.machine import bfloat16
-from agentr_core.texts import fault_list, unreadable
+from agentr_core.recipes.parsing import read_yaml, value_fault
+from agentr_core.runtime.machine import bfloat16_hardware
+from agentr_core.texts import faults_message, unreadable_reason
 
 _CRAFTING = (
     "judge_share",
@@ -167,13 +167,13 @@ def load(file: Path) -> BaseConfig:
         data = read_yaml(file.read_text(encoding="utf-8"))
         config = SETTINGS.validate_python(data)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"settings {file} cannot be read: {unreadable(error)}") from error
+        raise ConfigError(f"settings {file} cannot be read: {unreadable_reason(error)}") from error
     except ValidationError as error:
-        faults = [": ".join(filter(None, (".".join(map(str, e["loc"])), sentence([e])))) for e in error.errors()]
-        raise ConfigError(fault_list(faults, str(file))) from None
+        faults = [": ".join(filter(None, (".".join(map(str, e["loc"])), value_fault([e])))) for e in error.errors()]
+        raise ConfigError(faults_message(faults, str(file))) from None
     if faults := faults_of(config):
-        raise ConfigError(fault_list(faults, str(file)))
-    return replace(config, bf16=bool(bfloat16())) if config.bf16 == "auto" else config
+        raise ConfigError(faults_message(faults, str(file)))
+    return replace(config, bf16=bool(bfloat16_hardware())) if config.bf16 == "auto" else config
 
 
 def faults_of(config: BaseConfig) -> list[str]:

@@ -21,25 +21,25 @@ from base_settings import BaseConfig
 
 from agentr_core.environments.crafting.game import (
     INSTRUCTION,
+    ChainLink,
     CraftingGame,
     CraftingProblem,
-    Hop,
     Inventory,
     Plan,
     Progress,
     action_of,
-    answer,
-    apply_last_hop,
+    action_verdict,
+    apply_last_link,
     chain,
     chain_text,
-    command,
-    display,
+    craft_command,
+    display_name,
     first_observation,
     goal_line,
-    judge,
+    ingredients_text,
     lazy_reply,
-    plan,
-    takes,
+    observation_of,
+    shortest_plan,
     with_recipe,
 )
 from agentr_core.environments.crafting.recipes import RecipeBook, build_book
@@ -107,7 +107,7 @@ class Curriculum:
 
     def name_texts(self) -> list[str]:
         """Return every name that may occur, as it appears in a text."""
-        return [f" {display(name)}" for name in sorted(self._env.book.items | self._env.book.tags)]
+        return [f" {display_name(name)}" for name in sorted(self._env.book.items | self._env.book.tags)]
 
     def sample(self, index: int) -> Sample | None:
         """Return sample number `index`, or None where the drawn instance has no solution within
@@ -171,7 +171,7 @@ def drill_sample(problem: CraftingProblem, instance: Instance, rng: random.Rando
     asked = [item for _ in range(2) for item in rng.sample(sorted(listed), len(listed))][:questions]
     messages = opening(first_observation(replace(problem, goal=asked[0])))
     for item, following in itertools.zip_longest(asked, asked[1:]):
-        messages.append(Message(role="assistant", text=f"Thought: {takes(listed[item])}.", train=True))
+        messages.append(Message(role="assistant", text=f"Thought: {ingredients_text(listed[item])}.", train=True))
         if following is not None:
             messages.append(Message(role="user", text=goal_line(following)))
     return Sample(kind=SampleKind.EXPERT, messages=tuple(messages), instance=instance)
@@ -206,19 +206,19 @@ def judged_episode(
     """
     game = CraftingGame(world)
     steps: list[JudgedStep] = []
-    present = Progress(inventory={}, plan=plan(problem, {}))
+    present = Progress(inventory={}, plan=shortest_plan(problem, {}))
     while present.plan is not None and len(steps) < length and not present.inventory.get(problem.goal):
         hops = chain(problem, present.inventory, present.plan)
-        action = expected = action_of(hops[-1], present.plan.items)
+        action = expected = action_of(hops[-1], present.plan.item_by_tag)
         if rng.random() < error_rate:
             wrong = misread(problem, present.plan, present.inventory, rng) if rng.random() < MISREAD_SHARE else None
             if wrong is not None:
-                action = action_of(chain(problem, present.inventory, wrong)[-1], wrong.items)
+                action = action_of(chain(problem, present.inventory, wrong)[-1], wrong.item_by_tag)
             else:
                 action = corrupt(problem, present.plan, expected, [step.action for step in steps], rng)
         observation, made = game.act(action)
-        after = Progress(inventory=game.inventory, plan=plan(problem, game.inventory))
-        verdict = judge(problem, present, after, action, expected=expected, output=made)
+        after = Progress(inventory=game.inventory, plan=shortest_plan(problem, game.inventory))
+        verdict = action_verdict(problem, present, after, action, expert_action=expected, output=made)
         reason = chain_text(hops) if made or action == "inventory" else REFUSED
         steps.append(JudgedStep(action=action, observation=observation, verdict=verdict, reason=reason))
         present = after
@@ -227,18 +227,18 @@ def judged_episode(
 
 def expert_sample(problem: CraftingProblem, instance: Instance) -> Sample | None:
     """Return an episode of the lazy expert, all its replies trained."""
-    chosen = plan(problem, {})
+    chosen = shortest_plan(problem, {})
     if chosen is None:
         return None
     messages = opening(first_observation(problem))
     inventory: dict[str, int] = {}
     for _ in range(MAX_STEPS):
         hops = chain(problem, inventory, chosen)
-        apply_last_hop(inventory, hops, chosen.items)
-        messages.append(Message(role="assistant", text=lazy_reply(hops, chosen.items), train=True))
+        apply_last_link(inventory, hops, chosen.item_by_tag)
+        messages.append(Message(role="assistant", text=lazy_reply(hops, chosen.item_by_tag), train=True))
         if inventory.get(problem.goal):
             return Sample(kind=SampleKind.EXPERT, messages=tuple(messages), instance=instance)
-        messages.append(Message(role="user", text=answer(hops[-1])))
+        messages.append(Message(role="user", text=observation_of(hops[-1])))
     return None
 
 
@@ -249,23 +249,23 @@ def mistake_sample(
     not trained.
     """
     game = CraftingGame(world)
-    chosen = plan(problem, {})
+    chosen = shortest_plan(problem, {})
     if chosen is None:
         return None
-    start = rng.randrange(chosen.steps)
+    start = rng.randrange(chosen.num_steps)
     stop = start + rng.randint(1, 4)
     messages = opening(first_observation(problem))
     for number in range(MAX_STEPS):
         if number == start:
             chosen = misread(problem, chosen, game.inventory, rng)
         elif number == stop:
-            chosen = plan(problem, game.inventory)
+            chosen = shortest_plan(problem, game.inventory)
         if chosen is None:
             return None
         hops = chain(problem, game.inventory, chosen)
         right = not start <= number < stop
-        messages.append(Message(role="assistant", text=lazy_reply(hops, chosen.items), train=right))
-        observation, made = game.act(action_of(hops[-1], chosen.items))
+        messages.append(Message(role="assistant", text=lazy_reply(hops, chosen.item_by_tag), train=right))
+        observation, made = game.act(action_of(hops[-1], chosen.item_by_tag))
         if made == problem.goal:
             return Sample(kind=SampleKind.EXPERT, messages=tuple(messages), instance=instance) if right else None
         messages.append(Message(role="user", text=observation))
@@ -280,19 +280,19 @@ def careless_sample(
     It may end without reaching the goal. None where the goal is out of reach.
     """
     game = CraftingGame(world)
-    chosen = plan(problem, {})
+    chosen = shortest_plan(problem, {})
     if chosen is None:
         return None
     messages = opening(first_observation(problem))
-    hops: tuple[Hop, ...] = ()
+    hops: tuple[ChainLink, ...] = ()
     refused = False
     for _ in range(MAX_STEPS):
         if not (refused and rng.random() < careless.repeat):
             hops = chain(problem, game.inventory, chosen)
             if not refused and (short := _overlooking(hops, game.inventory)) and rng.random() < careless.forget:
                 hops = short
-        messages.append(Message(role="assistant", text=lazy_reply(hops, chosen.items), train=True))
-        observation, made = game.act(action_of(hops[-1], chosen.items))
+        messages.append(Message(role="assistant", text=lazy_reply(hops, chosen.item_by_tag), train=True))
+        observation, made = game.act(action_of(hops[-1], chosen.item_by_tag))
         if made == problem.goal:
             break
         messages.append(Message(role="user", text=observation))
@@ -300,7 +300,7 @@ def careless_sample(
     return Sample(kind=SampleKind.EXPERT, messages=tuple(messages), instance=instance)
 
 
-def _overlooking(hops: tuple[Hop, ...], inventory: Inventory) -> tuple[Hop, ...]:
+def _overlooking(hops: tuple[ChainLink, ...], inventory: Inventory) -> tuple[ChainLink, ...]:
     """Return the chain up to the first command of which part is held, as if nothing of it were
     lacking; empty if there is no such command.
     """
@@ -355,14 +355,18 @@ def corrupt(problem: CraftingProblem, present: Plan, expected: str, done: Sequen
     if kind == 1 and done:
         return rng.choice(done)
     if kind == 2:
-        return command(recipe)
+        return craft_command(recipe)
     if kind == 3:
-        return f"get {rng.randint(1, 9)} {display(item)}"
+        return f"get {rng.randint(1, 9)} {display_name(item)}"
     words = expected.split()
     numbers = [i for i, word in enumerate(words) if word.isdigit()]
     if kind == 4 and numbers:
         spot = rng.choice(numbers)
         words[spot] = str(max(1, int(words[spot]) + rng.choice((-2, -1, 1, 2))))
         return " ".join(words)
-    wanted = rng.choice([*present.recipes] or [problem.goal])
-    return command(present.recipes[wanted]) if wanted in present.recipes else f"get 1 {display(problem.goal)}"
+    wanted = rng.choice([*present.recipe_by_item] or [problem.goal])
+    return (
+        craft_command(present.recipe_by_item[wanted])
+        if wanted in present.recipe_by_item
+        else f"get 1 {display_name(problem.goal)}"
+    )

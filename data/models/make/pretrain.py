@@ -38,12 +38,12 @@ from agentr_core.errors import ConfigError, TrainingFault
 from agentr_core.methods.agent_r.critique import JUDGE_INSTRUCTION
 from agentr_core.methods.agent_r.splice import ACKNOWLEDGEMENT, ACTION, REFLECTIONS
 from agentr_core.models.checkpoint_dir import read_json
-from agentr_core.samples.identity import IGNORED
+from agentr_core.samples.identity import IGNORE_INDEX
 from agentr_core.samples.rendering import RenderedSample, Renderer
 from agentr_core.system import keep_freed_memory
 from agentr_core.training.attention import register
 from agentr_core.training.run import use_threads
-from agentr_core.training.worker import locked
+from agentr_core.training.worker import hold_lock
 from agentr_core.types import Sample
 
 RECORD = "recipe.json"
@@ -235,7 +235,7 @@ def batches(
         if len(bucket) == max(1, batch_tokens // length):
             yield {
                 "input_ids": torch.tensor([[*r.input_ids, *[pad] * (length - len(r.input_ids))] for r in bucket]),
-                "labels": torch.tensor([[*r.labels, *[IGNORED] * (length - len(r.labels))] for r in bucket]),
+                "labels": torch.tensor([[*r.labels, *[IGNORE_INDEX] * (length - len(r.labels))] for r in bucket]),
             }
             bucket.clear()
 
@@ -289,7 +289,7 @@ class BaseTrainer(Trainer):  # type: ignore[misc]
     ) -> torch.Tensor:
         """Return the mean cross-entropy of the trained tokens."""
         targets = inputs["labels"][:, 1:]
-        trained = targets != IGNORED
+        trained = targets != IGNORE_INDEX
         decoder = self.accelerator.unwrap_model(model)
         with self.accelerator.autocast():
             hidden = decoder.model(input_ids=inputs["input_ids"], use_cache=False).last_hidden_state[:, :-1][trained]
@@ -370,7 +370,7 @@ def make(config: BaseConfig, seed: int, target: Path) -> bool:
     report = Report()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: report.cancelled.set())
-    with locked(work / "lock"):
+    with hold_lock(work / "lock"):
         if work.joinpath(RECORD).exists() and read_json(work / RECORD) != record:
             raise ConfigError(f"{work} has the unfinished work of other settings; remove it, or name another target")
         _write(work / RECORD, record)

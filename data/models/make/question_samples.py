@@ -31,13 +31,13 @@ from agentr_core.environments.reasoning.grammar import PYTHON, SEARCH
 from agentr_core.environments.reasoning.problems import SHIPPED, Move, Problem, load
 from agentr_core.environments.reasoning.toolbox import Tools
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules, replies
-from agentr_core.episodes.rollout import play
+from agentr_core.episodes.rollout import play_replies
 from agentr_core.episodes.transcript import transcript
 from agentr_core.fingerprint import derive_seed
 from agentr_core.samples.json_records import records
 from agentr_core.system import data_path
 from agentr_core.tools.search.retriever import Document, Retriever
-from agentr_core.tools.search.tool import InProcess, SearchTool
+from agentr_core.tools.search.tool import LocalProvider, SearchTool
 from agentr_core.types import Instance, Provenance, Sample, SampleKind, ToolCall
 
 GUESS, EARLY, REPEAT, DETOUR, MALFORMED = "guess", "early", "repeat", "detour", "malformed"
@@ -117,7 +117,7 @@ class Questions:
             written[-1] = malformed(written[-1], tried, rng)
             habits = (*habits, MALFORMED)
         instance = Instance(environment=made.world.name, split="made", index=place)
-        _, outcomes = play(made.world, instance, written)
+        _, outcomes = play_replies(made.world, instance, written)
         steps = [outcome.step for outcome in outcomes]
         return Sample(
             kind=SampleKind.EXPERT,
@@ -140,7 +140,7 @@ class Questions:
         )
         documents = (Document(row["id"], row["title"], row["contents"]) for row in articles(entities))
         search = SearchTool(
-            InProcess(Retriever.of(documents), top_k=config.top_k), document_chars=config.document_chars
+            LocalProvider(Retriever.from_documents(documents), top_k=config.top_k), document_chars=config.document_chars
         )
         tools = Tools({SEARCH: search.call, PYTHON: _python(problems)}, blocking=False)
         # Habits may make more calls than an episode would allow.

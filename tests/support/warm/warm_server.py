@@ -102,7 +102,7 @@ def _forked(asker: socket.socket, forks: list[Fork], chosen: selectors.BaseSelec
 
 
 def _warm_up() -> None:
-    """Import for all forks to come, as `agentr_core.system.importing` does."""
+    """Import for all forks to come, as `agentr_core.system.gc_paused_for_imports` does."""
     if IMPORTED[0] not in sys.modules:
         gc.disable()
         for name in IMPORTED:

@@ -14,17 +14,22 @@ from typing import Annotated, Any, ClassVar, Final, NamedTuple, NotRequired, Typ
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError
 
-from agentr_core.episodes.transcript import OPENS, calls_in
-from agentr_core.models.openai.wire import ToldCall, argument_text, reply_text
+from agentr_core.episodes.transcript import CALL_START, readable_calls
+from agentr_core.models.openai.wire import ReportedCall, argument_text, reply_text
 from agentr_core.texts import lone_surrogate
 
 MODEL: Final = "policy"
 """The name of the model. Agents may send any name: harnesses use a second, small model
 themselves.
 """
-OVER: Final = ("episode_over", "episode_not_found")
+OVER_CODES: Final = ("episode_over", "episode_not_found")
 """The codes of refusals after which an agent should stop."""
-_CODES: Final = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+_CODES_BY_STATUS: Final = {
+    401: "invalid_api_key",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "request_too_large",
+}
 
 
 class Refused(Exception):
@@ -48,8 +53,8 @@ class Refused(Exception):
         super().__init__(message)
         self.status = status
         self.message = message
-        self.kind = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-        self.code = code or _CODES.get(status, self.kind)
+        self.error_type = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+        self.code = code or _CODES_BY_STATUS.get(status, self.error_type)
         self.param = param
         self.prompt_tokens = prompt_tokens
         self.context = context
@@ -76,13 +81,13 @@ class Turn(TypedDict):
     ids: NotRequired[list[str]]
 
 
-def _named(function: dict[str, Any]) -> dict[str, Any]:
+def _check_name(function: dict[str, Any]) -> dict[str, Any]:
     if not (isinstance(function.get("name"), str) and function["name"]):
         raise ValueError("a function needs a name")
     return function
 
 
-Function = Annotated[dict[str, Any], AfterValidator(_named)]
+Function = Annotated[dict[str, Any], AfterValidator(_check_name)]
 """The definition of a function as the agent sent it, with `name`, `description` and
 `parameters`.
 """
@@ -98,14 +103,14 @@ def _plain_text(content: Any) -> Any:
         return content
     texts = []
     for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
+        part_type = part.get("type") if isinstance(part, dict) else None
         # Some harnesses send thoughts back, whole or in part, and some do not, so they are left
         # out.
-        if kind in ("thinking", "redacted_thinking", "reasoning"):
+        if part_type in ("thinking", "redacted_thinking", "reasoning"):
             continue
-        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
-        if kind not in ("text", "input_text", "output_text", "refusal") or not isinstance(text, str):
-            raise ValueError(f"a part of type {str(kind)[:40]!r} is no text; the gateway takes text")
+        text = part.get("refusal" if part_type == "refusal" else "text") if isinstance(part, dict) else None
+        if part_type not in ("text", "input_text", "output_text", "refusal") or not isinstance(text, str):
+            raise ValueError(f"a part of type {str(part_type)[:40]!r} is no text; the gateway takes text")
         texts.append(text)
     return "\n".join(texts)
 
@@ -130,92 +135,92 @@ def tools_turn(functions: Sequence[Function]) -> list[Turn]:
         return []
     tools = [{"type": "function", "function": function} for function in functions]
     try:
-        return [turn("tools", json.dumps(tools, ensure_ascii=False, allow_nan=False))]
+        return [make_turn("tools", json.dumps(tools, ensure_ascii=False, allow_nan=False))]
     except ValueError as error:
         raise Refused(HTTPStatus.BAD_REQUEST, f"tools: {error}", "invalid_request", "tools") from error
 
 
-def turn(role: str, text: str, ids: Sequence[str] = ()) -> Turn:
+def make_turn(role: str, text: str, ids: Sequence[str] = ()) -> Turn:
     """Return a turn; it gets `ids` only if none of them is empty, since some programs leave ids
     out.
     """
     return {"role": role, "text": text, "ids": [*ids]} if ids and all(ids) else {"role": role, "text": text}
 
 
-def assistant_turn(text: str, calls: Sequence[ToolCall]) -> Turn:
+def assistant_turn(text: str, tool_calls: Sequence[ToolCall]) -> Turn:
     """Return the turn of an earlier reply: its text, followed by its tool calls as text."""
-    if calls:
-        text = reply_text(text, [ToldCall(call.name, call.arguments) for call in calls])
-    return turn("assistant", text, [call.id for call in calls])
+    if tool_calls:
+        text = reply_text(text, [ReportedCall(call.name, call.arguments) for call in tool_calls])
+    return make_turn("assistant", text, [call.id for call in tool_calls])
 
 
 def refusal_of(error: ValidationError) -> Refused:
     """Return the refusal of an invalid request body; its message does not quote the body."""
     fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    location = ".".join(map(str, fault["loc"]))
-    reason = f"{location or 'the body'}: {fault['msg'].removeprefix('Value error, ')}"
-    return Refused(HTTPStatus.BAD_REQUEST, reason, "invalid_request", location or None)
+    field_path = ".".join(map(str, fault["loc"]))
+    reason = f"{field_path or 'the body'}: {fault['msg'].removeprefix('Value error, ')}"
+    return Refused(HTTPStatus.BAD_REQUEST, reason, "invalid_request", field_path or None)
 
 
 # What agents get.
 
 
 class Answer(NamedTuple):
-    """The parts of a reply: `text` is what stands beside the tool calls, and `finish` is `stop`,
-    `length` or `tool_calls`. Token counts are None if no model generated the reply.
+    """The parts of a reply: `text` is what stands beside the tool calls, and `finish_reason` is
+    `stop`, `length` or `tool_calls`. Token counts are None if no model generated the reply.
     """
 
     text: str
-    calls: tuple[ToolCall, ...]
-    finish: str
+    tool_calls: tuple[ToolCall, ...]
+    finish_reason: str
     prompt_tokens: int | None
     completion_tokens: int | None
 
 
-def read_answer(reply: Mapping[str, Any], name: str, *, offers_tools: bool) -> Answer:
+def read_answer(reply: Mapping[str, Any], reply_id: str, *, offers_tools: bool) -> Answer:
     """Return the parts of a run's reply.
 
     Calls are recognised only if tools are offered and all arguments can be written as JSON;
     otherwise they stay in the text. Their ids are those that the run gives in `ids`, else they are
-    made from `name`, the name of the agent's call.
+    made from `reply_id`, the name of the agent's call.
     """
-    calls = calls_in(reply["text"]) if offers_tools else ()
+    calls = readable_calls(reply["text"]) if offers_tools else ()
     try:
         arguments = json.dumps([call.arguments for call in calls], ensure_ascii=False, allow_nan=False)
     except ValueError:
         calls = ()
     else:
         calls = calls if lone_surrogate(arguments) is None else ()
-    counts = reply.get("prompt_tokens"), reply.get("completion_tokens")
+    token_counts = reply.get("prompt_tokens"), reply.get("completion_tokens")
     if not calls:
-        return Answer(reply["text"], (), reply.get("finish_reason") or "stop", *counts)
-    ids = reply.get("ids") or [f"call{name[:8]}{number}" for number in range(len(calls))]
+        return Answer(reply["text"], (), reply.get("finish_reason") or "stop", *token_counts)
+    ids = reply.get("ids") or [f"call{reply_id[:8]}{number}" for number in range(len(calls))]
     tool_calls = (ToolCall(key, call.name, argument_text(call.arguments)) for key, call in zip(ids, calls, strict=True))
-    return Answer(calls[0].beside, tuple(tool_calls), "tool_calls", *counts)
+    return Answer(calls[0].text_outside, tuple(tool_calls), "tool_calls", *token_counts)
 
 
-def sendable(text: str, *, offers_tools: bool) -> str:
+def sendable_text(text: str, *, offers_tools: bool) -> str:
     """Return the part of an unfinished reply's text that can be sent already. If tools are offered,
     it ends before anything that may become a tool call, and before white space, which is removed
     before a call.
     """
     if not offers_tools:
         return text
-    end = text.find(OPENS)
+    end = text.find(CALL_START)
     if end < 0:
-        overlap = next((size for size in range(len(OPENS) - 1, 0, -1) if text.endswith(OPENS[:size])), 0)
+        overlap = next((size for size in range(len(CALL_START) - 1, 0, -1) if text.endswith(CALL_START[:size])), 0)
         end = len(text) - overlap
     return text[:end].rstrip()
 
 
-def event(data: Mapping[str, Any], name: str = "") -> str:
+def format_event(data: Mapping[str, Any], name: str = "") -> str:
     """Return a server-sent event; an empty name is left out."""
     line = f"event: {name}\n" if name else ""
     # In ASCII: some clients treat U+2028 and similar characters as line ends.
     return f"{line}data: {json.dumps(data)}\n\n"
 
 
-class Events(ABC):
+class EventStream(ABC):
     """A streamed answer: a head, pieces of text, and an end or a fault.
 
     Every method returns the text to send, which may be empty.
@@ -223,49 +228,49 @@ class Events(ABC):
 
     def __init__(self, *, offers_tools: bool) -> None:
         self._offers_tools = offers_tools
-        self._sent = ""
+        self._sent_text = ""
 
     @abstractmethod
-    def head(self) -> str:
+    def head_events(self) -> str:
         """Return what comes first."""
 
     @abstractmethod
-    def ping(self) -> str:
+    def ping_event(self) -> str:
         """Return an event that shows that the server is alive: clients close a silent
         connection.
         """
 
     @abstractmethod
-    def fault(self, refusal: Refused) -> str:
+    def failure_events(self, refusal: Refused) -> str:
         """Return the end of a stream whose reply was refused."""
 
     @abstractmethod
-    def _piece(self, text: str) -> str:
+    def _piece_events(self, text: str) -> str:
         """Return the events of a piece of text."""
 
     @abstractmethod
-    def _end(self, answer: Answer) -> str:
+    def _final_events(self, answer: Answer) -> str:
         """Return the events after all text."""
 
-    def more(self, partial: str) -> str:
+    def text_events(self, partial_text: str) -> str:
         """Return the events for the new text in the reply so far, as far as it can be sent
         already.
         """
-        text = sendable(partial, offers_tools=self._offers_tools)
-        if len(text) <= len(self._sent) or not text.startswith(self._sent):
+        text = sendable_text(partial_text, offers_tools=self._offers_tools)
+        if len(text) <= len(self._sent_text) or not text.startswith(self._sent_text):
             return ""
-        piece, self._sent = text[len(self._sent) :], text
-        return self._piece(piece)
+        piece, self._sent_text = text[len(self._sent_text) :], text
+        return self._piece_events(piece)
 
-    def end(self, answer: Answer) -> str:
+    def end_events(self, answer: Answer) -> str:
         """Return the events for the rest of the text and the end of the stream. Raises `Refused` if
         the answer does not begin with the text that was sent.
         """
         # White space before a call is not part of the answer's text.
-        for prefix in (self._sent, self._sent.lstrip()):
+        for prefix in (self._sent_text, self._sent_text.lstrip()):
             if answer.text.startswith(prefix):
-                rest = answer.text[len(prefix) :]
-                return (self._piece(rest) if rest else "") + self._end(answer)
+                remaining_text = answer.text[len(prefix) :]
+                return (self._piece_events(remaining_text) if remaining_text else "") + self._final_events(answer)
         reason = "the reply is another one than that whose beginning was sent; ask again"
         raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, reason, "reply_changed")
 
@@ -293,18 +298,18 @@ class AgentRequest(BaseModel, ABC):
         """
 
     @abstractmethod
-    def answer(self, answer: Answer, name: str, timestamp: int) -> dict[str, Any]:
-        """Return the response body for an answer. `name` and `timestamp` (Unix seconds) are those
-        of the call.
+    def answer_body(self, answer: Answer, reply_id: str, timestamp: int) -> dict[str, Any]:
+        """Return the response body for an answer. `reply_id` and `timestamp` (Unix seconds) are
+        those of the call.
         """
 
     @abstractmethod
-    def events(self, name: str, timestamp: int) -> Events:
-        """Return the stream of an answer. `name` and `timestamp` are those of the call."""
+    def event_stream(self, reply_id: str, timestamp: int) -> EventStream:
+        """Return the stream of an answer. `reply_id` and `timestamp` are those of the call."""
 
     @staticmethod
     @abstractmethod
-    def error(refusal: Refused) -> dict[str, Any]:
+    def error_body(refusal: Refused) -> dict[str, Any]:
         """Return the response body of a refusal."""
 
     def turns(self) -> list[Turn]:
@@ -320,12 +325,12 @@ class AgentRequest(BaseModel, ABC):
         return [*tools_turn(self.functions), *turns]
 
     @classmethod
-    def status(cls, refusal: Refused) -> int:
+    def error_status(cls, refusal: Refused) -> int:
         """Return the HTTP status of a refusal."""
-        return cls.status_when_over if refusal.code in OVER else refusal.status
+        return cls.status_when_over if refusal.code in OVER_CODES else refusal.status
 
 
-def openai_error(refusal: Refused) -> dict[str, Any]:
+def openai_error_body(refusal: Refused) -> dict[str, Any]:
     """Return the response body of a refusal in OpenAI's format."""
-    fields = {"type": refusal.kind, "param": refusal.param, "code": refusal.code}
+    fields = {"type": refusal.error_type, "param": refusal.param, "code": refusal.code}
     return {"error": {"message": refusal.openai_message, **fields}}

@@ -11,16 +11,16 @@ from pydantic import BaseModel, Field
 from agentr_core.environments.gateway.dialects.base import (
     AgentRequest,
     Answer,
-    Events,
+    EventStream,
     Function,
     Refused,
     Text,
     ToolCall,
     Turn,
     assistant_turn,
-    event,
-    openai_error,
-    turn,
+    format_event,
+    make_turn,
+    openai_error_body,
 )
 from agentr_core.models.openai.wire import argument_text
 
@@ -78,81 +78,83 @@ class ChatRequest(AgentRequest):
                     ]
                     yield assistant_turn(message.content, calls)
                 case "tool":
-                    yield turn("tool", message.content, [message.tool_call_id or ""])
+                    yield make_turn("tool", message.content, [message.tool_call_id or ""])
                 case "developer":
-                    yield turn("system", message.content)
+                    yield make_turn("system", message.content)
                 case role:
-                    yield turn(role, message.content)
+                    yield make_turn(role, message.content)
 
-    def answer(self, answer: Answer, name: str, timestamp: int) -> dict[str, Any]:
+    def answer_body(self, answer: Answer, reply_id: str, timestamp: int) -> dict[str, Any]:
         """Return the body of a whole completion."""
-        content = answer.text or (None if answer.calls else "")
+        content = answer.text or (None if answer.tool_calls else "")
         message: dict[str, Any] = {"role": "assistant", "content": content}
-        if answer.calls:
+        if answer.tool_calls:
             message["tool_calls"] = _tool_calls(answer)
-        choice = {"index": 0, "message": message, "finish_reason": answer.finish, "logprobs": None}
+        choice = {"index": 0, "message": message, "finish_reason": answer.finish_reason, "logprobs": None}
         return {
-            **self._frame(name, timestamp),
+            **self._base_body(reply_id, timestamp),
             "object": "chat.completion",
             "choices": [choice],
             "usage": _usage(answer),
         }
 
-    def events(self, name: str, timestamp: int) -> Events:
+    def event_stream(self, reply_id: str, timestamp: int) -> EventStream:
         """Return a completion as a stream of chunks."""
         wants_usage = self.stream_options is not None and self.stream_options.include_usage
-        frame = {**self._frame(name, timestamp), "object": "chat.completion.chunk"}
-        return _Chunks(frame, offers_tools=bool(self.tools), wants_usage=wants_usage)
+        base_body = {**self._base_body(reply_id, timestamp), "object": "chat.completion.chunk"}
+        return _ChunkStream(base_body, offers_tools=bool(self.tools), wants_usage=wants_usage)
 
     @staticmethod
-    def error(refusal: Refused) -> dict[str, Any]:
+    def error_body(refusal: Refused) -> dict[str, Any]:
         """Return the body of a refusal."""
-        return openai_error(refusal)
+        return openai_error_body(refusal)
 
-    def _frame(self, name: str, timestamp: int) -> dict[str, Any]:
-        return {"id": f"chatcmpl-{name}", "created": timestamp, "model": self.model}
+    def _base_body(self, reply_id: str, timestamp: int) -> dict[str, Any]:
+        return {"id": f"chatcmpl-{reply_id}", "created": timestamp, "model": self.model}
 
 
-class _Chunks(Events):
-    def __init__(self, frame: dict[str, Any], *, offers_tools: bool, wants_usage: bool) -> None:
+class _ChunkStream(EventStream):
+    def __init__(self, base_body: dict[str, Any], *, offers_tools: bool, wants_usage: bool) -> None:
         super().__init__(offers_tools=offers_tools)
-        self._frame = frame
+        self._base_body = base_body
         self._wants_usage = wants_usage
 
-    def head(self) -> str:
+    def head_events(self) -> str:
         return self._chunk({"role": "assistant", "content": ""})
 
-    def ping(self) -> str:
+    def ping_event(self) -> str:
         return ": wait\n\n"
 
-    def fault(self, refusal: Refused) -> str:
-        return f"{event(openai_error(refusal))}data: [DONE]\n\n"
+    def failure_events(self, refusal: Refused) -> str:
+        return f"{format_event(openai_error_body(refusal))}data: [DONE]\n\n"
 
-    def _piece(self, text: str) -> str:
+    def _piece_events(self, text: str) -> str:
         return self._chunk({"content": text})
 
-    def _end(self, answer: Answer) -> str:
-        calls = [{"index": number, **call} for number, call in enumerate(_tool_calls(answer))]
-        parts = [self._chunk({"tool_calls": calls})] if calls else []
-        parts.append(self._chunk({}, answer.finish))
+    def _final_events(self, answer: Answer) -> str:
+        tool_calls = [{"index": number, **call} for number, call in enumerate(_tool_calls(answer))]
+        events = [self._chunk({"tool_calls": tool_calls})] if tool_calls else []
+        events.append(self._chunk({}, answer.finish_reason))
         if self._wants_usage:
-            parts.append(event({**self._frame, "choices": [], "usage": _usage(answer)}))
-        return "".join([*parts, "data: [DONE]\n\n"])
+            events.append(format_event({**self._base_body, "choices": [], "usage": _usage(answer)}))
+        return "".join([*events, "data: [DONE]\n\n"])
 
-    def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> str:
-        return event({**self._frame, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> str:
+        return format_event(
+            {**self._base_body, "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
+        )
 
 
 def _tool_calls(answer: Answer) -> list[dict[str, Any]]:
     return [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in answer.calls
+        for call in answer.tool_calls
     ]
 
 
 def _usage(answer: Answer) -> dict[str, int] | None:
     if answer.prompt_tokens is None or answer.completion_tokens is None:
         return None
-    total = answer.prompt_tokens + answer.completion_tokens
+    total_tokens = answer.prompt_tokens + answer.completion_tokens
     counts = {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens}
-    return {**counts, "total_tokens": total}
+    return {**counts, "total_tokens": total_tokens}

@@ -12,79 +12,79 @@ from pydantic import BaseModel, BeforeValidator, Field
 from agentr_core.environments.gateway.dialects.base import (
     AgentRequest,
     Answer,
-    Events,
+    EventStream,
     Function,
     Refused,
     Text,
     ToolCall,
     Turn,
     assistant_turn,
-    event,
-    turn,
+    format_event,
+    make_turn,
 )
 
-_ERRORS: Final[Mapping[int, str]] = {
+_ERROR_TYPES_BY_STATUS: Final[Mapping[int, str]] = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
 }
-_THREAD: Final = "thread_unsupported_request"
+_THREAD_ERROR_CODE: Final = "thread_unsupported_request"
 """The error code after which the official client sends whole histories."""
 
 
-class _Words(BaseModel):
+class _TextBlock(BaseModel):
     type: Literal["text"]
     text: str
 
 
-class _Thought(BaseModel):
+class _ThinkingBlock(BaseModel):
     type: Literal["thinking", "redacted_thinking"]
 
 
-class _Use(BaseModel):
+class _ToolUseBlock(BaseModel):
     type: Literal["tool_use"]
     id: str
     name: str
     input: dict[str, Any]
 
 
-class _Result(BaseModel):
+class _ToolResultBlock(BaseModel):
     type: Literal["tool_result"]
     tool_use_id: str
     content: Text = ""
 
 
-_Block = Annotated[_Words | _Thought | _Use | _Result, Field(discriminator="type")]
+_Block = Annotated[_TextBlock | _ThinkingBlock | _ToolUseBlock | _ToolResultBlock, Field(discriminator="type")]
 
 
-def _blocks(content: Any) -> Any:
+def _to_blocks(content: Any) -> Any:
     # Claude Code sends the same content now as a text and now as a list of one block.
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 class _Message(BaseModel):
     role: Literal["user", "assistant", "system"]
-    content: Annotated[list[_Block], BeforeValidator(_blocks)]
+    content: Annotated[list[_Block], BeforeValidator(_to_blocks)]
 
     def turns(self) -> Iterator[Turn]:
         """Yield the turns of a message; each result of a tool call is a turn of its own."""
-        texts = [block.text for block in self.content if isinstance(block, _Words)]
+        texts = [block.text for block in self.content if isinstance(block, _TextBlock)]
         calls = [
             ToolCall(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
             for block in self.content
-            if isinstance(block, _Use)
+            if isinstance(block, _ToolUseBlock)
         ]
-        results = [block for block in self.content if isinstance(block, _Result)]
+        results = [block for block in self.content if isinstance(block, _ToolResultBlock)]
         for block in results:
-            yield turn("tool", block.content, [block.tool_use_id])
+            yield make_turn("tool", block.content, [block.tool_use_id])
         if self.role == "assistant":
             yield assistant_turn("\n".join(texts), calls)
         elif texts or not results:
-            yield turn(self.role, "\n".join(texts))
+            yield make_turn(self.role, "\n".join(texts))
 
 
-def _functions(tools: Any) -> Any:
+def _read_functions(tools: Any) -> Any:
     """Return the agent's tools as functions. Tools without a schema are left out: Anthropic runs
     these.
     """
@@ -106,7 +106,7 @@ class MessagesRequest(AgentRequest):
 
     messages: Annotated[list[_Message], Field(min_length=1)]
     system: Text = ""
-    tools: Annotated[list[Function], BeforeValidator(_functions)] = Field(default_factory=list)
+    tools: Annotated[list[Function], BeforeValidator(_read_functions)] = Field(default_factory=list)
     thread: Any = None
 
     # Claude Code stops at this status only.
@@ -123,99 +123,111 @@ class MessagesRequest(AgentRequest):
         """
         if self.thread is not None:
             raise Refused(
-                HTTPStatus.BAD_REQUEST, "thread: nothing is stored here; send the whole conversation", _THREAD, "thread"
+                HTTPStatus.BAD_REQUEST,
+                "thread: nothing is stored here; send the whole conversation",
+                _THREAD_ERROR_CODE,
+                "thread",
             )
         if self.system:
-            yield turn("system", self.system)
+            yield make_turn("system", self.system)
         for message in self.messages:
             yield from message.turns()
 
-    def answer(self, answer: Answer, name: str, timestamp: int) -> dict[str, Any]:
+    def answer_body(self, answer: Answer, reply_id: str, timestamp: int) -> dict[str, Any]:
         """Return the body of a whole message."""
-        content = [*([{"type": "text", "text": answer.text}] if answer.text else []), *map(_use, answer.calls)]
-        end = {"stop_reason": _stop_reason(answer), "usage": _usage(answer)}
-        return {**self._frame(name), "content": content, **end}
+        content = [
+            *([{"type": "text", "text": answer.text}] if answer.text else []),
+            *map(_tool_use_block, answer.tool_calls),
+        ]
+        end_fields = {"stop_reason": _stop_reason(answer), "usage": _usage(answer)}
+        return {**self._base_body(reply_id), "content": content, **end_fields}
 
-    def events(self, name: str, timestamp: int) -> Events:
+    def event_stream(self, reply_id: str, timestamp: int) -> EventStream:
         """Return a message as a stream of events."""
-        return _MessageEvents(self._frame(name), offers_tools=bool(self.tools))
+        return _MessageStream(self._base_body(reply_id), offers_tools=bool(self.tools))
 
     @staticmethod
-    def error(refusal: Refused) -> dict[str, Any]:
+    def error_body(refusal: Refused) -> dict[str, Any]:
         """Return the body of a refusal."""
-        return _error(refusal)
+        return _error_body(refusal)
 
-    def _frame(self, name: str) -> dict[str, Any]:
-        message = {"id": f"msg_{name}", "type": "message", "role": "assistant", "model": self.model, "content": []}
+    def _base_body(self, reply_id: str) -> dict[str, Any]:
+        message = {"id": f"msg_{reply_id}", "type": "message", "role": "assistant", "model": self.model, "content": []}
         # The length of the prompt is not known before the reply.
         usage = {"input_tokens": 0, "output_tokens": 0}
         return {**message, "stop_reason": None, "stop_sequence": None, "usage": usage}
 
 
-class _MessageEvents(Events):
+class _MessageStream(EventStream):
     """The events of a message. The official client skips those without a name."""
 
-    def __init__(self, frame: dict[str, Any], *, offers_tools: bool) -> None:
+    def __init__(self, base_body: dict[str, Any], *, offers_tools: bool) -> None:
         super().__init__(offers_tools=offers_tools)
-        self._frame = frame
-        self._blocks = 0
+        self._base_body = base_body
+        self._num_blocks = 0
 
-    def head(self) -> str:
-        return _event("message_start", message=self._frame)
+    def head_events(self) -> str:
+        return _event("message_start", message=self._base_body)
 
-    def ping(self) -> str:
+    def ping_event(self) -> str:
         return _event("ping")
 
-    def fault(self, refusal: Refused) -> str:
-        return event(_error(refusal), "error")
+    def failure_events(self, refusal: Refused) -> str:
+        return format_event(_error_body(refusal), "error")
 
-    def _piece(self, text: str) -> str:
-        begin = "" if self._blocks else self._begin({"type": "text", "text": ""})
-        return begin + self._delta({"type": "text_delta", "text": text})
+    def _piece_events(self, text: str) -> str:
+        begin_event = "" if self._num_blocks else self._begin_block({"type": "text", "text": ""})
+        return begin_event + self._delta_event({"type": "text_delta", "text": text})
 
-    def _end(self, answer: Answer) -> str:
-        parts = [self._stop()] if self._blocks else []
-        for call in answer.calls:
+    def _final_events(self, answer: Answer) -> str:
+        events = [self._stop_block()] if self._num_blocks else []
+        for call in answer.tool_calls:
             delta = {"type": "input_json_delta", "partial_json": call.arguments}
-            parts += [self._begin({**_use(call), "input": {}}), self._delta(delta), self._stop()]
-        end = {"stop_reason": _stop_reason(answer), "stop_sequence": None}
-        return "".join((*parts, _event("message_delta", delta=end, usage=_usage(answer)), _event("message_stop")))
+            events += [
+                self._begin_block({**_tool_use_block(call), "input": {}}),
+                self._delta_event(delta),
+                self._stop_block(),
+            ]
+        stop_fields = {"stop_reason": _stop_reason(answer), "stop_sequence": None}
+        return "".join(
+            (*events, _event("message_delta", delta=stop_fields, usage=_usage(answer)), _event("message_stop"))
+        )
 
-    def _begin(self, block: dict[str, Any]) -> str:
-        self._blocks += 1
-        return _event("content_block_start", index=self._blocks - 1, content_block=block)
+    def _begin_block(self, block: dict[str, Any]) -> str:
+        self._num_blocks += 1
+        return _event("content_block_start", index=self._num_blocks - 1, content_block=block)
 
-    def _delta(self, delta: dict[str, Any]) -> str:
-        return _event("content_block_delta", index=self._blocks - 1, delta=delta)
+    def _delta_event(self, delta: dict[str, Any]) -> str:
+        return _event("content_block_delta", index=self._num_blocks - 1, delta=delta)
 
-    def _stop(self) -> str:
-        return _event("content_block_stop", index=self._blocks - 1)
-
-
-def _event(kind: str, **fields: Any) -> str:
-    return event({"type": kind, **fields}, kind)
+    def _stop_block(self) -> str:
+        return _event("content_block_stop", index=self._num_blocks - 1)
 
 
-def _use(call: ToolCall) -> dict[str, Any]:
+def _event(event_type: str, **fields: Any) -> str:
+    return format_event({"type": event_type, **fields}, event_type)
+
+
+def _tool_use_block(call: ToolCall) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
 
 
 def _stop_reason(answer: Answer) -> str:
-    return {"tool_calls": "tool_use", "length": "max_tokens"}.get(answer.finish, "end_turn")
+    return {"tool_calls": "tool_use", "length": "max_tokens"}.get(answer.finish_reason, "end_turn")
 
 
 def _usage(answer: Answer) -> dict[str, int]:
     return {"input_tokens": answer.prompt_tokens or 0, "output_tokens": answer.completion_tokens or 0}
 
 
-def _error(refusal: Refused) -> dict[str, Any]:
+def _error_body(refusal: Refused) -> dict[str, Any]:
     message = refusal.message
     if refusal.context is not None and refusal.prompt_tokens is not None:
         # Claude Code knows a prompt that does not fit by these words.
         message = f"prompt is too long: {refusal.prompt_tokens} tokens > {refusal.context} maximum; {message}"
-    is_ours = refusal.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-    kind = _ERRORS.get(refusal.status, "api_error" if is_ours else "invalid_request_error")
-    error: dict[str, Any] = {"type": kind, "message": message}
-    if refusal.code == _THREAD:
-        error["details"] = {"error_code": _THREAD, "unsupported": ["thread"]}
+    is_server_error = refusal.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    error_type = _ERROR_TYPES_BY_STATUS.get(refusal.status, "api_error" if is_server_error else "invalid_request_error")
+    error: dict[str, Any] = {"type": error_type, "message": message}
+    if refusal.code == _THREAD_ERROR_CODE:
+        error["details"] = {"error_code": _THREAD_ERROR_CODE, "unsupported": ["thread"]}
     return {"type": "error", "error": error}

@@ -11,16 +11,16 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 from agentr_core.environments.gateway.dialects.base import (
     AgentRequest,
     Answer,
-    Events,
+    EventStream,
     Function,
     Refused,
     Text,
     ToolCall,
     Turn,
     assistant_turn,
-    event,
-    openai_error,
-    turn,
+    format_event,
+    make_turn,
+    openai_error_body,
 )
 from agentr_core.models.openai.wire import argument_text
 
@@ -30,13 +30,13 @@ class _Message(BaseModel):
     content: Text = ""
 
 
-class _Call(BaseModel):
+class _FunctionCall(BaseModel):
     call_id: str
     name: str
     arguments: str | dict[str, Any] | None = None
 
 
-class _Output(BaseModel):
+class _FunctionCallOutput(BaseModel):
     call_id: str
     output: Text
 
@@ -47,8 +47,8 @@ class _Reasoning(BaseModel):
 
 _Item = Annotated[
     Annotated[_Message, Tag("message")]
-    | Annotated[_Call, Tag("function_call")]
-    | Annotated[_Output, Tag("function_call_output")]
+    | Annotated[_FunctionCall, Tag("function_call")]
+    | Annotated[_FunctionCallOutput, Tag("function_call_output")]
     | Annotated[_Reasoning, Tag("reasoning")],
     Discriminator(
         # A message may leave its type out.
@@ -59,11 +59,11 @@ _Item = Annotated[
 ]
 
 
-def _items(content: Any) -> Any:
+def _to_items(content: Any) -> Any:
     return [{"role": "user", "content": content}] if isinstance(content, str) else content
 
 
-def _functions(tools: Any) -> Any:
+def _read_functions(tools: Any) -> Any:
     """Return the functions among the tools. Others are left out: services of OpenAI, such as
     `web_search`, and the functions of a `namespace`, which our calls could not name.
     """
@@ -79,9 +79,9 @@ def _functions(tools: Any) -> Any:
 class ResponsesRequest(AgentRequest):
     """A request for a response."""
 
-    input: Annotated[list[_Item], BeforeValidator(_items)]
+    input: Annotated[list[_Item], BeforeValidator(_to_items)]
     instructions: str | None = None
-    tools: Annotated[list[Function], BeforeValidator(_functions)] = Field(default_factory=list)
+    tools: Annotated[list[Function], BeforeValidator(_read_functions)] = Field(default_factory=list)
     previous_response_id: Any = None
     conversation: Any = None
     prompt: Any = None
@@ -104,11 +104,11 @@ class ResponsesRequest(AgentRequest):
                 reason = f"{field}: nothing is stored here; send the whole conversation as input"
                 raise Refused(HTTPStatus.BAD_REQUEST, reason, "invalid_request", field)
         if self.instructions:
-            yield turn("system", self.instructions)
+            yield make_turn("system", self.instructions)
         text: str | None = None
         calls: list[ToolCall] = []
         for item in (*self.input, None):
-            if isinstance(item, _Call):
+            if isinstance(item, _FunctionCall):
                 calls.append(ToolCall(item.call_id, item.name, argument_text(item.arguments)))
                 continue
             if isinstance(item, _Reasoning):
@@ -116,27 +116,27 @@ class ResponsesRequest(AgentRequest):
             if calls or text is not None:
                 yield assistant_turn(text or "", calls)
                 text, calls = None, []
-            if isinstance(item, _Output):
-                yield turn("tool", item.output, [item.call_id])
+            if isinstance(item, _FunctionCallOutput):
+                yield make_turn("tool", item.output, [item.call_id])
             elif item is not None and item.role == "assistant":
                 text = item.content
             elif item is not None:
-                yield turn("system" if item.role == "developer" else item.role, item.content)
+                yield make_turn("system" if item.role == "developer" else item.role, item.content)
 
-    def answer(self, answer: Answer, name: str, timestamp: int) -> dict[str, Any]:
+    def answer_body(self, answer: Answer, reply_id: str, timestamp: int) -> dict[str, Any]:
         """Return the body of a whole response."""
-        return _completed(self._frame(name, timestamp), answer, name)
+        return _completed_response(self._base_body(reply_id, timestamp), answer, reply_id)
 
-    def events(self, name: str, timestamp: int) -> Events:
+    def event_stream(self, reply_id: str, timestamp: int) -> EventStream:
         """Return a response as a stream of events."""
-        return _ResponseEvents(self._frame(name, timestamp), name, offers_tools=bool(self.tools))
+        return _ResponseStream(self._base_body(reply_id, timestamp), reply_id, offers_tools=bool(self.tools))
 
     @staticmethod
-    def error(refusal: Refused) -> dict[str, Any]:
+    def error_body(refusal: Refused) -> dict[str, Any]:
         """Return the body of a refusal."""
-        return openai_error(refusal)
+        return openai_error_body(refusal)
 
-    def _frame(self, name: str, timestamp: int) -> dict[str, Any]:
+    def _base_body(self, reply_id: str, timestamp: int) -> dict[str, Any]:
         state: dict[str, Any] = {
             "status": "in_progress",
             "error": None,
@@ -145,92 +145,103 @@ class ResponsesRequest(AgentRequest):
             "output": [],
         }
         tools = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
-        return {"id": f"resp_{name}", "object": "response", "created_at": timestamp, **state, **tools, "usage": None}
+        return {
+            "id": f"resp_{reply_id}",
+            "object": "response",
+            "created_at": timestamp,
+            **state,
+            **tools,
+            "usage": None,
+        }
 
 
-class _ResponseEvents(Events):
-    def __init__(self, frame: dict[str, Any], name: str, *, offers_tools: bool) -> None:
+class _ResponseStream(EventStream):
+    def __init__(self, base_body: dict[str, Any], reply_id: str, *, offers_tools: bool) -> None:
         super().__init__(offers_tools=offers_tools)
-        self._frame = frame
-        self._name = name
-        self._number = 0
+        self._base_body = base_body
+        self._reply_id = reply_id
+        self._num_events = 0
         self._has_message = False
 
-    def head(self) -> str:
-        return self._event("response.created", response=self._frame)
+    def head_events(self) -> str:
+        return self._event("response.created", response=self._base_body)
 
-    def ping(self) -> str:
+    def ping_event(self) -> str:
         # Codex counts only events as a sign of life, not comments.
-        return self._event("response.in_progress", response=self._frame)
+        return self._event("response.in_progress", response=self._base_body)
 
-    def fault(self, refusal: Refused) -> str:
+    def failure_events(self, refusal: Refused) -> str:
         # Codex stops at `invalid_prompt` and `context_length_exceeded`, and retries at all other
         # codes.
         is_final = refusal.status < HTTPStatus.INTERNAL_SERVER_ERROR and refusal.code != "context_length_exceeded"
         error = {"code": "invalid_prompt" if is_final else refusal.code, "message": refusal.openai_message}
-        return self._event("response.failed", response={**self._frame, "status": "failed", "error": error})
+        return self._event("response.failed", response={**self._base_body, "status": "failed", "error": error})
 
-    def _piece(self, text: str) -> str:
-        return self._message_head() + self._part_event("output_text.delta", delta=text, logprobs=[])
+    def _piece_events(self, text: str) -> str:
+        return self._message_head_events() + self._content_event("output_text.delta", delta=text, logprobs=[])
 
-    def _end(self, answer: Answer) -> str:
-        response = _completed(self._frame, answer, self._name)
-        items = (self._item(index, item) for index, item in enumerate(response["output"]))
+    def _final_events(self, answer: Answer) -> str:
+        response = _completed_response(self._base_body, answer, self._reply_id)
+        items = (self._item_events(index, item) for index, item in enumerate(response["output"]))
         return "".join((*items, self._event("response.completed", response=response)))
 
-    def _message_head(self) -> str:
+    def _message_head_events(self) -> str:
         if self._has_message:
             return ""
         self._has_message = True
-        item = {**_message(self._name, ""), "status": "in_progress", "content": []}
+        item = {**_message_item(self._reply_id, ""), "status": "in_progress", "content": []}
         item_event = self._event("response.output_item.added", output_index=0, item=item)
-        return item_event + self._part_event("content_part.added", part=_part(""))
+        return item_event + self._content_event("content_part.added", part=_text_part(""))
 
-    def _item(self, index: int, item: dict[str, Any]) -> str:
+    def _item_events(self, index: int, item: dict[str, Any]) -> str:
         """Return the events of an output item, from its beginning to its end; codex reads only the
         last one.
         """
         if item["type"] == "message":
             (part,) = item["content"]
-            parts = [
-                self._message_head(),
-                self._part_event("output_text.done", text=part["text"], logprobs=[]),
-                self._part_event("content_part.done", part=part),
+            events = [
+                self._message_head_events(),
+                self._content_event("output_text.done", text=part["text"], logprobs=[]),
+                self._content_event("content_part.done", part=part),
             ]
         else:
-            ids, arguments = {"item_id": item["id"], "output_index": index}, item["arguments"]
+            id_fields, arguments = {"item_id": item["id"], "output_index": index}, item["arguments"]
             item_in_progress = {**item, "status": "in_progress", "arguments": ""}
-            parts = [
+            events = [
                 self._event("response.output_item.added", output_index=index, item=item_in_progress),
-                self._event("response.function_call_arguments.delta", **ids, delta=arguments),
-                self._event("response.function_call_arguments.done", **ids, name=item["name"], arguments=arguments),
+                self._event("response.function_call_arguments.delta", **id_fields, delta=arguments),
+                self._event(
+                    "response.function_call_arguments.done", **id_fields, name=item["name"], arguments=arguments
+                ),
             ]
-        return "".join((*parts, self._event("response.output_item.done", output_index=index, item=item)))
+        return "".join((*events, self._event("response.output_item.done", output_index=index, item=item)))
 
-    def _part_event(self, kind: str, **fields: Any) -> str:
-        return self._event(f"response.{kind}", item_id=f"msg_{self._name}", output_index=0, content_index=0, **fields)
+    def _content_event(self, event_type: str, **fields: Any) -> str:
+        return self._event(
+            f"response.{event_type}", item_id=f"msg_{self._reply_id}", output_index=0, content_index=0, **fields
+        )
 
-    def _event(self, kind: str, **fields: Any) -> str:
-        self._number += 1
-        return event({"type": kind, "sequence_number": self._number - 1, **fields}, kind)
+    def _event(self, event_type: str, **fields: Any) -> str:
+        self._num_events += 1
+        return format_event({"type": event_type, "sequence_number": self._num_events - 1, **fields}, event_type)
 
 
-def _completed(frame: Mapping[str, Any], answer: Answer, name: str) -> dict[str, Any]:
+def _completed_response(base_body: Mapping[str, Any], answer: Answer, reply_id: str) -> dict[str, Any]:
     # A reply that reached its token limit is complete, too: at `incomplete`, codex, openai-agents
     # and the official client end with an error, and it is the recipe that sets the limit.
-    output = [] if answer.calls and not answer.text else [_message(name, answer.text)]
-    for number, call in enumerate(answer.calls):
+    output = [] if answer.tool_calls and not answer.text else [_message_item(reply_id, answer.text)]
+    for number, call in enumerate(answer.tool_calls):
         function = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
-        output.append({"type": "function_call", "id": f"fc_{name}_{number}", **function, "status": "completed"})
-    return {**frame, "status": "completed", "output": output, "usage": _usage(answer)}
+        output.append({"type": "function_call", "id": f"fc_{reply_id}_{number}", **function, "status": "completed"})
+    return {**base_body, "status": "completed", "output": output, "usage": _usage(answer)}
 
 
-def _message(name: str, text: str) -> dict[str, Any]:
-    message = {"type": "message", "id": f"msg_{name}", "role": "assistant", "status": "completed"}
-    return {**message, "content": [_part(text)]}
+def _message_item(reply_id: str, text: str) -> dict[str, Any]:
+    message = {"type": "message", "id": f"msg_{reply_id}", "role": "assistant", "status": "completed"}
+    return {**message, "content": [_text_part(text)]}
 
 
-def _part(text: str) -> dict[str, Any]:
+def _text_part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": []}
 
 

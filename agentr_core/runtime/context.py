@@ -1,7 +1,7 @@
-"""`Workplace`, which has all that a stage needs, and `Method`, by which a method describes itself:
+"""`RunContext`, which has all that a stage needs, and `Method`, by which a method describes itself:
 the stages of each iteration, what each needs, and what is trained.
 
-A method's own modules are imported when their functions are called (`imported`), so that its
+A method's own modules are imported when their functions are called (`lazy_import`), so that its
 description imports neither torch nor the code of its stages.
 """
 
@@ -25,20 +25,20 @@ from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.training import TrainingConfig
 from agentr_core.runtime.equipment import (
     Checkpoint,
+    Distribute,
     Effort,
     Equipment,
-    Readings,
+    ReplyCount,
     Shard,
     Sink,
-    Spread,
-    carry_out,
-    readings_of,
-    spent,
+    count_replies,
+    effort_of,
+    run_shard,
     teacher_of,
 )
-from agentr_core.store.codec.ledger import started_at, timing_rows
+from agentr_core.store.codec.ledger import run_start_time, timing_rows
 from agentr_core.store.database import Store, Writer
-from agentr_core.store.queries.runs import StoredCheckpoint, checkpoint_made, checkpoint_promoted
+from agentr_core.store.queries.runs import StoredCheckpoint, checkpoint_of_iteration, promoted_checkpoint
 from agentr_core.training.job import Objective
 from agentr_core.types import NO_LIMITS, Answer, EpisodeLimits, Question, Request, Sampling
 
@@ -63,7 +63,7 @@ Check = Callable[["Recipe", "Environment", "Sequence[Instance]"], None]
 """Raises `UserError` for what would stop a stage; the instances are training instances."""
 
 
-def imported(reference: str) -> Callable[..., Any]:
+def lazy_import(reference: str) -> Callable[..., Any]:
     """Return a function that, when called, imports the function `module:name` and calls that."""
 
     def call(*args: Any, **options: Any) -> Any:
@@ -82,7 +82,7 @@ class Stage:
     name: str
     about: str
     """What the stage does, as one sentence."""
-    work: Callable[[Workplace, int], Awaitable[Any]]
+    work: Callable[[RunContext, int], Awaitable[Any]]
     """Does the part of an iteration that is not yet done, and returns a short summary."""
     reads: tuple[str, ...] = ()
     """The sections and fields of a recipe that affect it, as `section` or `section.field`."""
@@ -110,7 +110,7 @@ class Training:
     section: str = "training"
     """The section of the recipe that has its schedule."""
     num_train_epochs: float = 1.0
-    anew: bool = False
+    from_base: bool = False
     """Whether it trains the model that the run began with, not the latest policy."""
 
 
@@ -120,7 +120,7 @@ class Funnel:
 
     title: str
     """A heading that says from what to what the funnel leads."""
-    stages: Callable[[Workplace, int], tuple[FunnelStage, ...]]
+    stages: Callable[[RunContext, int], tuple[FunnelStage, ...]]
     """Returns the counts of an iteration, read from the store."""
 
 
@@ -134,29 +134,29 @@ class Plan:
     """None where nothing is trained."""
     phase: str = ""
     """The kind of iteration, where a method has several."""
-    takes: Callable[[Sample], bool] | None = None
+    takes_sample: Callable[[Sample], bool] | None = None
     """Returns whether a sample becomes part of the dataset; None: all do."""
     funnel: Funnel | None = None
     """None where no training data is made."""
 
     @property
-    def pairs(self) -> bool:
+    def has_pairs(self) -> bool:
         """Whether the dataset is made of preference pairs."""
-        return self.training is not None and self.training.objective.rows == "pairs"
+        return self.training is not None and self.training.objective.row_type == "pairs"
 
     @property
-    def gathering(self) -> tuple[Stage, ...]:
+    def gathering_stages(self) -> tuple[Stage, ...]:
         """The stages up to the last one that gathers, and the choice right after it; none where
         training samples for itself.
         """
-        last = max((place for place, stage in enumerate(self.stages, start=1) if stage.gathers), default=0)
+        last = max((position for position, stage in enumerate(self.stages, start=1) if stage.gathers), default=0)
         return self.stages[: last + any(stage.chooses for stage in self.stages[last : last + 1])]
 
-    def settled(self, products: Collection[Product]) -> tuple[Stage, ...]:
+    def settled_stages(self, products: Collection[Product]) -> tuple[Stage, ...]:
         """Return the stages before the last stage whose product exists: anything they added now
         would not be in that product.
         """
-        last = max((place for place, stage in enumerate(self.stages) if stage.makes in products), default=0)
+        last = max((position for position, stage in enumerate(self.stages) if stage.makes in products), default=0)
         return self.stages[:last]
 
     def stage(self, name: str) -> Stage:
@@ -178,13 +178,13 @@ class ReportPart:
     The key of a section is the anchor of its heading: no two sections of a page share one.
     """
 
-    sections: Callable[[Workplace, int], Sequence[Section]]
+    sections: Callable[[RunContext, int], Sequence[Section]]
     """Returns the sections, read from the store; none where there is nothing to say."""
     position: Position = "data"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Acting:
+class RolloutConfig:
     """The way in which a policy acts where a method collects experience."""
 
     sampling: Sampling
@@ -194,10 +194,10 @@ class Acting:
     limits: EpisodeLimits = NO_LIMITS
 
 
-def _as_evaluated(recipe: Recipe) -> Acting:
+def _evaluation_rollouts(recipe: Recipe) -> RolloutConfig:
     evaluation = recipe.evaluation
     sampling = evaluation.sampling(temperature=1.0, max_new_tokens=evaluation.max_new_tokens)
-    return Acting(sampling=sampling, max_steps=evaluation.max_steps, limits=evaluation.limits)
+    return RolloutConfig(sampling=sampling, max_steps=evaluation.max_steps, limits=evaluation.limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,15 +212,21 @@ class Demand:
     role: ModelRole = "actor"
 
     @classmethod
-    def episodes(cls, number: int, *, steps: int, most: int, limits: EpisodeLimits = NO_LIMITS) -> Demand:
-        """Return what episodes ask, of `steps` replies of `most` tokens each, within limits."""
-        tokens = min(steps * most, limits.tokens or steps * most)
-        return cls(replies=number * steps, tokens=number * tokens, steps=steps)
+    def episodes(
+        cls, num_episodes: int, *, steps: int, max_new_tokens: int, limits: EpisodeLimits = NO_LIMITS
+    ) -> Demand:
+        """Return what episodes ask, of `steps` replies of `max_new_tokens` tokens each, within
+        limits.
+        """
+        tokens = min(steps * max_new_tokens, limits.tokens or steps * max_new_tokens)
+        return cls(replies=num_episodes * steps, tokens=num_episodes * tokens, steps=steps)
 
     @classmethod
-    def questions(cls, role: ModelRole, number: int, most: int) -> Demand:
-        """Return what single questions to a helper ask, each answered with `most` tokens."""
-        return cls(replies=number, tokens=number * most, role=role)
+    def questions(cls, role: ModelRole, num_questions: int, max_new_tokens: int) -> Demand:
+        """Return what single questions to a helper ask, each answered with `max_new_tokens`
+        tokens.
+        """
+        return cls(replies=num_questions, tokens=num_questions * max_new_tokens, role=role)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +242,7 @@ class Method:
     """Which flow runs its recipes."""
     sections: tuple[str, ...] = ()
     """The sections of a recipe that it reads, among those that not every method reads
-    (`recipes.recipe.OPTIONAL`).
+    (`recipes.recipe.OPTIONAL_SECTIONS`).
     """
     stages: tuple[Stage, ...]
     """Every stage that an iteration may have, in order."""
@@ -248,43 +254,45 @@ class Method:
     """Returns what is wrong with a recipe, one sentence each, beyond the faults that are checked
     for all methods.
     """
-    settle: Callable[[Recipe], None] = lambda recipe: None
+    check_recipe: Callable[[Recipe], None] = lambda recipe: None
     """Raises `ConfigError` for faults that only the parsed recipe as a whole shows."""
-    trained: Callable[[Recipe], Sequence[Recipe]] = lambda recipe: [recipe]
+    trained_recipes: Callable[[Recipe], Sequence[Recipe]] = lambda recipe: [recipe]
     """Returns the recipes whose trainings a run does: its own, or those of its arms."""
-    identify: Callable[[Recipe, dict[str, Any]], None] = lambda recipe, plain: None
+    trim_identity: Callable[[Recipe, dict[str, Any]], None] = lambda recipe, plain: None
     """Removes from the plain data of a recipe what is not part of its run's id."""
     describe: Callable[[Recipe, int, int], list[str]] = lambda recipe, train, test: []
     """Returns lines for `agentr plan`, given a recipe and the numbers of training instances and of
     held-out episodes.
     """
-    sampled: Callable[[Recipe, int, int], dict[str, Demand]] = lambda recipe, train, test: {}
+    demands: Callable[[Recipe, int, int], dict[str, Demand]] = lambda recipe, train, test: {}
     """Returns the most that an iteration asks of models, by purpose, given a recipe and the numbers
     of training instances and of held-out episodes; its evaluation is added to that."""
-    taken_over: tuple[str, ...] = ("collect", "critique", "explore", "evaluate")
+    shared_stages: tuple[str, ...] = ("collect", "critique", "explore", "evaluate")
     """The stages, by name, whose inputs are stored with a run, so that runs with equal inputs take
     over each other's work. The default also names them for a method that has none of them, since
     runs have been stored that way.
     """
-    acting: Callable[[Recipe], Acting] = _as_evaluated
+    rollout_config: Callable[[Recipe], RolloutConfig] = _evaluation_rollouts
     """Returns how the policy acts where experience is collected."""
     prospect: Callable[[Recipe, Headroom], Prospect] | None = None
     """Forecasts the training data that an iteration of a recipe would make from a policy's
     experience, and whether a model can learn from it; None where this cannot be told.
     """
-    trial: Callable[[Workplace, Sequence[Episode], Sequence[Path]], Awaitable[tuple[Judge, ...]]] | None = None
+    measure_judges: Callable[[RunContext, Sequence[Episode], Sequence[Path]], Awaitable[tuple[Judge, ...]]] | None = (
+        None
+    )
     """Measures how reliable the verdicts of a recipe's judge on failed episodes are, and those of
     other models, given their directories; None where nothing is judged.
     """
-    voiced: Callable[[str], bool] | None = None
+    has_reflection: Callable[[str], bool] | None = None
     """Returns whether a reply contains one of the sentences with which samples of this method
     reflect on a mistake; None if the method has no such sentences.
     """
-    drawn_on: Callable[[Workplace], Collection[Stage]] = lambda place: ()
+    drawn_on_stages: Callable[[RunContext], Collection[Stage]] = lambda ctx: ()
     """Returns the stages of a run whose output other runs have trained on: they add nothing more,
     so that a run that trains on it later gets the same data.
     """
-    measures: Callable[[Workplace, int, str, Sequence[Episode]], dict[str, Estimate]] = lambda *_: {}
+    measures: Callable[[RunContext, int, str, Sequence[Episode]], dict[str, Estimate]] = lambda *_: {}
     """Returns the metrics of episodes, by name, beyond those of all methods, given the iteration
     and the name of their evaluation.
     """
@@ -299,8 +307,10 @@ class Method:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workplace(Equipment):
-    """Everything a stage needs; made by the caller."""
+class RunContext(Equipment):
+    """A run with everything that its stages need: recipe, method, store and folders. Made by the
+    caller.
+    """
 
     # Given by the caller: this module cannot import the methods, which import it.
     method: Method
@@ -308,7 +318,7 @@ class Workplace(Equipment):
     root: Path
     """Folder of the store, checkpoints and reports."""
     store: Store
-    spread: Spread | None = None
+    distribute: Distribute | None = None
     """Hands shards to the workers of a cluster; None: everything is done in this process."""
     limit: int | None = None
     """The most trees, episodes or questions that a gathering stage begins; None: all."""
@@ -320,7 +330,7 @@ class Workplace(Equipment):
         None before the run is stored.
         """
         compare = self.recipe.compare
-        return started_at(self.store, compare.pool or compare.trees or self.run_id)
+        return run_start_time(self.store, compare.pool or compare.trees or self.run_id)
 
     def plan(self, iteration: int) -> Plan:
         """Return what an iteration does; iteration 0 comes before the first one."""
@@ -332,35 +342,35 @@ class Workplace(Equipment):
 
         Raises `DataFault` if there is none yet.
         """
-        before = iteration - 1
+        previous = iteration - 1
         if self.recipe.promote == "last":
-            return self.trained(before)
-        checkpoint = checkpoint_promoted(self.store, self.iteration_id(before))
+            return self.trained_checkpoint(previous)
+        checkpoint = promoted_checkpoint(self.store, self.iteration_id(previous))
         if checkpoint is None:
             raise DataFault(
-                f"run {self.run_id} has promoted no checkpoint in iteration {before} yet; evaluate it first"
+                f"run {self.run_id} has promoted no checkpoint in iteration {previous} yet; evaluate it first"
             )
-        return self._known(checkpoint)
+        return self._checkpoint_of(checkpoint)
 
     def collector(self, iteration: int) -> Checkpoint:
         """Return the checkpoint that plays the training instances of an iteration: the teacher
         while it collects, else the policy. Raises as `policy`.
         """
         asks_teacher = any("teacher" in stage.roles for stage in self.plan(iteration).stages)
-        teacher = teacher_of(self.recipe) if asks_teacher and self.recipe.taught(iteration) else None
+        teacher = teacher_of(self.recipe) if asks_teacher and self.recipe.is_taught(iteration) else None
         return teacher or self.policy(iteration)
 
-    def trained(self, iteration: int) -> Checkpoint:
+    def trained_checkpoint(self, iteration: int) -> Checkpoint:
         """Return the checkpoint that an iteration made; for 0, the model that the run starts from.
 
         Raises `DataFault` if there is none yet.
         """
-        checkpoint = checkpoint_made(self.store, self.iteration_id(iteration))
+        checkpoint = checkpoint_of_iteration(self.store, self.iteration_id(iteration))
         if checkpoint is None:
             raise DataFault(f"run {self.run_id} has no checkpoint of iteration {iteration} yet; run its training first")
-        return self._known(checkpoint)
+        return self._checkpoint_of(checkpoint)
 
-    def _known(self, checkpoint: StoredCheckpoint) -> Checkpoint:
+    def _checkpoint_of(self, checkpoint: StoredCheckpoint) -> Checkpoint:
         # Another run may begin with the same weights in another directory, with another chat
         # template: what this run reads is what its own recipe names.
         path = checkpoint.path if checkpoint.trained else Path(self.recipe.model.label)
@@ -381,31 +391,33 @@ class Workplace(Equipment):
             self.store.write(timing_rows(self.iteration_id(iteration), stage, parts, tokens=clock.tokens))
 
     @asynccontextmanager
-    async def asking(
-        self, role: ModelRole, policy: Path, stage: str, iteration: int
-    ) -> AsyncIterator[tuple[Sampler, Writer, Readings]]:
+    async def role_sampler(
+        self, role: ModelRole, policy_path: Path, stage: str, iteration: int
+    ) -> AsyncIterator[tuple[Sampler, Writer, ReplyCount]]:
         """Yield a sampler for the model of a role, as `sampling` does, a writer to the store, and
         the count of the model's replies; time and tokens are stored as a timing of the stage.
         """
         with self.timed(stage, iteration) as clock:
-            async with self.sampling(policy, role) as sampler, Writer(self.store) as writer:
-                with readings_of(role, sampler.model.name) as readings:
-                    yield sampler, writer, readings
-                clock.add_batcher(sampler)
+            async with self.sampling(policy_path, role) as sampler, Writer(self.store) as writer:
+                with count_replies(role, sampler.model.name) as reply_count:
+                    yield sampler, writer, reply_count
+                clock.add_sampler(sampler)
             clock.add({"store": writer.seconds})
 
     async def work_through(self, shard: Shard, stage: str, iteration: int, units: str) -> None:
         """Work through a shard, store its rows, and record its effort as a timing of the stage.
 
-        `units` names the units of the shard in progress lines. Raises as `equipment.carry_out`.
+        `units` names the units of the shard in progress lines. Raises as `equipment.run_shard`.
         """
         with self.timed(stage, iteration) as clock:
             async with Writer(self.store) as writer:
-                effort = await carry_out(shard, self, self.spread, writer, units)
+                effort = await run_shard(shard, self, self.distribute, writer, units)
                 clock.add_effort(effort)
-                if effort.lost:
+                if effort.num_lost:
                     # Each worker knew of its own losses alone.
-                    self.spend(writer, stage, iteration, effort.lost / (self.recipe.errors.budget * shard.total))
+                    self.check_error_budget(
+                        writer, stage, iteration, effort.num_lost / (self.recipe.errors.budget * shard.total)
+                    )
             clock.add({"store": writer.seconds})
 
 
@@ -425,11 +437,11 @@ class Clock:
         for part, value in parts.items():
             self.seconds[part] = self.seconds.get(part, 0.0) + value
 
-    def add_batcher(self, batcher: Sampler) -> None:
+    def add_sampler(self, sampler: Sampler) -> None:
         """Add the seconds and tokens that a sampler has spent so far; call it once per sampler, at
         the end.
         """
-        stats = batcher.stats()
+        stats = sampler.stats()
         self.add({"generate": stats.generate_seconds})
         self.tokens = (self.tokens or 0) + stats.completion_tokens
 
@@ -467,16 +479,16 @@ class Helpers:
     """
 
     def __init__(
-        self, equipment: Equipment, path: Path, actor: Sampler | None, sink: Sink, stack: AsyncExitStack
+        self, equipment: Equipment, policy_path: Path, actor: Sampler | None, sink: Sink, stack: AsyncExitStack
     ) -> None:
         self._equipment = equipment
-        self._path = path
+        self._policy_path = policy_path
         self._actor = actor
         self._sink = sink
-        self._opened = stack
+        self._stack = stack
         self._samplers: dict[ModelRole, Sampler] = {}
-        self._readings: dict[str, Readings] = {}
-        self._loading = asyncio.Lock()
+        self._reply_counts: dict[str, ReplyCount] = {}
+        self._load_lock = asyncio.Lock()
 
     async def ask(self, question: Question, *, seed: int, session: str) -> Answer:
         """Return the answer of a role's model to a question.
@@ -487,17 +499,17 @@ class Helpers:
         sampler = await self._sampler(question.role)
         await self._sink.room()
         reply = await answer(sampler, question, seed=seed, session=session)
-        if question.role not in self._readings:
-            counting = readings_of(question.role, sampler.model.name)
-            self._readings[question.role] = self._opened.enter_context(counting)
-        self._readings[question.role].count(reply)
+        if question.role not in self._reply_counts:
+            reply_count = count_replies(question.role, sampler.model.name)
+            self._reply_counts[question.role] = self._stack.enter_context(reply_count)
+        self._reply_counts[question.role].count(reply)
         return reply
 
     def effort(self) -> Effort:
         """Return the effort of the models that were loaded here, so without that of the given
         actor.
         """
-        return spent(*self._samplers.values())
+        return effort_of(*self._samplers.values())
 
     async def _sampler(self, name: str) -> Sampler:
         role = next((role for role in get_args(ModelRole) if role == name), None)
@@ -506,23 +518,25 @@ class Helpers:
                 f"an environment asks a model of role {name!r}; the roles are {', '.join(get_args(ModelRole))}"
             )
         models, config = self._equipment.recipe.own_models(), self._equipment.recipe.model_of(role)
-        first: ModelRole = "actor"
+        sampler_role: ModelRole = "actor"
         if role != "actor" and role in models:
-            first = next(candidate for candidate, model in models.items() if candidate != "actor" and model == config)
+            sampler_role = next(
+                candidate for candidate, model in models.items() if candidate != "actor" and model == config
+            )
         elif self._actor is not None:
             return self._actor
-        async with self._loading:
-            if first not in self._samplers:
-                lent = self._equipment.sampling(self._path, first)
-                self._samplers[first] = await self._opened.enter_async_context(lent)
-        return self._samplers[first]
+        async with self._load_lock:
+            if sampler_role not in self._samplers:
+                new_sampler = self._equipment.sampling(self._policy_path, sampler_role)
+                self._samplers[sampler_role] = await self._stack.enter_async_context(new_sampler)
+        return self._samplers[sampler_role]
 
 
 @asynccontextmanager
-async def helpers(equipment: Equipment, path: Path, actor: Sampler | None, sink: Sink) -> AsyncIterator[Helpers]:
+async def helpers(equipment: Equipment, policy_path: Path, actor: Sampler | None, sink: Sink) -> AsyncIterator[Helpers]:
     """Yield the models of other roles, closed after the block.
 
-    `path` is that of the acting policy, and `actor` its sampler, or None if no policy acts.
+    `policy_path` is that of the acting policy, and `actor` its sampler, or None if no policy acts.
     """
     async with AsyncExitStack() as stack:
-        yield Helpers(equipment, path, actor, sink, stack)
+        yield Helpers(equipment, policy_path, actor, sink, stack)
