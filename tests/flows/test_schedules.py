@@ -104,7 +104,7 @@ def test_the_doctor_knows_a_server_without_a_scheduler(serving_env: dict[str, st
 
 def health(env: Mapping[str, str], seconds: float) -> tuple[str, str]:
     """Return what the doctor's question to a scheduler prints; nothing stays on the server."""
-    code = f"from flows import scheduler; print(scheduler.scheduler_line(seconds={seconds}))"
+    code = f"from flows import scheduler; print(scheduler.scheduler_line(timeout_seconds={seconds}))"
     known = post(f"{env['PREFECT_API_URL']}/flows/filter", {})
     with launched([sys.executable, "-c", code], env=env) as asked:
         said = asked.communicate(timeout=PATIENCE)
