@@ -91,7 +91,7 @@ def _share(model: Any, rows: int, temperature: float, history: int, steps: int, 
     prompt = torch.randint(config.vocab_size, (history,), generator=torch.Generator().manual_seed(rows)).tolist()
     wave = DecodeBatch(1, tuple(Row(0, (number,)) for number in range(rows)))
     for limit in (1, steps):  # The first step compiles kernels.
-        each: dict[str, Any] = {"prompt": 0, "seed": rows, "top_p": 1.0, "logprobs": True, "stops": ()}
+        each: dict[str, Any] = {"prompt_index": 0, "seed": rows, "top_p": 1.0, "logprobs": True, "stops": ()}
         replies = [Reply(number=row, temperature=temperature, limit=limit, **each) for row in range(rows)]
         decoder.choosing = decoder.stepping = 0.0
         decoder.decode(wave, [prompt], replies)
