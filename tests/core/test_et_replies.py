@@ -124,6 +124,7 @@ WORDS = st.text(st.characters(codec="utf-8", exclude_characters="<>"), min_size=
 CALLS = st.tuples(WORDS, st.sampled_from(["search", "python"]), WORDS, WORDS)
 
 
+@pytest.mark.slow
 @given(st.lists(CALLS, max_size=4), st.lists(WORDS, min_size=5, max_size=5))
 def test_thoughts_change_and_actions_do_not(calls: list[tuple[str, str, str, str]], fresh: list[str]) -> None:
     steps = [step(f"<think>{t}</think>\n<{c}>{q}</{c}>", f"\n<result>\n{r}\n</result>\n") for t, c, q, r in calls]
