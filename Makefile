@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 RECIPE ?= deployments/recipes/textcraft-agent-r-rl-tiny.yaml
 STAMP := $(VENV)/.installed
 # Four workers keep two processors busy, for tests of flows wait a lot; those of one file share what is costly.
-# Unit tests do not wait, and to import what they test takes each worker as long as half of them.
 WORKERS ?= -n 4 --dist loadfile --no-loadscope-reorder
-UNIT_WORKERS ?= -n 2 --dist loadfile
 TIMES := --durations=25 --durations-min=1
-UNIT := tests/core tests/golden tests/properties
+# Unit tests are so short that to hand them out to workers takes a fifth of their time: two halves, side by side.
+UNIT_HALVES := unit-of-core unit-of-stores
+unit-of-core: UNIT := tests/core/test_[a-rv-z]*.py tests/golden tests/properties
+unit-of-stores: UNIT := tests/core/test_[s-u]*.py
 
 # Prefect must not look for a server or a network in the embedded default.
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
@@ -17,7 +18,7 @@ export DO_NOT_TRACK := 1
 # Hundreds of processes import these packages: each would compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install manual run test tests test-all test-vllm test-alfworld test-deepspeed test-verl test-inspect test-atif test-openenv test-agents test-real test-real-tokenizers test-ray test-kills bench gpu-bench quick lint types contracts golden lock wheel clean
+.PHONY: install manual run test tests test-all test-vllm test-alfworld test-deepspeed test-verl test-inspect test-atif test-openenv test-agents test-real test-real-tokenizers test-ray test-kills bench gpu-bench quick unit-of-core unit-of-stores lint types contracts golden lock wheel clean
 
 install: $(STAMP)
 
@@ -137,7 +138,10 @@ FEW_PLUGINS := -o filterwarnings=error -W ignore::pytest.PytestConfigWarning
 
 quick: $(STAMP)
 	$(BIN)/ruff check -q .
-	$(BIN)/python -m pytest -m unit $(UNIT) $(UNIT_WORKERS) $(TIMES)
+	$(MAKE) --no-print-directory -j2 --output-sync $(UNIT_HALVES)
+
+$(UNIT_HALVES): $(STAMP)
+	$(BIN)/python -m pytest -m unit $(TIMES) $(UNIT)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 import time
 from decimal import Decimal
 from pathlib import Path
@@ -25,11 +26,20 @@ SEED = 9_007_199_254_740_993
 """The first whole number that a float of 64 bits does not hold."""
 
 
+@pytest.fixture(scope="module")
+def filled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with one row, to be copied: to make its tables takes most of what a test would."""
+    filled = Store(tmp_path_factory.mktemp("filled") / "store.duckdb")
+    filled.write({"rl_validation": [{"trajectory_id": "kept", "step": 1, "iteration_id": "x"}]})
+    filled.checkpoint()
+    return filled.path
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    made = Store(tmp_path / "ws" / "store.duckdb", wait_s=2)
-    made.write({"rl_validation": [{"trajectory_id": "kept", "step": 1, "iteration_id": "x"}]})
-    return made
+def store(tmp_path: Path, filled_file: Path) -> Store:
+    file = tmp_path / "ws" / "store.duckdb"
+    file.parent.mkdir()
+    return Store(shutil.copy(filled_file, file), wait_s=2)
 
 
 def cells(store: Store, sql: str) -> dict[str, list[str]]:
