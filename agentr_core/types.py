@@ -471,7 +471,7 @@ class Tree:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Path:
+class TreePath:
     """A root-to-leaf path of a tree: `nodes` are indices from the first node after the root to the
     leaf.
     """
@@ -492,8 +492,8 @@ class PathPair:
     root.
     """
 
-    good: Path
-    bad: Path
+    good: TreePath
+    bad: TreePath
     split: int
 
 

@@ -74,10 +74,10 @@ def read_outside(run: RunRef, recipe: Recipe, folder: Path) -> tuple[OutsideTrai
 
 
 def import_weights(run: RunRef, recipe: Recipe, iteration: int, training: OutsideTraining) -> str:
-    """Import what another program trained as an iteration, unless it was imported before, and
-    return a sentence about it. Raises `UserError` if it does not fit the run.
+    """Import weights that another program trained, as an iteration of the run, unless it has them
+    already; return a sentence about it. Raises `UserError` if it does not fit the run.
     """
     ctx = quiet_context(run, recipe)
     if outside.find_import(ctx, training) is not None:
-        return f"iteration {iteration} of run {run.run_id} has this training already, and is gone on with"
+        return f"iteration {iteration} of run {run.run_id} has already imported this training, and continues from it"
     return outside.import_training(ctx, iteration, training)

@@ -27,10 +27,11 @@ def read_gold(path: Path, *, world: str, split: str = "train", setting: str = "-
     """Return the gold answers of a file of JSON lines, by instance.
 
     Each object names its instance in `id`, by a key such as `textcraft/train/7` or by its index in
-    `split`. It has `answer`, a text, a number or a list of these, or `replies`, texts, or both.
+    `split`. It has `answer` (a text, a number, or a list of these), `replies` (a list of texts: the
+    replies of a whole episode that solves the instance), or both.
 
     Args:
-        world: the name of the environment in its instances.
+        world: the environment's name in the keys of its instances.
         setting: the option that names the file, for error messages.
 
     Raises `DataFileError` for a file that cannot be read or has no objects, an object with neither

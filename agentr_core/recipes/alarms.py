@@ -137,12 +137,12 @@ class Rule:
     before it."""
 
     def value(self, recent: Sequence[Measures], first: Callable[[], float]) -> float | None:
-        """Return what is compared with the threshold; None where the history is too short, or its
-        last entry lacks the measure.
+        """Return what is compared with the threshold; None where the history is too short, its
+        last entry lacks the measure, or the reference is not positive.
 
         Args:
             recent: the end of the history.
-            first: returns the first value of all.
+            first: returns the measure's first value in the whole history.
         """
         if recent[-1].get(self.name) is None:
             return None

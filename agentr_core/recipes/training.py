@@ -137,7 +137,7 @@ class TrainingConfig:
     def num_processes(self) -> int:
         """Return how many processes share the samples of an optimizer step.
 
-        `auto` must have been settled: see `runtime.machine`.
+        `auto` must have been resolved: see `runtime.machine.resolve_auto`.
         """
         processes = self.launch.num_processes if self.launch else 1
         assert processes != "auto"

@@ -337,10 +337,10 @@ async def count_units(
     progress: Progress, sampler: Sampler, units: str, *, total: int, done: int = 0
 ) -> AsyncIterator[Callable[..., None]]:
     """Yield a function that counts one more unit as done; it ignores its arguments. Each call shows
-    the count and the sampler's speed, and so does `call_while_generating` while the model writes.
+    the count and the sampler's speed; both are also shown anew while the model generates.
 
     Args:
-        units: the units, for progress lines.
+        units: what is counted, in the plural, such as "episodes".
         done: the units that were done before.
     """
 

@@ -116,7 +116,8 @@ def resolve_auto(recipe: Recipe) -> Recipe:
     """Return a recipe in which each `auto` of `dtype`, `bf16` and `num_processes` is replaced by
     what suits this machine.
 
-    Ids are made of settled recipes, so a run's id depends on how it computed.
+    A run's id is made of the resolved recipe, so it depends on the number formats and the number of
+    processes that the run used.
     """
     models = {role: model and _resolve_dtype(model) for role, model in vars(recipe.models).items()}
     training = recipe.training
@@ -161,7 +162,7 @@ def bfloat16_instruction(processor: str) -> str:
 
 
 def number_formats(recipe: Recipe, *, with_training: bool = True) -> str:
-    """Return one line with the number format in which each local model of a settled recipe is
+    """Return one line with the number format in which each local model of a resolved recipe is
     sampled and, `with_training`, that of training; empty if there is nothing to name.
     """
     sampling_formats = [

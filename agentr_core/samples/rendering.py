@@ -407,8 +407,9 @@ class Renderer:
     def __init__(self, tokenizer: Any, *, at: datetime | None = None) -> None:
         self._tokenizer = tokenizer
         self._chat_template = ChatTemplate(tokenizer, at)
-        # What the template writes around a user turn and, if it takes one, a tool turn. There is no
-        # reply: what a template writes in one, such as <think>, models also write themselves.
+        # What the template writes around a user turn and, if it takes one, a tool turn, but no
+        # assistant turn: what stands inside one, such as <think>, a model writes itself, too, so it
+        # must not count as a control text.
         user, tool = Message(role="user", text="?"), Message(role="tool", text="?")
         template_text = self._template([user], Placeholders((), ()), prompt=False)
         with suppress(DataFault):

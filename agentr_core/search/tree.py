@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed
-from agentr_core.types import Generation, Grading, Instance, Node, Path, Step, StopReason, Trajectory, Tree
+from agentr_core.types import Generation, Grading, Instance, Node, Step, StopReason, Trajectory, Tree, TreePath
 
 # Back up a new leaf through its ancestors: pure functions that return the changed nodes by index.
 #
@@ -315,14 +315,14 @@ def path_to(nodes: Sequence[Node], index: int) -> tuple[int, ...]:
 # The paths of a tree, from the root to the leaves at which an episode ended.
 
 
-def leaf_paths(tree: Tree, tree_id: str) -> tuple[Path, ...]:
+def leaf_paths(tree: Tree, tree_id: str) -> tuple[TreePath, ...]:
     """Return a path for each leaf at which an episode ended, in the order in which the leaves were
     created.
 
     Leaves that were never expanded have no path, nor has a root whose prompt was too long.
     """
     return tuple(
-        Path(
+        TreePath(
             tree_id=tree_id,
             nodes=path_to(tree.nodes, node.index),
             trajectory=Trajectory.ended(

@@ -641,8 +641,8 @@ async def _play_and_measure(ctx: RunContext, iteration: int, series: Sequence[Se
 
 
 async def play_evaluations(ctx: RunContext, iteration: int, series: Sequence[Series]) -> bool:
-    """Play the episodes of several evaluations that are not stored yet, all at once; return whether
-    any were missing.
+    """Play those episodes of several evaluations that are not stored yet, all at once; return
+    whether there were any to play.
 
     Episodes that failed for good are stored as rejections. Raises as `evaluate`.
     """

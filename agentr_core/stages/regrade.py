@@ -31,7 +31,7 @@ from agentr_core.store.codec.trajectories import load_trajectories, load_trees
 from agentr_core.store.database import Store, Writer
 from agentr_core.store.queries.scorings import load_leaf_regrades, load_regrades, scorable_episodes, scorable_leaves
 from agentr_core.store.tables import Regrade, Rows, row_of
-from agentr_core.types import Path, Trajectory, Tree
+from agentr_core.types import Trajectory, Tree, TreePath
 
 STAGE = "regrade"
 _CONCURRENCY = 16
@@ -246,7 +246,7 @@ def rescored_trajectories(ctx: RunContext, trajectories: Mapping[str, Trajectory
     }
 
 
-def rescored_paths(ctx: RunContext, trees: Mapping[str, Tree], run_id: str = "") -> dict[str, tuple[Path, ...]]:
+def rescored_paths(ctx: RunContext, trees: Mapping[str, Tree], run_id: str = "") -> dict[str, tuple[TreePath, ...]]:
     """Return the paths of trees to their leaves, by tree id, with the rewards that the recipe's
     `data.scoring` gives them; unchanged if it names none. Those whose grade is unreadable are left
     out.

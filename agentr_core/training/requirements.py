@@ -57,10 +57,12 @@ PREFERENCE_SECTION = "eto.dpo"
 
 def check_requirements(config: TrainingConfig) -> None:
     """Check that this process can do what the settings ask for. Raises a `ConfigError` that lists
-    every fault.
+    every fault, or says that a setting is still `auto`.
     """
     if config.bf16 == "auto":
-        raise ConfigError("training.bf16 is still auto; give true or false, or settle the recipe first")
+        raise ConfigError(
+            "training.bf16 is still auto; give true or false, or resolve it first (`runtime.machine.resolve_auto`)"
+        )
     if faults := [*name_faults(config), *machine_faults(config)]:
         raise ConfigError(faults_message(faults))
 

@@ -38,7 +38,6 @@ from agentr_core.types import (
     Grade,
     Message,
     Node,
-    Path,
     PathPair,
     Question,
     Sampling,
@@ -47,6 +46,7 @@ from agentr_core.types import (
     Trajectory,
     Transition,
     Tree,
+    TreePath,
 )
 
 SAMPLING = Sampling()
@@ -370,8 +370,8 @@ async def test_a_splice_goes_on_from_steps_with_the_answers_that_were_recorded_w
     bad = await run(Library(), ["look"], ["left"], ["left"], judge=Judge("a lamp"), max_steps=3)
     good = await run(Library(), ["right"], ["right"])
     pair = PathPair(
-        good=Path(tree_id="t", nodes=(1, 2), trajectory=good),
-        bad=Path(tree_id="t", nodes=(3, 4, 5), trajectory=bad),
+        good=TreePath(tree_id="t", nodes=(1, 2), trajectory=good),
+        bad=TreePath(tree_id="t", nodes=(3, 4, 5), trajectory=bad),
         split=0,
     )
     config = SpliceConfig(mode="continued", action="left")

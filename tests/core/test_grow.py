@@ -13,7 +13,7 @@ from agentr_core.errors import DataFault, ReplayDiverged
 from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import leaf_paths
-from agentr_core.types import Node, Path, Sampling, StopReason, Tree
+from agentr_core.types import Node, Sampling, StopReason, Tree, TreePath
 
 
 def node_with(tree: Tree, action: str) -> Node:
@@ -181,7 +181,7 @@ async def test_a_tree_of_another_seed_or_with_a_gap_is_refused() -> None:
         await grow(instance(), Line(), Policy(), SearchConfig(), seed=1, tree=gap)
 
 
-def said(path: Path) -> list[str]:
+def said(path: TreePath) -> list[str]:
     return [step.reply for step in path.trajectory.steps]
 
 

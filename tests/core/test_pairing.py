@@ -11,23 +11,23 @@ from toy_paths import ToyTree
 
 from agentr_core.methods.agent_r.pairs import distinct_paths, good_paths, num_shared_steps, pairs_of_tree
 from agentr_core.recipes.agent_r import PairsConfig
-from agentr_core.types import Instance, Path
+from agentr_core.types import Instance, TreePath
 
 RIGHT = "right"
 
 
-def rewarded(path: Path, reward: float) -> Path:
+def rewarded(path: TreePath, reward: float) -> TreePath:
     return replace(path, trajectory=replace(path.trajectory, reward=reward))
 
 
-def ladder(*rewards: float) -> list[Path]:
+def ladder(*rewards: float) -> list[TreePath]:
     """Paths of different lengths and transcripts with given rewards."""
     tree = ToyTree(4)
     return [rewarded(tree.path(*["look"] * i, "left"), reward) for i, reward in enumerate(rewards)]
 
 
 def pairs(
-    paths: list[Path], alpha: float, config: PairsConfig | None = None, seed: int = 0
+    paths: list[TreePath], alpha: float, config: PairsConfig | None = None, seed: int = 0
 ) -> set[tuple[float, float]]:
     kept, _ = pairs_of_tree("t", paths, config or PairsConfig(), alpha=alpha, seed=seed)
     return {(pair.good.trajectory.reward, pair.bad.trajectory.reward) for pair in kept}

@@ -39,7 +39,8 @@ def filled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def store(tmp_path: Path, filled_file: Path) -> Store:
     file = tmp_path / "ws" / "store.duckdb"
     file.parent.mkdir()
-    return Store(shutil.copy(filled_file, file), wait_s=2)
+    shutil.copy(filled_file, file)
+    return Store(file, wait_s=2)
 
 
 def cells(store: Store, sql: str) -> dict[str, list[str]]:

@@ -19,12 +19,12 @@ from agentr_core.types import (
     Answer,
     Generation,
     Instance,
-    Path,
     PathPair,
     Request,
     Step,
     StopReason,
     Trajectory,
+    TreePath,
     Verdict,
 )
 
@@ -142,10 +142,10 @@ def test_a_verdict_cut_within_a_thought_is_no_error(reply: Generation, error: in
     assert critique_of(pair, asyncio.run(judged()), config).first_error == error
 
 
-def path(leaf: int, stop: StopReason) -> Path:
+def path(leaf: int, stop: StopReason) -> TreePath:
     step = Step(reply="go", action="go", observation="gone", reward=0.0)
     played = Trajectory.ended(Instance(environment="w", split="s", index=0), "begin", (step,), stop)
-    return Path(tree_id="t", nodes=(leaf,), trajectory=played)
+    return TreePath(tree_id="t", nodes=(leaf,), trajectory=played)
 
 
 def test_a_thought_may_begin_after_a_sentence() -> None:

@@ -47,8 +47,15 @@ from agentr_core.recipes.eto import PreferencesConfig  # noqa: E402
 from agentr_core.samples.dataset import build_pairs, token_row  # noqa: E402
 from agentr_core.samples.identity import IGNORE_INDEX  # noqa: E402
 from agentr_core.samples.rendering import Renderer, load_tokenizer  # noqa: E402
-from agentr_core.types import Message, Preference, Sample, SampleKind, Step, Trajectory  # noqa: E402
-from agentr_core.types import Path as TreePath  # noqa: E402
+from agentr_core.types import (  # noqa: E402
+    Message,
+    Preference,
+    Sample,
+    SampleKind,
+    Step,
+    Trajectory,
+    TreePath,
+)
 
 VERSION = "3.7.2"
 NOW = datetime(2026, 11, 28, tzinfo=UTC)

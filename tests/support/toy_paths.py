@@ -16,7 +16,7 @@ from agentr_core.episodes.rollout import play_replies
 from agentr_core.methods.agent_r.pairs import num_shared_steps
 from agentr_core.methods.agent_r.splice import REFLECTIONS
 from agentr_core.samples.rendering import Renderer
-from agentr_core.types import Critique, Instance, Path, PathPair, StepVerdict, StopReason, Trajectory, Verdict
+from agentr_core.types import Critique, Instance, PathPair, StepVerdict, StopReason, Trajectory, TreePath, Verdict
 
 
 def reply(action: str, thought: str = "I go on.") -> str:
@@ -35,14 +35,14 @@ class ToyTree:
         self._thought = thought
         self._nodes: dict[tuple[str, ...], int] = {}
 
-    def path(self, *actions: str, thought: str = "") -> Path:
+    def path(self, *actions: str, thought: str = "") -> TreePath:
         replies = [reply(action, thought or self._thought) for action in actions]
         first, outcomes = play_replies(self._env, self.instance, replies)
         replies = replies[: len(outcomes)]
         nodes = [self._nodes.setdefault(tuple(replies[: i + 1]), len(self._nodes) + 1) for i in range(len(replies))]
         steps = tuple(replace(o.step, token_ids=sampled_ids(o.step.reply)) for o in outcomes)
         trajectory = Trajectory.ended(self.instance, first, steps, outcomes[-1].stop or StopReason.STEP_LIMIT)
-        return Path(tree_id=self.tree_id, nodes=tuple(nodes), trajectory=trajectory)
+        return TreePath(tree_id=self.tree_id, nodes=tuple(nodes), trajectory=trajectory)
 
     def pair(self, good: Sequence[str], bad: Sequence[str]) -> PathPair:
         one, other = self.path(*good), self.path(*bad)

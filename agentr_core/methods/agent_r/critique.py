@@ -51,13 +51,13 @@ from agentr_core.types import (
     Generation,
     Judgement,
     Message,
-    Path,
     PathPair,
     Rejection,
     Request,
     StepVerdict,
     Trajectory,
     Tree,
+    TreePath,
     Verdict,
 )
 
@@ -161,7 +161,7 @@ def judge_messages(
 class Scan(NamedTuple):
     """A path to be judged, from the step at position `start` on."""
 
-    path: Path
+    path: TreePath
     start: int
 
 
@@ -251,7 +251,7 @@ async def judge_paths(
 
     Errors of `ask` other than `PromptTooLong` are passed on.
     """
-    pending_by_node: dict[int, tuple[Path, Question]] = {}
+    pending_by_node: dict[int, tuple[TreePath, Question]] = {}
     known_nodes = set(judgements or ())
     for scan in scans:
         for question in judge_questions(
@@ -265,7 +265,7 @@ async def judge_paths(
             pending_by_node[question.node] = scan.path, question
             known_nodes.add(question.node)
 
-    async def judge(path: Path, question: Question) -> Judgement:
+    async def judge(path: TreePath, question: Question) -> Judgement:
         judgement = await _judge(path, question, ask, config, seed=seed)
         if on_judgement is not None:
             on_judgement(judgement)
@@ -310,7 +310,7 @@ async def first_error_in(
     """
     action_positions = [position for position, step in enumerate(trajectory.steps) if step.summary_of is None]
     episode = replace(trajectory, steps=tuple(trajectory.steps[position] for position in action_positions))
-    path = Path(tree_id=key, nodes=tuple(range(1, len(action_positions) + 1)), trajectory=episode)
+    path = TreePath(tree_id=key, nodes=tuple(range(1, len(action_positions) + 1)), trajectory=episode)
     judgements = await judge_paths(
         [Scan(path, 0)], ask, config, seed=seed, count_tokens=lambda _: 0, context_length=config.max_new_tokens
     )
@@ -329,7 +329,7 @@ def first_error(verdicts: Iterable[StepVerdict], split: int, config: CritiqueCon
     return min((v.position for v in verdicts if v.position >= start and v.verdict in error_verdicts), default=None)
 
 
-def _judge_request(path: Path, position: int, dropped_steps: int, *, config: CritiqueConfig, seed: int) -> Request:
+def _judge_request(path: TreePath, position: int, dropped_steps: int, *, config: CritiqueConfig, seed: int) -> Request:
     steps = path.trajectory.steps
     log = [(step.action, step.observation) for step in steps[dropped_steps:position]]
     step = steps[position]
@@ -343,7 +343,9 @@ def _judge_request(path: Path, position: int, dropped_steps: int, *, config: Cri
     )
 
 
-async def _judge(path: Path, question: Question, ask: SampleReplies, config: CritiqueConfig, *, seed: int) -> Judgement:
+async def _judge(
+    path: TreePath, question: Question, ask: SampleReplies, config: CritiqueConfig, *, seed: int
+) -> Judgement:
     """Ask the judge about one node and return its judgement.
 
     Each time the model rejects the prompt as too long, the older half of the log is dropped. If the
@@ -601,7 +603,7 @@ async def _judge_episodes(
 
         async def judge_episode(episode: Episode) -> list[Judgement]:
             nodes = tuple(range(1, len(episode.trajectory.steps) + 1))
-            path = Path(tree_id=episode.trajectory_id, nodes=nodes, trajectory=episode.trajectory)
+            path = TreePath(tree_id=episode.trajectory_id, nodes=nodes, trajectory=episode.trajectory)
             judgements = await judge_paths(
                 [Scan(path, 0)],
                 with_backpressure(sampler, writer),

@@ -11,11 +11,11 @@ from itertools import zip_longest
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.recipes.agent_r import PairsConfig
 from agentr_core.recipes.fields import AlphaRule, clears, exceeds
-from agentr_core.types import Path, PathPair, Rejection
+from agentr_core.types import PathPair, Rejection, TreePath
 
 STAGE = "pairs"
 _PUBLISHED_SEED = 123
-_Pair = tuple[Path, Path]
+_Pair = tuple[TreePath, TreePath]
 """A good path and a bad path, in this order."""
 
 
@@ -27,7 +27,7 @@ def pair_id(pair: PathPair) -> str:
 
 
 def pairs_of_tree(
-    tree_id: str, paths: Sequence[Path], config: PairsConfig, *, alpha: float, seed: int
+    tree_id: str, paths: Sequence[TreePath], config: PairsConfig, *, alpha: float, seed: int
 ) -> tuple[tuple[PathPair, ...], tuple[Rejection, ...]]:
     """Return the pairs of one tree, and the rejections.
 
@@ -63,7 +63,7 @@ def pairs_of_tree(
         candidates = _round_robin_pairs(unique_paths, config, alpha, rng)
     else:
         candidates = _shuffled_pairs(unique_paths, config, alpha)
-    partners_by_bad_leaf: dict[int, list[Path]] = {}
+    partners_by_bad_leaf: dict[int, list[TreePath]] = {}
     for good, bad in candidates:
         partners_by_bad_leaf.setdefault(bad.leaf, []).append(good)
     capped_partners = {leaf: partners[: config.per_bad_leaf or None] for leaf, partners in partners_by_bad_leaf.items()}
@@ -85,7 +85,7 @@ def pairs_of_tree(
     return pairs, (*rejections, *cap_rejections)
 
 
-def _round_robin_pairs(paths: Sequence[Path], config: PairsConfig, alpha: float, rng: random.Random) -> list[_Pair]:
+def _round_robin_pairs(paths: Sequence[TreePath], config: PairsConfig, alpha: float, rng: random.Random) -> list[_Pair]:
     """Return all pairs, in rounds over the shuffled bad paths: each bad path is used once before
     any is used twice.
 
@@ -106,7 +106,7 @@ def _round_robin_pairs(paths: Sequence[Path], config: PairsConfig, alpha: float,
     ]
 
 
-def _shuffled_pairs(paths: Sequence[Path], config: PairsConfig, alpha: float) -> list[_Pair]:
+def _shuffled_pairs(paths: Sequence[TreePath], config: PairsConfig, alpha: float) -> list[_Pair]:
     """Return all pairs in the order `published` or `shuffled`, as `config.order` says."""
     if config.order == "published":
         # Depth first, as in the published code: a node's number is higher than its parent's and its
@@ -125,19 +125,19 @@ def _shuffled_pairs(paths: Sequence[Path], config: PairsConfig, alpha: float) ->
     return [(good, bad) for good, bad in pairs if _is_good(good, config, alpha)]
 
 
-def good_paths(paths: Sequence[Path], alpha: float, rule: AlphaRule = "at_least") -> tuple[Path, ...]:
+def good_paths(paths: Sequence[TreePath], alpha: float, rule: AlphaRule = "at_least") -> tuple[TreePath, ...]:
     """Return the paths with distinct transcripts whose reward clears alpha, in the given order."""
     return tuple(path for path in distinct_paths(paths)[0] if clears(path.trajectory.reward, alpha, rule))
 
 
-def distinct_paths(paths: Iterable[Path]) -> tuple[tuple[Path, ...], tuple[Rejection, ...]]:
+def distinct_paths(paths: Iterable[TreePath]) -> tuple[tuple[TreePath, ...], tuple[Rejection, ...]]:
     """Return the first path of each transcript, in the given order, and a rejection for each
     other path.
 
     A transcript is the path's replies and observations. Paths of a tree search always differ;
     independent episodes may be equal.
     """
-    first_by_transcript: dict[tuple[tuple[str, str], ...], Path] = {}
+    first_by_transcript: dict[tuple[tuple[str, str], ...], TreePath] = {}
     rejections: list[Rejection] = []
     for path in paths:
         earlier = first_by_transcript.setdefault(_transcript(path), path)
@@ -147,7 +147,7 @@ def distinct_paths(paths: Iterable[Path]) -> tuple[tuple[Path, ...], tuple[Rejec
     return tuple(first_by_transcript.values()), tuple(rejections)
 
 
-def num_shared_steps(first: Path, second: Path) -> int:
+def num_shared_steps(first: TreePath, second: TreePath) -> int:
     """Return how many steps two paths share from the start: steps with the same reply and the same
     observation.
     """
@@ -159,20 +159,20 @@ def num_shared_steps(first: Path, second: Path) -> int:
     return length
 
 
-def _is_good(path: Path, config: PairsConfig, alpha: float) -> bool:
+def _is_good(path: TreePath, config: PairsConfig, alpha: float) -> bool:
     return clears(path.trajectory.reward, alpha, config.alpha_rule)
 
 
-def _has_reward_gap(good: Path, bad: Path, config: PairsConfig) -> bool:
+def _has_reward_gap(good: TreePath, bad: TreePath, config: PairsConfig) -> bool:
     high, low = good.trajectory.reward, bad.trajectory.reward
     if config.beta_rule == "absolute":
         return exceeds(config.beta, low) and exceeds(high, config.beta)
     return exceeds(high - low, config.beta)
 
 
-def _rejection(path: Path, reason: str, detail: str) -> Rejection:
+def _rejection(path: TreePath, reason: str, detail: str) -> Rejection:
     return Rejection(stage=STAGE, subject=f"{path.tree_id}:{path.leaf}", reason=reason, detail=detail)
 
 
-def _transcript(path: Path) -> tuple[tuple[str, str], ...]:
+def _transcript(path: TreePath) -> tuple[tuple[str, str], ...]:
     return tuple((step.reply, step.observation) for step in path.trajectory.steps)

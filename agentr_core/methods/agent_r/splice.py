@@ -60,7 +60,6 @@ from agentr_core.texts import quoted
 from agentr_core.types import (
     Critique,
     Instance,
-    Path,
     PathPair,
     Provenance,
     Rejection,
@@ -70,6 +69,7 @@ from agentr_core.types import (
     StopReason,
     Trajectory,
     Tree,
+    TreePath,
 )
 
 # How an agent turns back from a mistake. Source: Agent-R section 3.2 (themes; own wording).
@@ -389,7 +389,7 @@ def continuation_samples(
     return samples
 
 
-def good_sample(path: Path, env: Environment, *, prune: bool = False) -> Sample:
+def good_sample(path: TreePath, env: Environment, *, prune: bool = False) -> Sample:
     """Return a whole path as a sample with all its replies trained.
 
     With `prune`, the path is replayed in `env`, which may block, to keep only the steps that its

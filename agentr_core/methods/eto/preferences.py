@@ -45,7 +45,6 @@ from agentr_core.store.tables import merge
 from agentr_core.system import raise_if_cancelled, run_in_thread
 from agentr_core.types import (
     Instance,
-    Path,
     Preference,
     PreferenceCase,
     Provenance,
@@ -53,6 +52,7 @@ from agentr_core.types import (
     Sample,
     SampleKind,
     Trajectory,
+    TreePath,
 )
 
 # Exploration: the policy plays the training instances of an iteration, or goes on from the
@@ -270,7 +270,9 @@ def pair_of_own(rollouts: Sequence[StoredTrajectory], env: Environment, config: 
     )
 
 
-def pairs_in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig, tree_id: str) -> PairingResult:
+def pairs_in_tree(
+    paths: Sequence[TreePath], env: Environment, config: PreferencesConfig, tree_id: str
+) -> PairingResult:
     """Return a preference for each fork of a search tree whose branches differ in mean reward, and
     the rejections.
 
@@ -281,7 +283,7 @@ def pairs_in_tree(paths: Sequence[Path], env: Environment, config: PreferencesCo
     Args:
         paths: all leaf paths of one tree, whose id is `tree_id`.
     """
-    branches_by_prefix: dict[tuple[int, ...], dict[int, list[Path]]] = {}
+    branches_by_prefix: dict[tuple[int, ...], dict[int, list[TreePath]]] = {}
     for path in paths:
         for depth, node in enumerate(path.nodes):
             branches_by_prefix.setdefault(path.nodes[:depth], {}).setdefault(node, []).append(path)
@@ -426,7 +428,7 @@ def _sample(kind: SampleKind, side: _Side, env: Environment) -> Sample:
     return Sample(kind=kind, messages=messages, instance=trajectory.instance, provenance=side.provenance)
 
 
-def _mean_reward(paths: Sequence[Path]) -> float:
+def _mean_reward(paths: Sequence[TreePath]) -> float:
     return sum(path.trajectory.reward for path in paths) / len(paths)
 
 

@@ -56,7 +56,8 @@ def wire_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
     An assistant's turn is sent as plain text if its calls cannot be parsed, or if fewer results
     than calls follow it, as where a context window has dropped some. A result without its call is
-    sent as the user's text.
+    sent as the user's text. The definitions of the tools, of role `tools`, are left out:
+    `tool_fields` sends them.
     """
     turns = [message for message in messages if message.role != "tools"]
     result: list[dict[str, Any]] = []
