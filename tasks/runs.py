@@ -74,8 +74,8 @@ def all_runs_locked(workspace: Path) -> Iterator[None]:
 
 
 def with_more_iterations(recipe: Recipe, more: int) -> Recipe:
-    """Return a recipe with `more` iterations added to those that its run has finished; if the run
-    was interrupted or failed, with the number of iterations that it was started with.
+    """Return a recipe with `more` iterations added to those that its run has finished. If the run
+    was interrupted or failed, keep the number that it was started with, whatever `more` is.
     """
     run = run_reference(recipe)
     goal = total_iterations(open_store(Path(run.workspace)), run.run_id, more)

@@ -322,9 +322,9 @@ def drop_duplicates(samples: Iterable[Sample]) -> FilterResult[Sample]:
     return FilterResult(tuple(first.values()), tuple(rejections))
 
 
-def drop_cut_replies(samples: Iterable[Sample], rule: CutReplies, renderer: Renderer) -> FilterResult[Sample]:
-    """Keep the samples in which no trained reply was cut by its token limit; with rule `keep`, all
-    of them.
+def reject_cut_replies(samples: Iterable[Sample], rule: CutReplies, renderer: Renderer) -> FilterResult[Sample]:
+    """Reject the samples with a trained reply that was cut by its token limit; with rule `keep`,
+    reject none.
     """
     kept_samples, rejections = [], []
     for sample in samples:
@@ -581,7 +581,7 @@ def build_dataset(
     )
     check_no_leakage((*current, *replayed_samples), test_instances)
     used_samples, kind_rejections = drop_unused_kinds((*current, *replayed_samples), config.use)
-    uncut_samples, cut_rejections = drop_cut_replies(used_samples, config.cut_replies, renderer)
+    uncut_samples, cut_rejections = reject_cut_replies(used_samples, config.cut_replies, renderer)
     distinct_samples, duplicate_rejections = (
         (uncut_samples, ()) if config.duplicates == "keep" else drop_duplicates(uncut_samples)
     )

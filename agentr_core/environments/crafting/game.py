@@ -291,18 +291,18 @@ def inventory_text(inventory: Inventory) -> str:
 
 
 def action_of(link: ChainLink, item_by_tag: Mapping[str, str]) -> str:
-    """Return the action for the last hop of a chain: get what is missing, else craft."""
+    """Return the action for the last link of a chain: get what is missing, else craft."""
     if link.missing:
-        item, missing = link.missing
-        return f"get {missing} {display_name(item)}"
+        item, num_missing = link.missing
+        return f"get {num_missing} {display_name(item)}"
     return _craft_action(link.recipe, item_by_tag)
 
 
 def observation_of(link: ChainLink) -> str:
-    """Return the world's answer to the action for the last hop of a chain."""
+    """Return the world's answer to the action for the last link of a chain."""
     if link.missing:
-        item, missing = link.missing
-        return f"Got {missing} {display_name(item)}"
+        item, num_missing = link.missing
+        return f"Got {num_missing} {display_name(item)}"
     return f"Crafted {link.recipe.count} {link.item}"
 
 
@@ -323,11 +323,11 @@ def lazy_reply(links: Sequence[ChainLink], item_by_tag: Mapping[str, str]) -> st
 def apply_last_link(
     inventory: MutableMapping[str, int], links: Sequence[ChainLink], item_by_tag: Mapping[str, str]
 ) -> None:
-    """Update an inventory in place with the effect of the action for the last hop."""
+    """Update an inventory in place with the effect of the action for the last link."""
     link = links[-1]
     if link.missing:
-        item, missing = link.missing
-        inventory[item] = inventory.get(item, 0) + missing
+        item, num_missing = link.missing
+        inventory[item] = inventory.get(item, 0) + num_missing
         return
     for ingredient in ingredients(link.recipe, item_by_tag):
         inventory[ingredient.name] -= ingredient.count

@@ -303,7 +303,7 @@ class _Output:
         return int(port), token
 
     def last_lines(self) -> str:
-        """Return the last lines, joined into one."""
+        """Return the last lines of the simulator's output, joined into one."""
         return " ".join(self._lines)
 
     def join(self) -> None:

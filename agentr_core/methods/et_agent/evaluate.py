@@ -101,8 +101,8 @@ def _called_tools(trajectory: Trajectory, refused: bool) -> list[str]:
 
 
 def is_well_formed(trajectory: Trajectory, counts: Counts) -> bool:
-    """Return whether an episode keeps the format: the tags of a reasoning episode, or, where steps
-    are counted, an action in every reply.
+    """Return whether an episode keeps its format: with `calls`, its text has the tags of a
+    reasoning episode; with `steps`, every reply has an action that can be read.
     """
     if counts == "calls":
         return not format_fault(text_of(trajectory))

@@ -566,8 +566,8 @@ class _Training:
             # A new folder each time: the previous file stays until all samplers have the new one.
             file = self._weights_file(step)
             dtype = getattr(torch, self.rollouts.ctx.recipe.model.dtype)
+            # If the file exists, the sampler had these weights and has slept since.
             if not file.exists():
-                # If the file exists, the sampler had these weights and has slept since.
                 file.parent.mkdir()
                 if self.resume_weights is not None and self.resume_weights[0] == step:
                     shutil.copyfile(self.resume_weights[1], file)
