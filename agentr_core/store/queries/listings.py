@@ -302,8 +302,8 @@ def read_list(
 
 
 def sortable_columns(listing: Listing) -> frozenset[str]:
-    """Return the columns by which a list can be sorted; columns of `details` only if `sorts` has
-    them.
+    """Return the columns by which a list can be sorted; columns of `details` only if
+    `sort_expressions` has them.
     """
     names = (part.split(" ")[-1].rpartition(".")[2] for part in re.split(r", (?![^()]*\))", listing.columns))
     return frozenset([*names, *listing.sort_expressions])
