@@ -343,7 +343,6 @@ async def count_units(
         units: what is counted, in the plural, such as "episodes".
         done: the units that were done before.
     """
-
     resumed = done > 0
 
     def show() -> None:

@@ -8,17 +8,16 @@ from pathlib import Path
 import pytest
 from asked import run_id_of
 from door import Door
+from splicing_runs import spliced
 
 from agentr_core.errors import ConfigError
-from agentr_core.methods.agent_r.collect import check_world, collect
-from agentr_core.methods.agent_r.critique import JUDGE_INSTRUCTION, critique
+from agentr_core.methods.agent_r.collect import check_world
+from agentr_core.methods.agent_r.critique import JUDGE_INSTRUCTION
 from agentr_core.methods.agent_r.report import tree_funnel
-from agentr_core.methods.agent_r.splice import splice_pairs
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.runtime.context import RunContext
-from agentr_core.runtime.start import begin_iteration, start_run
 from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.database import Store
 from agentr_core.types import Message
@@ -60,15 +59,6 @@ def make(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
             progress=lambda done, total, note: None,
         )
 
-    return made
-
-
-async def spliced(ctx: RunContext) -> dict[str, int]:
-    await start_run(ctx)
-    await begin_iteration(ctx, 1)
-    await collect(ctx, 1)
-    await critique(ctx, 1)
-    made: dict[str, int] = await splice_pairs(ctx, 1)
     return made
 
 

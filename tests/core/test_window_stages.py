@@ -13,12 +13,11 @@ import httpx
 import pytest
 from asked import run_id_of
 from door import Door
+from splicing_runs import spliced
 
 from agentr_core.episodes.transcript import summary_positions
 from agentr_core.fingerprint import fingerprint
-from agentr_core.methods.agent_r.collect import collect
-from agentr_core.methods.agent_r.critique import JUDGE_INSTRUCTION, critique
-from agentr_core.methods.agent_r.splice import splice_pairs
+from agentr_core.methods.agent_r.critique import JUDGE_INSTRUCTION
 from agentr_core.methods.eto.preferences import explore_and_keep
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
@@ -89,15 +88,6 @@ def make(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
 
 
 SEARCH = "search={dives: 3, width: 3, depth: 5, max_new_tokens: 2}"
-
-
-async def spliced(ctx: RunContext) -> dict[str, int]:
-    await start_run(ctx)
-    await begin_iteration(ctx, 1)
-    await collect(ctx, 1)
-    await critique(ctx, 1)
-    made: dict[str, int] = await splice_pairs(ctx, 1)
-    return made
 
 
 async def test_paths_and_splices_become_stretches_that_fit(make: Make) -> None:

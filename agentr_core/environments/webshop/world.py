@@ -63,8 +63,7 @@ class Visit:
     """The page that the shopper is on, and all that the shop remembers.
 
     `page_number` is the page of results, from 1; `row` is the product that is looked at, and
-    `chosen_options`
-    has its chosen options as names with values.
+    `chosen_options` has its chosen options as names with values.
     """
 
     page: Page = "start"
