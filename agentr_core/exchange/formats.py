@@ -31,6 +31,8 @@ from agentr_core.exchange.training_set import (
     rows_text,
     samples_of,
     spans_of,
+    tools_of,
+    without_tools,
 )
 from agentr_core.system import new_folder
 from agentr_core.types import Message, Sample
@@ -276,12 +278,14 @@ def _exchange_turns(sample: Sample) -> Sequence[Message]:
 
 def _completions(samples: Iterable[SampleRow]) -> Iterable[dict[str, Any]]:
     for row in samples:
-        turns = [{"role": message.role, "content": message.text} for message in row.sample.messages]
-        for position, message in enumerate(row.sample.messages):
+        messages = without_tools(row.sample)
+        turns = [{"role": message.role, "content": message.text} for message in messages]
+        for position, message in enumerate(messages):
             if message.train:
                 yield {
                     "prompt": turns[:position],
                     "completion": [turns[position]],
+                    **tools_of(row.sample),
                     "id": row.id,
                     "kind": str(row.sample.kind),
                     **row.origin,

@@ -78,29 +78,28 @@ def pair_lines(preferences: Iterable[Preference], format: str) -> Iterator[str]:
     if write_turn is None:
         raise ConfigError(f"preference pairs cannot be written as {format!r}; choose trl or sharegpt")
     for preference in preferences:
-        instance, turns = preference.chosen.instance, _without_tools(preference.chosen)
+        instance, turns = preference.chosen.instance, without_tools(preference.chosen)
         start = next(position for position, message in enumerate(turns) if message.train)
         record = {
             "id": None if instance is None else instance.key,
             "prompt": [write_turn(message) for message in turns[:start]],
             "chosen": [{**write_turn(message), **_loss_flag(message)} for message in turns[start:]],
             "rejected": [
-                {**write_turn(message), **_loss_flag(message)}
-                for message in _without_tools(preference.rejected)[start:]
+                {**write_turn(message), **_loss_flag(message)} for message in without_tools(preference.rejected)[start:]
             ],
             "chosen_reward": preference.chosen_reward,
             "rejected_reward": preference.rejected_reward,
-            **_tools_field(preference.chosen),
+            **tools_of(preference.chosen),
         }
         yield json.dumps(record, ensure_ascii=False)
 
 
 def _trl(sample: Sample, rows: Mapping[str, IdsAndLabels] | None) -> dict[str, Any]:
-    messages = _without_tools(sample)
+    messages = without_tools(sample)
     record: dict[str, Any] = {
         "messages": [_openai_turn(message) for message in messages],
         "train": [message.train for message in messages],
-        **_tools_field(sample),
+        **tools_of(sample),
     }
     if rows is None:
         return record
@@ -115,18 +114,19 @@ def _trl(sample: Sample, rows: Mapping[str, IdsAndLabels] | None) -> dict[str, A
 
 
 def _sharegpt(sample: Sample) -> dict[str, Any]:
-    turns = [{**_sharegpt_turn(message), "train": message.train} for message in _without_tools(sample)]
-    return {"conversations": turns, **_tools_field(sample)}
+    turns = [{**_sharegpt_turn(message), "train": message.train} for message in without_tools(sample)]
+    return {"conversations": turns, **tools_of(sample)}
 
 
-def _without_tools(sample: Sample) -> tuple[Message, ...]:
+def without_tools(sample: Sample) -> tuple[Message, ...]:
     """Return the turns of a sample without the one that defines tools, which are written to a
     separate field.
     """
     return sample.messages[1:] if sample.messages[0].role == "tools" else sample.messages
 
 
-def _tools_field(sample: Sample) -> dict[str, Any]:
+def tools_of(sample: Sample) -> dict[str, Any]:
+    """Return the tool definitions of a sample as `{"tools": [...]}`; `{}` if it has none."""
     first = sample.messages[0]
     return {"tools": json.loads(first.text)} if first.role == "tools" else {}
 

@@ -527,6 +527,11 @@ def test_tools_of_any_shape_are_read_back(tmp_path: Path) -> None:
     export(TrainingSet(name="toy-1", facts={}, samples=[*training_set().samples, *rows]), tmp_path / "out", "trl")
     read = loaded(tmp_path / "out", "messages", tmp_path)["tools"]
     assert read == [None, None, *(json.loads(one.messages[0].text) for one in some)]
+    # TRL gives them to the chat template, which has no turn of role `tools`.
+    completions = loaded(tmp_path / "out", "prompt_completion", tmp_path)
+    num_replies = sum(message.train for message in some[0].messages)
+    assert completions["tools"][-2 * num_replies :] == [tools for tools in read[2:] for _ in range(num_replies)]
+    assert {turn["role"] for prompt in completions["prompt"] for turn in prompt} == {"user", "assistant"}
 
 
 def test_what_a_format_leaves_out_is_named(tmp_path: Path) -> None:

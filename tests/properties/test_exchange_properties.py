@@ -202,6 +202,10 @@ def test_samples_come_back_from_trl_and_sharegpt(made: TrainingSet) -> None:
 def test_samples_come_back_turn_by_turn_where_a_line_trains_its_last(made: TrainingSet) -> None:
     with exported(made, "llama-factory") as folder:
         assert imported(folder) == lines_of(made)
+
+
+@given(sets(alternating, calling))
+def test_samples_come_back_turn_by_turn_from_prompts_and_completions(made: TrainingSet) -> None:
     with exported(made, "trl") as folder:
         assert imported(folder / "prompt_completion.jsonl") == lines_of(made)
 
