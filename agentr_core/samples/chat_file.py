@@ -765,7 +765,7 @@ def lacks_tools(messages: tuple[Message, ...]) -> bool:
     """Return whether a conversation has results of tools but defines none: a model would be trained
     to call tools that it is not offered.
     """
-    return messages[0].role != "tools" and any(message.role == "tool" for message in messages)
+    return any(message.role == "tool" for message in messages) and messages[0].role != "tools"
 
 
 def fault_of(messages: tuple[Message, ...]) -> str:

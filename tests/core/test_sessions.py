@@ -212,6 +212,12 @@ def test_tools_come_from_a_file_where_a_session_has_none(tmp_path: Path) -> None
     assert json.loads((tmp_path / "out.jsonl").read_text())["tools"] == [BASH]
 
 
+def test_a_session_without_turns_is_of_no_use_and_the_tools_of_a_file_are_not_given_to_it(tmp_path: Path) -> None:
+    """Claude Code writes files that hold a title of another session alone."""
+    (sentence,) = imported(tmp_path, [{"type": "summary", "summary": "A title", "leafUuid": "u"}]).faults
+    assert "is of no use: no assistant turn" in sentence
+
+
 def test_a_cut_line_and_other_records_with_a_type_are_told_apart(tmp_path: Path) -> None:
     file = write(tmp_path, PI)
     file.write_text(file.read_text()[:-20])
