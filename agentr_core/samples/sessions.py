@@ -40,6 +40,9 @@ def agent_of(text: str) -> str:
         return "codex"
     if first["type"] == "session" and "cwd" in first:
         return "pi"
+    if first["type"] == "file-history-snapshot" and "snapshot" in first:
+        # An interactive session begins with it, and it names no session.
+        return "Claude Code"
     if {"sessionId", "leafUuid", "parentUuid"} & first.keys() and not {"messages", "conversations"} & first.keys():
         return "Claude Code"
     return ""
@@ -123,6 +126,11 @@ def _path_ids(lines: Sequence[Line], key: str, parent: str, last: Line) -> set[s
 # Lines form a tree; the results of several calls are siblings, one of which is the parent of the
 # next reply.
 
+_CLAUDE_BOUNDARIES = ("compact_boundary", "microcompact_boundary")
+"""The kinds of lines after which the agent reads a summary in place of turns, or a note in place of
+old results of calls.
+"""
+
 
 def read_claude_code(lines: Sequence[Line], where: str) -> tuple[str, list[Turn], list[Any]]:
     """Return the system text of a session, its turns, and the tools that it defines. Raises
@@ -179,7 +187,7 @@ def _claude_path(lines: Sequence[Line], where: str) -> list[Line]:
 
     Raises `DataFileError` if the session was compacted.
     """
-    if any(line.get("isCompactSummary") or line.get("subtype") == "compact_boundary" for line in lines):
+    if any(line.get("isCompactSummary") or line.get("subtype") in _CLAUDE_BOUNDARIES for line in lines):
         raise _compacted_error(where)
     # Claude Code writes API errors as replies of the model.
     rows = [

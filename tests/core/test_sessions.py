@@ -160,6 +160,7 @@ def test_what_is_not_read_of_a_session_is_named(tmp_path: Path, agent: str, name
     ("lines", "part"),
     [
         ([*CLAUDE, {"type": "system", "subtype": "compact_boundary", "uuid": "c"}], "was compacted or rolled back"),
+        ([*CLAUDE, {"type": "system", "subtype": "microcompact_boundary", "uuid": "c"}], "was compacted or"),
         ([*CODEX, {"type": "compacted", "payload": {"message": ""}}], "line 11: the session was compacted"),
         ([*PI, {"type": "compaction", "id": "c", "parentId": "d", "summary": "s"}], "line 9: the session was"),
         ([*CLAUDE, claude("e", "d", "user", {"type": "image"})], "has content of type image, and only texts are read"),
@@ -210,6 +211,18 @@ def test_tools_come_from_a_file_where_a_session_has_none(tmp_path: Path) -> None
     tools.write_text(json.dumps([BASH]))
     assert CliRunner().invoke(cli, [*words, "--tools", str(tools)]).exit_code == 0
     assert json.loads((tmp_path / "out.jsonl").read_text())["tools"] == [BASH]
+
+
+def test_an_interactive_session_of_claude_code_begins_with_a_snapshot_of_files(tmp_path: Path) -> None:
+    snapshot = {
+        "type": "file-history-snapshot",
+        "messageId": "u",
+        "snapshot": {"messageId": "u", "trackedFileBackups": {}},
+        "isSnapshotUpdate": False,
+    }
+    found = imported(tmp_path, [snapshot, *CLAUDE])
+    assert (found.lines, found.faults) == (imported(tmp_path, CLAUDE).lines, ())
+    assert found.num_ignored_by_field["file-history-snapshot"] == 1
 
 
 def test_a_session_without_turns_is_of_no_use_and_the_tools_of_a_file_are_not_given_to_it(tmp_path: Path) -> None:
