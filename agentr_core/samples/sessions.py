@@ -236,6 +236,9 @@ def tool_definition(tool: Any) -> dict[str, Any]:
 
 # Codex: a line about the session, then the items of its requests, one on each line.
 
+_CODEX_REPLY_PARTS = ("message", "function_call", "custom_tool_call")
+_CODEX_RESULTS = ("function_call_output", "custom_tool_call_output")
+
 
 def read_codex(lines: Sequence[Line], where: str) -> tuple[str, list[Turn], list[Any]]:
     """Return the system text of a session, its turns, and the tools that it defines. Raises
@@ -264,11 +267,11 @@ def codex_turns(item: Line, kind: Any, turns: Sequence[Turn], where: str) -> Ite
     role = {"developer": "system"}.get(str(item.get("role")), item.get("role"))
     if kind == "message" and role != "assistant":
         yield {"role": role, "content": _text_of_blocks(item.get("content"), where)}
-    elif kind in ("function_call_output", "custom_tool_call_output"):
+    elif kind in _CODEX_RESULTS:
         output = item.get("output")
         text = output.get("content") if isinstance(output, dict) else output
         yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": _text_of_blocks(text, where)}
-    elif kind in ("message", "function_call", "custom_tool_call"):
+    elif kind in _CODEX_REPLY_PARTS:
         reply: Turn = {"role": "assistant", "content": "", "tool_calls": []}
         if turns and turns[-1]["role"] == "assistant":
             reply = turns[-1]
@@ -379,7 +382,7 @@ def _unread(agent: str, lines: Sequence[Line]) -> Iterator[str]:
             yield "lines of subagents, branches and errors"
         elif kind not in _READ_FIELDS[agent]:
             yield "attachment" if kind == "attachment" else kind
-        elif part in ("reasoning", "web_search_call"):
+        elif part not in (None, *_CODEX_REPLY_PARTS, *_CODEX_RESULTS):
             yield f"{kind}.{part}"
         else:
             yield from (f"{kind}.{name}" for name in unused_fields(line, (*_READ_FIELDS[agent][kind], NOTE_FIELD)))

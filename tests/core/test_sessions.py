@@ -183,6 +183,13 @@ def test_a_custom_call_of_codex_has_its_text_as_an_argument(tmp_path: Path) -> N
     assert record["messages"][2]["content"] == call_text("Bash", '{"input": "a"}', before="Two.")
 
 
+def test_items_of_codex_that_are_no_turns_are_named(tmp_path: Path) -> None:
+    kinds = ("web_search_call", "tool_search_call", "tool_search_output", "image_generation_call", "ghost_snapshot")
+    found = imported(tmp_path, [*CODEX[:3], *(item(kind, call_id="t", arguments={}) for kind in kinds), *CODEX[4:]])
+    assert found.lines == imported(tmp_path, CODEX).lines
+    assert {f"response_item.{kind}" for kind in kinds} <= found.num_ignored_by_field.keys()
+
+
 def test_instructions_of_codex_in_several_lines_are_one_system_text(tmp_path: Path) -> None:
     told = item("message", role="developer", content=[{"type": "input_text", "text": "Only read."}])
     around = item("message", role="user", content=[{"type": "input_text", "text": "In /w."}])
