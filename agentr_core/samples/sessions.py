@@ -278,7 +278,9 @@ def codex_turns(item: Line, kind: Any, turns: Sequence[Turn], where: str) -> Ite
         else:
             yield reply
         if kind == "message":
-            reply["content"] += _text_of_blocks(item.get("content"), where)
+            # Messages of one reply, such as a comment and the answer, are sent one by one.
+            texts = (reply["content"], _text_of_blocks(item.get("content"), where))
+            reply["content"] = "\n\n".join(filter(None, texts))
         else:
             # A custom call has a text instead of an object of arguments.
             arguments = item.get("arguments") if kind == "function_call" else {"input": item.get("input")}

@@ -190,6 +190,12 @@ def test_items_of_codex_that_are_no_turns_are_named(tmp_path: Path) -> None:
     assert {f"response_item.{kind}" for kind in kinds} <= found.num_ignored_by_field.keys()
 
 
+def test_messages_of_one_reply_of_codex_do_not_run_together(tmp_path: Path) -> None:
+    more = item("message", role="assistant", content=[{"type": "output_text", "text": "Now."}], phase="commentary")
+    (record,) = map(json.loads, imported(tmp_path, [*CODEX[:5], CODEX[3], more, *CODEX[5:]]).lines)
+    assert record["messages"][2]["content"] == TWO.replace("Two.", "Two.\n\nNow.")
+
+
 def test_instructions_of_codex_in_several_lines_are_one_system_text(tmp_path: Path) -> None:
     told = item("message", role="developer", content=[{"type": "input_text", "text": "Only read."}])
     around = item("message", role="user", content=[{"type": "input_text", "text": "In /w."}])
