@@ -629,10 +629,8 @@ def parse_turns(values: Any, where: str, *, tools: bool = False) -> tuple[Messag
     if not isinstance(values, list):
         raise DataFileError(f"{where}: there must be a list of turns, not {type(values).__name__}")
     values = with_written_calls(values, where)
-    allows_results = tools or any(
-        isinstance(value, dict) and isinstance(text := value.get("content"), str) and readable_calls(text)
-        for value in values
-    )
+    texts = [value.get(text_key) for value in values if isinstance(value, dict) for _, text_key in _TURN_KEYS]
+    allows_results = tools or any(isinstance(text, str) and readable_calls(text) for text in texts)
     roles = {**_ROLES, **_RESULT_ROLES} if allows_results else _ROLES
     return tuple(_parse_message(value, f"{where}, turn {position}", roles) for position, value in enumerate(values))
 

@@ -261,6 +261,17 @@ def test_tools_are_read_with_their_results(tmp_path: Path) -> None:
     assert "turns do not alternate" in sentence
 
 
+def test_calls_in_the_texts_of_sharegpt_have_results_as_those_of_openai_do(tmp_path: Path) -> None:
+    texts = [("human", "Where?"), ("gpt", call_text("look", "{}")), ("observation", "a door"), ("gpt", "Here.")]
+    record = {"conversations": [{"from": role, "value": text} for role, text in texts]}
+    assert "is of no use: calls tools that it does not define" in "".join(import_chat(write(tmp_path, record)).faults)
+    (line,) = import_chat(write(tmp_path, record), [TOOL]).lines
+    assert [turn["role"] for turn in json.loads(line)["messages"]] == ["user", "assistant", "tool", "assistant"]
+    assert json.loads(line)["tools"] == [TOOL]
+    (line,) = import_experts(write(tmp_path, record | {"id": 1}), PLACE, opening=0).lines
+    assert json.loads(line)["messages"][2] == {"role": "tool", "content": "a door"}
+
+
 def test_what_is_left_out_is_named_with_its_records(tmp_path: Path) -> None:
     record = chat(name="bot", reasoning_content="17*20=340") | {"id": 3, "score": 0.5, "prompt": "a"}
     record["messages"][0]["train"] = True
