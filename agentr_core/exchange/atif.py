@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core.episodes.transcript import readable_calls
-from agentr_core.exchange.training_set import Origin, TrainingSet, opening_turns, samples_of
+from agentr_core.exchange.training_set import Origin, TrainingSet, file_keys, opening_turns, samples_of
 from agentr_core.samples.chat_file import OBSERVATION_ROLE, REPLY_TEXT, reply_text
 from agentr_core.system import DISTRIBUTION
 from agentr_core.types import Message, Sample, Span
@@ -23,11 +23,14 @@ Logprobs = Sequence[Sequence[float] | None]
 
 
 def write_atif(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
-    """Write a file for each sample, named `ID.json`, and for each side of a pair, `ID-SIDE.json`.
-    Return their glob pattern by the name of the set.
+    """Write a file for each sample, named `ID.json` (see `file_keys`), and for each side of a pair,
+    `ID-SIDE.json`. Return their glob pattern by the name of the set.
     """
     (folder / _FOLDER).mkdir()
-    trajectories = {row.id: trajectory(row.id, row.sample, row.origin, row.logprobs) for row in training_set.samples}
+    trajectories = {
+        key: trajectory(key, row.sample, row.origin, row.logprobs)
+        for key, row in zip(file_keys(training_set), training_set.samples, strict=True)
+    }
     for pair in training_set.pairs:
         for side, sample in (("chosen", pair.preference.chosen), ("rejected", pair.preference.rejected)):
             key = f"{pair.id}-{side}"

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 from agentr_core.episodes.transcript import readable_calls
-from agentr_core.exchange.training_set import SampleRow, TrainingSet
+from agentr_core.exchange.training_set import SampleRow, TrainingSet, file_keys
 from agentr_core.samples.chat_file import reply_text
 from agentr_core.samples.sessions import NOTE_FIELD
 from agentr_core.types import Message, Sample
@@ -192,8 +192,8 @@ def _write(
     `datasets` could load.
     """
     (folder / _FOLDER).mkdir()
-    for row in training_set.samples:
-        session = session_of(row)
+    for key, row in zip(file_keys(training_set), training_set.samples, strict=True):
+        session = session_of(row)._replace(id=uuid5(NAMESPACE_OID, key))
         text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines(session))
         (folder / _FOLDER / name.format(session.id)).write_text(text, encoding="utf-8")
     return {}

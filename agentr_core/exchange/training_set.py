@@ -5,6 +5,7 @@ pairs as lines of JSON.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -272,6 +273,18 @@ class TrainingSet:
 
 TOOL_ROLES = ("tools", "tool")
 """The roles of the turn that defines tools and of the turns with the results of calls."""
+
+
+def file_keys(training_set: TrainingSet) -> list[str]:
+    """Return a different key for each sample of a training set, to name its file by: its id, and
+    `ID-2`, `ID-3` ... where it occurs again, as conversations of general data may.
+    """
+    counts: Counter[str] = Counter()
+    keys = []
+    for row in training_set.samples:
+        counts[row.id] += 1
+        keys.append(row.id if counts[row.id] == 1 else f"{row.id}-{counts[row.id]}")
+    return keys
 
 
 def samples_of(training_set: TrainingSet) -> Iterator[Sample]:

@@ -622,6 +622,18 @@ def test_a_call_with_a_number_that_json_lacks_stays_text(tmp_path: Path, form: s
     assert record["messages"][-1]["content"] == reply.text
 
 
+@pytest.mark.parametrize("form", ["atif", *SESSIONS])
+def test_a_sample_that_a_dataset_repeats_has_a_file_each_time(tmp_path: Path, form: str) -> None:
+    (row,) = session(LOOKED, DOOR).samples
+    rows = [replace(row, origin={**ORIGIN, "position": position}) for position in range(3)]
+    made = TrainingSet(name="toy-1", facts={}, samples=[*rows, replace(row, id="t")])
+    export(made, tmp_path / "out", form)
+    files = [file for file in (tmp_path / "out").rglob("*.json*")]
+    assert len(files) == len({file.read_text("utf-8") for file in files}) == 4
+    found = import_chat(tmp_path / "out")
+    assert (len(found.lines), len(set(found.lines)), found.faults) == (4, 1, ())
+
+
 def test_a_rejected_side_is_not_imported_as_a_conversation(tmp_path: Path) -> None:
     export(pairs(), tmp_path / "out", "atif", without_mask=True)
     found = import_chat(tmp_path / "out")
