@@ -192,6 +192,14 @@ a_1 + a_2  =  a_{2}+a_{1}
 f(x) = x^2+1  =  1+x^2
 \ln|x| + C  =  C+\ln |x|
 \sum_{k=1}^n k  =  \sum_{k=1}^{n} k
+2 n  =  2n
+2 \cdot n  =  2n
+\frac{\pi}{4} + \pi k  =  \frac{\pi}{4} + k\pi
+2^{n} m  =  m \cdot 2^n
+\frac{\sqrt{3}}{4} s^2  =  \frac{s^2\sqrt{3}}{4}
+(n-1)2^{n+1}+2  =  (n-1)\cdot 2^{n+1}+2
+n!2^n  =  2^n n!
+{n \choose 2}  =  \frac{n(n-1)}{2}
 \sqrt{x^2}  ~  x
 \sqrt{n^2}  ~  n
 |x-1|  ~  x-1
@@ -205,6 +213,10 @@ f'(x)  ~  f(x)
 ab  ~  a+b
 x!  ~  x
 2e  ~  2
+2 n  ~  2
+4 k  ~  4
+2 m  ~  2 n
+3 2^2  ~  12
 \sum_{k=1}^n k  ~  \sum_{k=0}^n k
 """,
     "Functions, angles, complex numbers": r"""
@@ -253,6 +265,10 @@ e  ~  2.718
 25 degrees Celsius  =  25^\circ C
 4:30 \text{ p.m.}  =  4:30 PM
 1.5 million  =  1{,}500{,}000
+20 \text{ cups of feed}  =  20 cups
+5 \text{ slices of pizza}  =  5
+10 \mathrm{~N}  =  10 newtons
+2 \pi \mathrm{~m}  =  2\pi
 50\%  ~  5
 5 \text{ cm}  ~  5 \text{ m}
 5 cm  ~  5 cm^2
@@ -263,6 +279,7 @@ e  ~  2.718
 7 \text{ a.m.}  ~  7 \text{ p.m.}
 3 \text{ million}  ~  3
 0.5\%  ~  50
+20 cups of feed  ~  20 pounds of feed
 """,
     "Several values, sets": r"""
 1 \text{ and } 2  =  2,1
@@ -273,6 +290,7 @@ x = 1 \text{ or } x = 2  =  1,2
 \{1\pm\sqrt{5},-2\}  =  1\pm\sqrt{5}, -2
 \{x+1,y\}  =  \{y,1+x\}
 x_{1}=3, x_{2}=-5  =  3,-5
+2 hours, 3 hours  =  3 h, 2 h
 \begin{cases} x=1 \\ y=2 \end{cases}  =  y=2, x=1
 \emptyset  =  \{\}
 \text{no solution}  =  \varnothing
@@ -294,6 +312,7 @@ x=1, y=2  ~  x=2, y=1
 \left( 3, \frac{\pi}{2} \right)  =  (3, \pi/2)
 (3,4) \text{ or } (4,3)  =  (4,3),(3,4)
 \langle 1,2,3\rangle  =  (1,2,3)
+\overrightarrow{AB} = (1,2)  =  (1,2)
 (1,2)  ~  (2,1)
 (1,2)  ~  \{1,2\}
 (x,y)  ~  (y,x)

@@ -58,11 +58,11 @@ _ALIASES_BY_UNIT = {
     "mph": "",
     "kph": "",
     "hz": "hertz Hz",
-    "n": "newton N",
-    "j": "joule J",
-    "w": "watt W",
-    "v": "volt V",
-    "k": "kelvin K",
+    "N": "newton",
+    "J": "joule",
+    "W": "watt",
+    "V": "volt",
+    "K": "kelvin",
     "mol": "mole",
     "rad": "radian",
     "cent": "",
@@ -103,6 +103,11 @@ class Quantity:
         if len(units) == 1 or "" in units or any(unit.partition("^")[0] == _ANY_UNIT for unit in units):
             return True
         return "deg" in units and all(unit.startswith("deg") for unit in units)
+
+    @property
+    def may_be_formula(self) -> bool:
+        """Whether the unit may also be a variable: `2 h` is two hours, or twice `h`."""
+        return len(self.unit.partition("^")[0]) == 1 and self.unit != "%"
 
     def factors(self, b: Quantity) -> Iterator[tuple[Fraction, Fraction]]:
         """Yield pairs of factors for the two values; they are the same if one pair makes them
@@ -146,6 +151,9 @@ def _split_unit(text: str) -> tuple[str, str]:
         if value_text.endswith("/"):
             words.insert(0, "/")
             value_text = value_text[:-1].rstrip()
+    if "of" in words:
+        # Of 20 cups of feed, the unit is cups.
+        del words[words.index("of") :]
     if not words or not re.search(r"\d|\\pi|\\sqrt|\\frac", value_text) or words[0] == "/":
         return "", text
     # Square feet is ft^2, miles per hour is mi/h.
@@ -167,10 +175,12 @@ def _split_unit(text: str) -> tuple[str, str]:
 def _is_unit(word: str, before: str) -> bool:
     if word in _NO_UNITS or word.lower().removesuffix("s") in _EXPONENT_BY_WORD or before.endswith("\\"):
         return False
-    if not before or re.search(r"[-+*=<>(,]\s*$", before):
+    if not before or re.search(r"(?:[-+*=<>(,]|\\(?:times|pm|mp|leq|geq|neq|approx|in))\s*$", before):
         return False
     is_unit_word = (
-        word in _UNIT_BY_ALIAS or word.removesuffix("s") in _UNIT_BY_ALIAS or word.lower() in (*_POWER_BY_WORD, "per")
+        word in _UNIT_BY_ALIAS
+        or word.removesuffix("s") in _UNIT_BY_ALIAS
+        or word.lower() in (*_POWER_BY_WORD, "per", "of")
     )
     is_spaced = before[-1:].isspace() or before.endswith("/")
     if len(word) == 1:
@@ -198,7 +208,7 @@ _MATRIX = re.compile(
     r"\s*\\begin\s*\{\s*([bpvBV]?(?:small)?matrix|array)\s*\}(?:\s*\{[lcr|\s]*\})?(.*)\\end\s*\{\s*\1\s*\}\s*"
 )
 _NAME = re.compile(
-    r"(?:m?\\(?:angle|triangle|overline|overarc|widehat)\{?)?(?:(?:\\(?!times|infty|pi(?![a-z]))[a-z]+|[A-Za-z])(?:_(?:\w|\{[^{}]*\}))?'*){1,3}\}?"
+    r"(?:m?\\(?:angle|triangle|overline|overarc|widehat|vec)\{?)?(?:(?:\\(?!times|infty|pi(?![a-z]))[a-z]+|[A-Za-z])(?:_(?:\w|\{[^{}]*\}))?'*){1,3}\}?"
     r"(?:\((?:[A-Za-z0-9,]|\\[a-z]+)*\))?|[A-Z][a-z]{2,}"
     r"|\\frac\{d[a-z]\}\{d[a-z]\}"
 )
@@ -443,6 +453,19 @@ def _is_same_multiset(a: Sequence[_Node], b: Sequence[_Node]) -> bool:
 
 
 def _is_same_leaf(a: _Node, b: _Node) -> bool:
+    if _is_same_quantity(a, b):
+        return True
+    if not (a.quantity.may_be_formula or b.quantity.may_be_formula):
+        return False
+    is_printed = has_printed_float(a.tokens) or has_printed_float(b.tokens)
+    try:
+        return is_equal(evaluate(a.tokens), evaluate(b.tokens), printed=is_printed)
+    except FormulaError:
+        # A unit that is written out, such as hours.
+        return False
+
+
+def _is_same_quantity(a: _Node, b: _Node) -> bool:
     first, second = a.quantity, b.quantity
     if not first.is_compatible(second):
         return False

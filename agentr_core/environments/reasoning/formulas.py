@@ -83,6 +83,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\frac\s*(\d|\{\d+\})\s*(\d|\{\d+\})", r"\\frac{\1}{\2}"),
         (r"\{\{(\d+)\}\}", r"{\1}"),
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
+        (r"\{([^{}]+)\\choose(?![A-Za-z])([^{}]+)\}", r"\\binom{\1}{\2}"),
         (r"\\mathbb\s*(?:R|\{\s*R\s*\})", r"(-\\infty,\\infty)"),
         (r"\\(?:text\w*|mbox|math(?:rm|bf|it|sf|cal)|operatorname\*?|boldsymbol|bm|emph)\s*\{([^{}]*)\}", r" \1 "),
         (r"\\(?:boxed|fbox|rm|bf|it|mathbf|mathrm)(?![A-Za-z])", " "),
@@ -651,8 +652,8 @@ class _Parser:
             elif self._next_token in ("/", r"\over"):
                 self._take_token()
                 total = _quotient(total, self._parse_signed())
-            elif self._next_token[0] in "0123456789.":
-                # Two numbers side by side are not their product.
+            elif self._next_token[0] in "0123456789." and not self._is_power_after_formula():
+                # Two numbers side by side are not their product, and x2 may be x with an index.
                 raise FormulaError
             else:
                 total = _times(total, self._parse_power())
@@ -757,6 +758,11 @@ class _Parser:
         ):
             return False
         return ahead[2].isdigit() and ahead[5].isdigit() and int(ahead[2]) < int(ahead[5])
+
+    def _is_power_after_formula(self) -> bool:
+        """Return whether the next number has an exponent and follows no number, as in (n-1)2^n."""
+        before, after = self._tokens[self._position - 1], self._tokens[self._position + 1 : self._position + 2]
+        return before[0] not in "0123456789." and after in (["^"], ["**"])
 
     def _parse_until(self, closing: str) -> Value:
         bars, self._num_open_bars = self._num_open_bars, 0

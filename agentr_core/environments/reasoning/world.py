@@ -562,11 +562,12 @@ class Reasoning(ReasoningWorld):
 
     @staticmethod
     def version_of(options: Mapping[str, Any]) -> int:
-        """Return 4. Since version 2, code that failed is reported in another way; since version 3,
+        """Return 5. Since version 2, code that failed is reported in another way; since version 3,
         answers are compared by what they mean, and search finds documents in any script; since
-        version 4, a yes or no is right or wrong as a whole.
+        version 4, a yes or no is right or wrong as a whole; since version 5, letters after a space
+        may be variables, and words may have commands of LaTeX.
         """
-        return 4
+        return 5
 
     # The signature is long because the registry reads a recipe's options from it: grouping them
     # into records would nest the options of every recipe.
