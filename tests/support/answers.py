@@ -477,6 +477,23 @@ AB-  ~  AB
 A*  ~  A
 O+  ~  O-
 """,
+    "Commands of LaTeX": r"""
+30 \text{ years}  =  30 years
+AT\&T  =  AT&T
+C\#  =  C#
+\text{CO}_2  =  CO2
+21^{\text{st}} century  =  21st century
+25^\circ\text{C}  =  25 degrees C
+\textbf{Barack}~\text{Obama}  =  Barack Obama
+\$5 \text{ million}  =  5 million dollars
+3.5\,\mathrm{km}  =  3.5 km
+\frac{1}{2} cup  =  1/2 cup
+$\text{Paris}$  =  Paris
+\text{Yes}.  =  yes
+1{,}234  =  1,234
+\text{C}  ~  \text{C}\#
+\text{no}  ~  yes
+""",
 }
 
 

@@ -148,6 +148,23 @@ _PLAIN_SIGNS = str.maketrans(
     | dict.fromkeys("\u2019\u2018\u02bc\u2032`", "'")
     | {"\N{EM DASH}": " - ", "\N{FRACTION SLASH}": "/", "♯": "#", "♭": "b"}
 )
+_LATEX_WORDS = r"\\(?:text(?:bf|it|rm|sf|tt|sc|normal)?|mbox|math(?:rm|bf|it|sf)|emph|underline)\s*\{([^{}]*)\}"
+# Models are asked for a box in LaTeX, and so write commands of LaTeX in words, too.
+_LATEX = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"^\s*(?:\$([^$]*)\$|\\\((.*)\\\))\s*$", r"\1\2"),
+        (_LATEX_WORDS, r"\1"),
+        # Once more for a command within another.
+        (_LATEX_WORDS, r"\1"),
+        (r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])", "°"),
+        (r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1/\2"),
+        (r"\^\s*\{?\s*(st|nd|rd|th)\b\s*\}?", r"\1"),
+        (r"\\([&%$#_])", r"\1"),
+        (r"\\!", ""),
+        (r"(?<!\\)\\[,;:> ]|\\q?quad(?![A-Za-z])|(?<=\S)~(?=\S)", " "),
+    )
+)
 _SUPERSCRIPT = re.compile("(?<=\\d)[⁰¹²³⁴-⁹]+")
 _VULGAR = re.compile("(?<=\\d)(?=[¼-¾⅐-⅞])")
 _ACCENT = re.compile("(?<=[A-Za-z])[\u0300-\u036f]+")
@@ -187,13 +204,24 @@ def published_words(text: str) -> list[str]:
     return [word for word in words if word not in _ARTICLES] or words
 
 
+def without_latex(text: str) -> str:
+    """Return a text with commands of LaTeX that stand for words or signs replaced by these, such as
+    `30 \\text{ years}` and `AT\\&T`; others stay.
+    """
+    for pattern, replacement in _LATEX if re.search(r"[\\$~^]", text) else ():
+        text = pattern.sub(replacement, text)
+    return text
+
+
 def words(text: str) -> list[list[str]]:
     """Return the words of a text in two forms: with the parts of a hyphenated word as several
     words, and as one word.
 
     Words are casefolded, without accents on Latin letters, without articles, except at the end
-    (hepatitis A), and without punctuation that has no meaning. A text of nothing else keeps it.
+    (hepatitis A), without commands of LaTeX, and without punctuation that has no meaning. A text of
+    nothing else keeps it.
     """
+    text = without_latex(text)
     # One character for each meaning, and words for signs such as % and $.
     plain = _SUPERSCRIPT.sub(lambda match: f"^{match[0]}", _VULGAR.sub(" ", text)).translate(_PLAIN_SIGNS)
     plain = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", plain)).translate(_PLAIN_SIGNS)
@@ -264,7 +292,7 @@ def choice(prediction: str, options: Sequence[str], right: int) -> float:
     if prediction not in index_by_letter and same_options:
         choices = same_options
     else:
-        match = _LETTERED.fullmatch(prediction)
+        match = _LETTERED.fullmatch(without_latex(prediction).strip())
         letter = index_by_letter.get(match[1].upper()) if match else None
         rest = match[2] if match else ""
         choices = {letter} if letter is not None and not rest else _options_with_text(prediction, options)
@@ -292,7 +320,8 @@ def word_f1(prediction: str, gold: str, answers: Answers = "plain") -> float:
     Sources: SQuAD (arXiv 1606.05250); for yes and no, HotpotQA (arXiv 1809.09600), as in the
     published code of ET-Agent.
     """
-    forms = {"".join(published_words(text)) for text in (prediction, gold)}
+    texts = (prediction, gold) if answers == "published" else map(without_latex, (prediction, gold))
+    forms = {"".join(published_words(text)) for text in texts}
     if forms & _WHOLE_ANSWERS:
         return float(len(forms) == 1)
     best = 0.0
