@@ -275,5 +275,12 @@ def test_options_are_shown_and_a_letter_or_a_text_is_right() -> None:
     assert {said: problem.correctness(said) for said in wrong} == dict.fromkeys(wrong, 0.0)
     lettered = problem_of(other(options=["E. coli", "c", "B"], answer="c", source="hle"), "")
     assert [lettered.correctness(said) for said in ("c", "B", "C", "E. coli")] == [1, 1, 0, 0]
+    # Its letter is the article in front of another option's text.
+    cities = problem_of(other(options=["Rome", "Paris", "Oslo"], answer="Paris", source="hle"), "")
+    said = ["The correct answer is B", "Final answer: (B)", "\uff08B\uff09", "{B}", "A. Paris", "A. Rome", "C. Paris"]
+    assert [cities.correctness(each) for each in said] == [1, 1, 1, 1, 0, 0, 0]
+    # Options with one text are one option.
+    twins = problem_of(other(options=["7", "5", "5"], answer="B", source="hle"), "")
+    assert [twins.correctness(each) for each in ("B", "C", "C. 5", "5", "A")] == [1, 1, 1, 1, 0]
     # Options that the question lists itself are not shown twice.
     assert problem_of({"question": LISTED, "answer": ["(B)", "10 eV"], "source": "gpqa"}, "").question == LISTED

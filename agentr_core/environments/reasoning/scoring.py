@@ -259,7 +259,8 @@ def _without_signs(text: str, separator: str) -> str:
 
 Domain = Literal["math", "knowledge"]
 _LETTERED = re.compile(
-    r"(?:(?:the\s+)?(?:answer|option|choice)\s*(?:is\b)?\s*:?\s*)?[(\[]?([A-Za-z])(?:[)\].:]+|(?=\s*$))\s*(.*)",
+    r"(?:(?:the\s+|my\s+)?(?:(?:final|correct|right|best)\s+)?(?:answer|option|choice)\s*(?:is\b)?\s*:?\s*)?"
+    r"(?:option\s+)?[(\[{]?([A-Za-z])(?:[)\]}.:]+|(?=\s*$))\s*(.*)",
     re.IGNORECASE | re.DOTALL,
 )
 """The letter of an option, and the text that follows it, such as the option's own."""
@@ -292,14 +293,16 @@ def choice(prediction: str, options: Sequence[str], right: int) -> float:
     if prediction not in index_by_letter and same_options:
         choices = same_options
     else:
-        match = _LETTERED.fullmatch(without_latex(prediction).strip())
+        match = _LETTERED.fullmatch(without_latex(unicodedata.normalize("NFKC", prediction)).strip())
         letter = index_by_letter.get(match[1].upper()) if match else None
         rest = match[2] if match else ""
         choices = {letter} if letter is not None and not rest else _options_with_text(prediction, options)
-        if not choices and letter is not None:
+        if letter is not None and rest:
             texts = _options_with_text(rest, options)
-            choices = {letter} if letter in texts or not texts else set()
-    return float(right in choices and all(options[index] == options[right] for index in choices))
+            # As a word, the letter A is an article, so that "A. Paris" has the words of "Paris".
+            if not choices or choices == texts:
+                choices = {letter} if letter in texts or not texts else set()
+    return float(bool(choices) and all(options[index] == options[right] for index in choices))
 
 
 def same_answer(prediction: str, gold: str, answers: Answers = "plain") -> bool:
