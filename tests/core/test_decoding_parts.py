@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import shutil
 import weakref
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,9 +35,18 @@ from agentr_core.models.local.sampling import (
     log_probabilities,
     uniforms,
 )
-from agentr_core.models.local.waves import StopDetector, cut_at_stop, ids_covering, padded_rows, plan_batches
+from agentr_core.models.local.waves import (
+    StopDetector,
+    cut_at_stop,
+    ids_covering,
+    make_generation,
+    padded_rows,
+    plan_batches,
+    stable_text,
+)
 from agentr_core.replies import FIRST_BLOCK, FIRST_LINE
-from agentr_core.types import Sampling
+from agentr_core.samples.rendering import Renderer, load_tokenizer
+from agentr_core.types import Message, Sampling
 
 # ---- waves
 
@@ -324,6 +335,30 @@ def test_a_reply_ends_with_the_line_of_its_first_action(reply: str, kept: str) -
 )
 def test_an_action_of_several_lines_ends_where_something_else_is_labelled(reply: str, kept: str) -> None:
     assert cut_at_stop(reply, Sampling(until=FIRST_BLOCK)) == kept
+
+
+def test_no_action_ends_a_reply_within_the_thought_that_its_prompt_opened() -> None:
+    draft, sampling = "I could\nAction: get 1 a\nor rather", Sampling(until=FIRST_LINE)
+    assert cut_at_stop(draft, sampling, in_thought=True) == draft
+    closed = f"{draft}\n</think>\nAction: get 2 b"
+    assert cut_at_stop(f"{closed}\nmore", sampling, in_thought=True) == closed
+    assert stable_text(f"{draft} get", sampling, in_thought=True) == f"{draft} get"
+
+
+def test_a_reply_cut_within_the_thought_that_its_prompt_opened_is_whole(tiny_model_dir: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tiny_model_dir, tmp_path / "copy"))
+    template = copy / "chat_template.jinja"
+    begin = "<|im_start|>assistant\n"
+    template.write_text(template.read_text().replace(begin, f"{begin}<think>\n"))
+    tokenizer = load_tokenizer(copy)
+    renderer = Renderer(tokenizer)
+    prompt = renderer.render_prompt((Message(role="user", text="goal"),))
+    draft = "I could\nAction: get 1 a\nor rather"
+    ids = tokenizer(draft, add_special_tokens=False)["input_ids"]
+    asked = Sampling(until=FIRST_LINE)
+    reply = make_generation(renderer, (), prompt, ids, asked, ended_by_model=False, logprobs=None)
+    assert (reply.text, reply.finish_reason, reply.token_ids) == (draft, "length", tuple(ids))
+    assert reply.thinks
 
 
 def test_no_token_stays_that_only_tells_how_a_reply_would_have_gone_on() -> None:

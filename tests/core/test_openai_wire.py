@@ -18,7 +18,7 @@ from agentr_core.errors import ConfigError, MalformedReply, ModelFault, Transien
 from agentr_core.models.openai.chat import Endpoint, convert_error
 from agentr_core.models.openai.wire import read_completion, read_models, request_bodies
 from agentr_core.recipes.models import ServerConfig
-from agentr_core.replies import is_cut_within_thought
+from agentr_core.replies import FIRST_LINE, is_cut_within_thought
 from agentr_core.types import Message, Request, Sampling, Span, grown_turn
 
 
@@ -57,6 +57,21 @@ def test_a_thought_that_the_server_returns_apart_is_known(field: str) -> None:
     assert [(reply.text, reply.thinks) for reply in read(data)] == [("Good", True)]
     data["choices"][0]["message"][field] = None
     assert [reply.thinks for reply in read(data)] == [False]
+
+
+def test_a_reply_cut_within_the_thought_that_its_prompt_opened_is_not_cut_again() -> None:
+    draft, asked = "I could\nAction: get 1 a\nor rather", request(until=FIRST_LINE)
+
+    def read_draft(reason: str, **message: Any) -> tuple[str, str]:
+        data = completion(draft, reason=reason)
+        data["choices"][0]["message"] |= message
+        body = json.dumps(data).encode()
+        (reply,) = read_completion(body, asked, n=1, max_tokens=100, opens_thought=True)
+        return reply.text, reply.finish_reason
+
+    assert read_draft("length") == (draft, "length")
+    assert read_draft("length", reasoning="apart") == ("I could\nAction: get 1 a", "stop")
+    assert read_draft("stop") == ("I could\nAction: get 1 a", "stop"), "the server may have cut out an empty thought"
 
 
 def test_settings_beyond_the_protocol_go_only_to_servers_that_know_them() -> None:

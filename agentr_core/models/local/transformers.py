@@ -245,7 +245,7 @@ class TransformersModel:
             room = self.context_length - len(tokens)
             if room < 1:
                 raise PromptTooLong.counted(len(tokens), self.context_length, self.name)
-            sampling = request.sampling
+            sampling, in_thought = request.sampling, self.renderer.opens_thought(tokens)
             replies += [
                 Reply(
                     prompt_index=prompts.setdefault(tokens, len(prompts)),
@@ -257,13 +257,16 @@ class TransformersModel:
                     logprobs=sampling.logprobs,
                     stops=sampling.stop,
                     # The prompt opened a thought, and text in a thought is not an action.
-                    until="" if self.renderer.opens_thought(tokens) else sampling.until,
+                    until="" if in_thought else sampling.until,
                     top_k=sampling.top_k,
                     min_p=sampling.min_p,
                     repetition_penalty=sampling.repetition_penalty,
                     on_tokens=request.on_text
                     and text_streamer(
-                        request.on_text, sampling, partial(visible_text, self.renderer, self._end_ids, tokens)
+                        request.on_text,
+                        sampling,
+                        partial(visible_text, self.renderer, self._end_ids, tokens),
+                        in_thought=in_thought,
                     ),
                 )
                 for number in range(request.n)

@@ -27,24 +27,30 @@ _STREAM_SECONDS = 0.01
 # Where a reply is cut, and a cheap test of whether its last token may have completed a stop string.
 
 
-def cut_at_stop(text: str, sampling: Sampling) -> str:
+_THOUGHT_TAG = "<think>"
+
+
+def cut_at_stop(text: str, sampling: Sampling, *, in_thought: bool = False) -> str:
     """Return the text up to the first stop string, including it if `sampling.include_stop`, or up
     to the end of the first match of `sampling.until`, if that comes first; the whole text if there
-    is neither.
+    is neither. `in_thought` says that the text begins within a thought, which its prompt opened.
     """
     spans = [(at, at + len(stop)) for stop in sampling.stop if (at := text.find(stop)) >= 0]
     if spans:
         start, end = min(spans)
         text = text[: end if sampling.include_stop else start]
-    match = re.search(sampling.until, blank_thoughts(text)) if sampling.until else None
+    if not sampling.until:
+        return text
+    tag = _THOUGHT_TAG if in_thought else ""
+    match = re.search(sampling.until, blank_thoughts(tag + text)[len(tag) :])
     return text if match is None else text[: match.end()]
 
 
-def stable_text(text: str, sampling: Sampling) -> str:
+def stable_text(text: str, sampling: Sampling, *, in_thought: bool = False) -> str:
     """Return the text of an unfinished reply without the end that further tokens may change: an
-    incomplete character, and a beginning of a stop string.
+    incomplete character, and a beginning of a stop string. `in_thought` is that of `cut_at_stop`.
     """
-    text = cut_at_stop(text, sampling).rstrip("\N{REPLACEMENT CHARACTER}")
+    text = cut_at_stop(text, sampling, in_thought=in_thought).rstrip("\N{REPLACEMENT CHARACTER}")
     pending = (size for stop in sampling.stop for size in range(1, len(stop)) if text.endswith(stop[:size]))
     return text[: len(text) - max(pending, default=0)]
 
@@ -55,10 +61,14 @@ def visible_text(renderer: Renderer, end_ids: Collection[int], prompt: Sequence[
 
 
 def text_streamer(
-    on_text: Callable[[str], None], sampling: Sampling, text_of: Callable[[Sequence[int]], str]
+    on_text: Callable[[str], None],
+    sampling: Sampling,
+    text_of: Callable[[Sequence[int]], str],
+    *,
+    in_thought: bool = False,
 ) -> Callable[[Sequence[int]], None]:
     """Return a function that is called with the tokens of a reply so far and passes their text to
-    `on_text`, at most every 10 ms.
+    `on_text`, at most every 10 ms. `in_thought` is that of `cut_at_stop`.
     """
     next_time = 0.0
 
@@ -66,7 +76,7 @@ def text_streamer(
         nonlocal next_time
         if (now := time.monotonic()) >= next_time:
             next_time = now + _STREAM_SECONDS
-            on_text(stable_text(text_of(tokens), sampling))
+            on_text(stable_text(text_of(tokens), sampling, in_thought=in_thought))
 
     return stream
 
@@ -99,8 +109,8 @@ def make_generation(
         logprobs: one for each token; None if they were not asked for.
     """
     text_of = partial(visible_text, renderer, end_ids, prompt)
-    full_text, ids = text_of(tokens), tuple(tokens)
-    text = cut_at_stop(full_text, sampling)
+    full_text, ids, in_thought = text_of(tokens), tuple(tokens), renderer.opens_thought(prompt)
+    text = cut_at_stop(full_text, sampling, in_thought=in_thought)
     is_cut = bool(sampling.until) and text != full_text
     if is_cut:
         ids = ids_covering(tokens, text, text_of)
@@ -112,7 +122,7 @@ def make_generation(
         completion_tokens=len(tokens),
         logprobs=None if logprobs is None else tuple(logprobs[: len(ids)]),
         tokenizer=renderer.fingerprint,
-        thinks=renderer.opens_thought(prompt),
+        thinks=in_thought,
     )
 
 

@@ -383,16 +383,15 @@ class OpenAIModel:
             self._post_for_replies(body, request, max_tokens)
             for body in request_bodies(request, self._server, max_tokens)
         ]
-        opens_thought = self._prompt_info(request.messages).opens_thought
-        return [
-            replace(reply, thinks=reply.thinks or opens_thought)
-            for replies in await gather_or_cancel(calls)
-            for reply in replies
-        ]
+        return [reply for replies in await gather_or_cancel(calls) for reply in replies]
 
     async def _post_for_replies(self, body: dict[str, Any], request: Request, max_tokens: int) -> list[Generation]:
+        opens_thought = self._prompt_info(request.messages).opens_thought
         return await self._post(
-            body, lambda payload: read_completion(payload, request, n=body["n"], max_tokens=max_tokens)
+            body,
+            lambda payload: read_completion(
+                payload, request, n=body["n"], max_tokens=max_tokens, opens_thought=opens_thought
+            ),
         )
 
     # A refusal alone ends no path: each server words it differently, and length is not the only

@@ -379,12 +379,14 @@ def request_bodies(request: Request, server: ServerConfig, max_tokens: int) -> l
     return result
 
 
-def read_completion(payload: bytes, request: Request, *, n: int, max_tokens: int) -> list[Generation]:
+def read_completion(
+    payload: bytes, request: Request, *, n: int, max_tokens: int, opens_thought: bool = False
+) -> list[Generation]:
     """Return the `n` replies in a response body, in the order of their indices.
 
     If the server returns token ids, they give the token count of each reply. Otherwise the server's
     total is divided: `max_tokens` to each reply that was cut there, the rest by length of text.
-    Sums are always the server's.
+    Sums are always the server's. `opens_thought` says that the prompt opens a thought.
 
     Raises:
         MalformedReply: the body is truncated or breaks the protocol, or has a wrong number of
@@ -417,7 +419,11 @@ def read_completion(payload: bytes, request: Request, *, n: int, max_tokens: int
     token_counts = _completion_token_counts(choices, completion.usage.completion_tokens, max_tokens)
     return [
         _generation(
-            choice, request.sampling, prompt_tokens=completion.usage.prompt_tokens, completion_tokens=num_tokens
+            choice,
+            request.sampling,
+            prompt_tokens=completion.usage.prompt_tokens,
+            completion_tokens=num_tokens,
+            opens_thought=opens_thought,
         )
         for choice, num_tokens in zip(choices, token_counts, strict=True)
     ]
@@ -443,13 +449,18 @@ def read_models(payload: bytes) -> dict[str, int | None]:
         raise MalformedReply(f"the list of models is malformed: {_quote(payload)}") from None
 
 
-def _generation(choice: Choice, sampling: Sampling, *, prompt_tokens: int, completion_tokens: int) -> Generation:
+def _generation(
+    choice: Choice, sampling: Sampling, *, prompt_tokens: int, completion_tokens: int, opens_thought: bool
+) -> Generation:
     text = choice.text
     stop_reason = choice.stop_reason
     # A server that omits the stop string nevertheless reports which one it was.
     if sampling.include_stop and stop_reason in sampling.stop and not any(stop in text for stop in sampling.stop):
         text += str(stop_reason)
-    text = cut_at_stop(text, sampling)
+    # A server that reports thoughts apart has cut them out of the text, even an empty one, of which
+    # it reports nothing.
+    has_thought = choice.message.has_thought
+    text = cut_at_stop(text, sampling, in_thought=opens_thought and choice.is_cut and not has_thought)
     is_shortened = bool(sampling.until) and text != choice.text
     # After a cut by `until`, it is unknown which of the reported tokens belong to the text that
     # remains.
@@ -470,7 +481,7 @@ def _generation(choice: Choice, sampling: Sampling, *, prompt_tokens: int, compl
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         logprobs=logprobs,
-        thinks=choice.message.has_thought,
+        thinks=has_thought or opens_thought,
     )
 
 

@@ -418,7 +418,12 @@ class VllmModel:
                 )
             else:
                 ids_to_text = partial(visible_text, self.renderer, self._end_ids, prompt_ids)
-                on_tokens = text_streamer(request.on_text, request.sampling, ids_to_text)
+                on_tokens = text_streamer(
+                    request.on_text,
+                    request.sampling,
+                    ids_to_text,
+                    in_thought=self.renderer.opens_thought(prompt_ids),
+                )
                 response_body = await self._post_streamed(url, request_body, headers, on_tokens)
         except LargeAnswer as error:
             raise ModelFault(
