@@ -122,6 +122,10 @@ def test_further_options_go_to_the_server() -> None:
     assert words[-4:] == ["--async-scheduling", "--no-enable-sleep-mode", "--max-num-seqs", "64"]
     with pytest.raises(ConfigError, match="no-enable-prefix-caching, port is set by agentr itself"):
         replica_command(PYTHON, launch(options={"port": 3, "no-enable-prefix-caching": True}), 1)
+    spelled = {"max_model_len": 64, "generation_config": "auto", "no_enable_prefix_caching": True, "max_num_seqs": 4}
+    with pytest.raises(ConfigError, match="options: generation_config, max_model_len, no_enable_prefix_caching is set"):
+        replica_command(PYTHON, launch(options=spelled), 1)
+    assert "--model-impl" not in replica_command(PYTHON, launch(options={"model_impl": "vllm"}), 1)
 
 
 # ---- adapters

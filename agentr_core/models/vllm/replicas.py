@@ -323,7 +323,9 @@ def replica_command(python: Path, launch: Launch, port: int) -> list[str]:
     settings = launch.settings
     if settings.sleep and launch.device == "cpu":
         raise ConfigError("model.vllm.sleep: only on a GPU does vLLM give its memory back; leave it out")
-    reserved_options = sorted(name for name in settings.options if name.removeprefix("no-") in _RESERVED_OPTIONS)
+    # vLLM reads an underscore in the name of an option as a hyphen.
+    names = {name: name.replace("_", "-").removeprefix("no-") for name in settings.options}
+    reserved_options = sorted(name for name, read_name in names.items() if read_name in _RESERVED_OPTIONS)
     if reserved_options:
         raise ConfigError(f"model.vllm.options: {', '.join(reserved_options)} is set by agentr itself; leave it out")
     arguments = [str(python), str(Path(agentr_serve.__file__).absolute())]
@@ -356,7 +358,7 @@ def replica_command(python: Path, launch: Launch, port: int) -> list[str]:
         arguments += ["--worker-extension-cls", f"{module}.{agentr_weights.Worker.__name__}"]
         if settings.sleep:
             arguments.append("--enable-sleep-mode")
-    if "model-impl" not in settings.options:
+    if "model-impl" not in names.values():
         arguments += ["--model-impl", launch.implementation]
     for name, value in sorted(settings.options.items()):
         if isinstance(value, bool):
