@@ -467,12 +467,14 @@ def failure_section(iteration: int, board: Scoreboard) -> tuple[Section, ...]:
     """
     before = board.episodes(iteration - 1) if iteration else []
     episodes = board.episodes(iteration)
-    failed_episodes = [episode for episode in episodes if not episode.trajectory.success and episode.trajectory_id]
+    all_failures = [episode for episode in episodes if not episode.trajectory.success]
+    # Of an episode that failed for good, no step is stored.
+    failed_episodes = [episode for episode in all_failures if episode.trajectory_id]
     if not failed_episodes:
         return ()
-    won_before = {_key(episode) for episode in before if episode.trajectory.success}
-    num_lost = sum(_key(episode) in won_before for episode in failed_episodes)
-    num_kept = sum(_key(e) in won_before for e in episodes if e.trajectory.success)
+    was_won = {_key(episode): episode.trajectory.success for episode in before}
+    num_lost = sum(was_won.get(_key(episode), False) for episode in all_failures)
+    num_gained = sum(was_won.get(_key(episode)) is False for episode in episodes if episode.trajectory.success)
     columns = (
         Column("Instance", "text"),
         Column("Problem", "text"),
@@ -481,7 +483,7 @@ def failure_section(iteration: int, board: Scoreboard) -> tuple[Section, ...]:
         *([Column(wording.iteration_name(iteration - 1).capitalize(), "text")] if before else []),
     )
     rows = []
-    for episode in sorted(failed_episodes, key=lambda episode: _key(episode) not in won_before)[:_MAX_FAILURES]:
+    for episode in sorted(failed_episodes, key=lambda episode: not was_won.get(_key(episode)))[:_MAX_FAILURES]:
         trajectory = episode.trajectory
         step_failures = failure_steps(trajectory.steps, trajectory.stop)
         cells = (
@@ -490,11 +492,12 @@ def failure_section(iteration: int, board: Scoreboard) -> tuple[Section, ...]:
             step_failures[0].sentence if step_failures else f"no step; it ended by {wording.label(trajectory.stop)}",
             str(len(trajectory.steps)),
         )
-        rows.append(Row((*cells, *(["won" if _key(episode) in won_before else "lost"] if before else []))))
-    note = f"{len(failed_episodes)} of {len(episodes)} episodes failed."
+        outcome_before = {None: wording.NOTHING, True: "won", False: "lost"}[was_won.get(_key(episode))]
+        rows.append(Row((*cells, *([outcome_before] if before else []))))
+    note = f"{len(all_failures)} of {len(episodes)} episodes failed."
     if before:
-        name, num_won = wording.iteration_name(iteration - 1), len(episodes) - len(failed_episodes)
-        note += f" {name.capitalize()} had won {num_lost} of them; {num_won - num_kept} that it lost are won now."
+        name = wording.iteration_name(iteration - 1)
+        note += f" {name.capitalize()} had won {num_lost} of them; {num_gained} that it lost are won now."
     return (Section("failures", "Failed episodes", (Table(columns, tuple(rows)),), note),)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import gallery
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from agentr_core.evaluation.failures import failure_steps
 from agentr_core.evaluation.metrics import first_loop, is_stuck
+from agentr_core.reports import wording
 from agentr_core.reports.document import Table
 from agentr_core.stages.report import Scoreboard, failure_section
 from agentr_core.store.codec.ledger import evaluation_rows
@@ -98,6 +100,38 @@ def test_the_report_and_the_viewer_name_the_same_step_of_a_stored_episode(kind: 
         return
     assert re.search(r'href="#(\d+)"', first)[1] == re.findall(r"\d+", sentence)[0]  # type: ignore[index]
     assert text.lower().replace(" after", " → after") == sentence
+
+
+class Listed(Scoreboard):
+    """The scores of a run of whose models the episodes are given, by iteration."""
+
+    def __init__(self, *episodes: list[Episode]) -> None:
+        self._given = episodes
+
+    def episodes(self, iteration: int) -> list[Episode]:
+        return self._given[iteration]
+
+
+def ended(index: int, *, won: bool, for_good: bool = False) -> Episode:
+    instance = Instance(environment="door", split="test", index=index)
+    trajectory = replace(lost(*[] if for_good else ["go"]), instance=instance, success=won)
+    key = "" if for_good else f"e{index}"
+    return Episode(trajectory_id=key, instance=instance, repeat=0, cut=0, trajectory=trajectory)
+
+
+def test_an_episode_that_failed_for_good_is_not_among_those_that_are_won_now() -> None:
+    before = [ended(0, won=False), ended(1, won=True), ended(2, won=False), ended(3, won=True)]
+    # The base model has no episode of instance 4, which failed for good and was left out.
+    now = [ended(0, won=True), ended(1, won=False), ended(4, won=True), ended(5, won=False)]
+    lost_for_good = [ended(2, won=False, for_good=True), ended(3, won=False, for_good=True)]
+    (section,) = failure_section(1, Listed(before, [*now, *lost_for_good]))
+    assert section.note == "4 of 6 episodes failed. Base had won 2 of them; 1 that it lost are won now."
+    (table,) = section.blocks
+    assert isinstance(table, Table)
+    assert [(row.cells[0], row.cells[-1]) for row in table.rows] == [
+        ("door/test/1", "won"),
+        ("door/test/5", wording.NOTHING),
+    ]
 
 
 def test_a_world_that_does_not_say_what_it_took_has_refused_nothing() -> None:
