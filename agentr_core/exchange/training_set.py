@@ -332,7 +332,11 @@ def count_untrained_side_turns(training_set: TrainingSet) -> int:
 
 def opening_turns(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """Return the turns of an episode before its first reply: those before the turn that was grown
-    by continuation, if there is one, else as many as `opening_length` says.
+    by continuation, if there is one, else as many as `opening_length` says. An outside agent may
+    send fewer, so the first turn that is trained or has sampled tokens comes after them, too.
     """
     first_span = next((position for position, message in enumerate(messages) if message.spans), None)
-    return messages[: opening_length(messages) if first_span is None else first_span]
+    if first_span is not None:
+        return messages[:first_span]
+    replies = (position for position, message in enumerate(messages) if message.train or message.token_ids is not None)
+    return messages[: min(opening_length(messages), next(replies, len(messages)))]

@@ -33,6 +33,7 @@ from agentr_core.types import (
     Preference,
     PreferenceCase,
     Provenance,
+    Role,
     Sample,
     SampleKind,
     Span,
@@ -442,6 +443,24 @@ def test_verl_has_the_prompt_of_each_instance_once(tmp_path: Path) -> None:
     assert first["extra_info"]["interaction_kwargs"] == {"name": "line", "instance_id": "line/train/0"}
     assert first["extra_info"]["run_id"] == "r1"
     assert [path.name for path in (tmp_path / "out").iterdir() if path.suffix == ".sh"] == [], "there is no model"
+
+
+@pytest.mark.parametrize("roles", [("user",), ("system", "user"), ("tools", "user"), ("tools", "system", "user")])
+def test_the_prompt_of_an_outside_agent_ends_before_its_first_reply(tmp_path: Path, roles: tuple[Role, ...]) -> None:
+    opening = [Message(role=role, text="[]" if role == "tools" else role) for role in roles]
+    told = replace(
+        call_reply("Go on."), instance=THIRD, messages=(*opening, *call_reply("I look.", "Go on.").messages[2:])
+    )
+    turns = [replace(message, role="user") if message.role == "tool" else message for message in told.messages]
+    rows = [SampleRow(id="s", sample=replace(told, messages=tuple(turns)), origin=ORIGIN)]
+    made = TrainingSet(name="toy-1", facts={}, samples=rows)
+    export(made, tmp_path / "out", "verl")
+    (row,) = pq.read_table(tmp_path / "out" / "train.parquet").to_pylist()
+    assert [turn["role"] for turn in row["prompt"]] == [role for role in roles if role != "tools"]
+    export(made, tmp_path / "atif", "atif")
+    *_, first, last = json.loads((tmp_path / "atif" / "trajectories" / "s.json").read_text("utf-8"))["steps"]
+    assert (first["message"], first["observation"]["results"]) == ("I look.", [{"content": "Go on."}])
+    assert last["message"] == "A door."
 
 
 def test_verl_is_told_of_a_reward_where_no_question_has_answers(tmp_path: Path) -> None:
