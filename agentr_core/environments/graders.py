@@ -37,7 +37,25 @@ _ANSWER_LINE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_NUMBER = re.compile(r"(?<![\w.])-?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:[eE][-+]?\d+)?(?:/\d+)?(?![\w/])")
+_NUMBER = re.compile(
+    r"(?<![^\W_])(?<!\.)(?P<sign>-?)(?:(?P<whole>\d+) +(?=\d+/\d))?"
+    r"(?P<top>(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:[eE][-+]?\d+)?)(?:/(?P<bottom>\d+))?(?![\d/])"
+)
+_FRACTION = r"\\[dt]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))"
+_POWER_OF_TEN = r"10\s*(?:\^|\*\*)\s*\{?\s*(-?\d+)\s*\}?"
+_PLAIN_NUMBERS = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        ("[\N{MINUS SIGN}\N{EN DASH}]", "-"),
+        (r"(?<=\d)(?:\{,\}|,\\!|\\[,!])(?=\d{3}(?!\d))", ","),
+        (rf"(?<=\d)\s*{_FRACTION}", r" \1\2/\3\4"),
+        (_FRACTION, r"\1\2/\3\4"),
+        (rf"(?<=\d)\s*(?:\\times|\\cdot|\N{{MULTIPLICATION SIGN}}|[x*])\s*{_POWER_OF_TEN}", r"e\1"),
+        (rf"(?<![\w.]){_POWER_OF_TEN}", r"1e\1"),
+        (r"-\s*\\?([$€£])\s*(?=[\d.])", r"\1-"),
+    )
+)
+"""Other notations of numbers, and what they become: LaTeX, signs of Unicode, -$5."""
 _MAX_QUOTED_CHARS = 200
 
 
@@ -320,12 +338,15 @@ def episode_json(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _last_number(text: str) -> float | None:
-    number_texts = [match[0] for match in _NUMBER.finditer(text) if any(map(str.isdigit, match[0]))]
-    if not number_texts:
+    for pattern, replacement in _PLAIN_NUMBERS:
+        text = pattern.sub(replacement, text)
+    numbers = [match for match in _NUMBER.finditer(text) if match["top"]]
+    if not numbers:
         return None
-    numerator, _, denominator = number_texts[-1].replace(",", "").partition("/")
-    value = float(numerator) / float(denominator) if denominator and float(denominator) else float(numerator)
-    return value if math.isfinite(value) else None
+    number = numbers[-1]
+    value, bottom = float(number["top"].replace(",", "")), float(number["bottom"] or 1)
+    value = float(number["whole"] or 0) + (value / bottom if bottom else value)
+    return (-value if number["sign"] else value) if math.isfinite(value) else None
 
 
 def _compile_pattern(pattern: str) -> re.Pattern[str]:

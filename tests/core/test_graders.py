@@ -58,6 +58,31 @@ def rewards(grader: Any, *replies: str) -> list[float]:
     return [grader.rule(episode(reply)).reward for reply in replies]
 
 
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        ("\N{MINUS SIGN}3", "-3"),
+        (r"\boxed{-\frac{3}{4}}", "-0.75"),
+        (r"\boxed{2\frac{1}{2}}", "2.5"),
+        ("-3 1/2", "-3.5"),
+        ("5 - 1/2", "0.5"),
+        (r"\boxed{1{,}234}", "1234"),
+        (r"\boxed{1.2 \times 10^{5}}", "120000"),
+        ("10^6", "1000000"),
+        ("-$5.50", "-5.5"),
+        ("5kg", "5"),
+        ("20 - 5 = 15", "15"),
+        ("pages 3-5", "5"),
+    ],
+)
+def test_a_number_is_read_as_it_is_written(answer: str, gold: str) -> None:
+    reply = answer if answer.startswith("\\") else f"Answer: {answer}"
+    numbers = [gold, answer]
+    for number in numbers:
+        grader = NumericAnswer(lambda instance, number=number: [number])  # type: ignore[misc]
+        assert rewards(grader, reply, f"Answer: {gold}", f"Answer: {-float(gold)}") == [1, 1, 0]
+
+
 def test_exact_and_numeric_answers() -> None:
     exact = ExactAnswer(lambda instance: ["the Seine", "Seine river"])
     assert rewards(exact, "Answer: Seine.", "Answer: SEINE RIVER", "Answer: the Loire", "Answer: Seine or Loire") == [
