@@ -16,10 +16,12 @@ import pytest
 from browser import HOSTILE
 
 from agentr_core.http_server import address_elsewhere
+from agentr_core.store.codec.trajectories import trajectory_rows
 from agentr_core.store.database import Store
 from agentr_core.store.queries.listings import LISTINGS, sortable_columns
 from agentr_core.system import LOOPBACK
-from agentr_core.viewer.lists import LIST_VIEWS, list_file
+from agentr_core.types import Instance, StopReason, Trajectory
+from agentr_core.viewer.lists import LIST_VIEWS, list_file, list_page
 from agentr_core.viewer.server import app
 
 pytestmark = pytest.mark.slow
@@ -96,6 +98,19 @@ async def test_an_instance_is_found_by_its_id(pages: httpx.AsyncClient) -> None:
     answer = await pages.get("/find", params={"q": instance})
     assert answer.headers["location"] == f"/trajectories?{urlencode({'instance': instance})}"
     assert (await pages.get("/find?q=toy/nowhere")).headers["location"].startswith("/search")
+
+
+@pytest.mark.parametrize(("instance", "total"), [("toy/train/3", 6), ("toy/train/30", 1), ("toy/train/", 7)])
+def test_a_whole_id_is_that_of_one_instance_though_another_begins_with_it(
+    tmp_path: Path, instance: str, total: int
+) -> None:
+    store = gallery.fill(tmp_path / "store.duckdb")
+    longer = Instance(environment="toy", split="train", index=30)
+    other = Trajectory.ended(longer, "Start.", (), StopReason.TIME_LIMIT)
+    store.write(trajectory_rows("aaaa000000000030", other, source="rollout", iteration_id=gallery.ITERATION))
+    page = list_page(store, "trajectories", {"instance": instance})
+    assert page.total == total
+    assert store.count(f"select count(*) from ({page.sql})") == total
 
 
 async def test_a_comparison_names_its_models_and_counts(pages: httpx.AsyncClient) -> None:

@@ -147,16 +147,14 @@ select instance_id as instance, seed, dives_done as dives,
     (select count(*) from node n where n.tree_id = t.tree_id) as nodes, checkpoint_id as "checkpoint: grown by"
 from tree t where tree_id = $1""",
     "trajectory": f"""
-select source, t.instance_id as instance,
-    [one.seed for one in t.asked if one is not null][1] as seed,
+select source, t.instance_id as instance, [one.seed for one in t.asked if one is not null][1] as seed,
     t.reward, success, stop, num_steps as steps, operator, g.policy,
     d.parent_id as "trajectory: derived from", tree_id || '#' || leaf as "node: path to",
     if({_BY_TEACHER}, 'teacher', null) as "continued by", case when source <> 'expert' and not {_BY_TEACHER}
         then coalesce(e.checkpoint_id, i.collected_by, i.checkpoint_in) end as "checkpoint: played by"
 from trajectory t left join derivation d on d.child_id = t.trajectory_id
 left join evaluation e using (evaluation_id) left join iteration i on i.iteration_id = t.iteration_id
-left join run r on r.run_id = i.run_id
-left join rl_rollout o using (trajectory_id)
+left join run r on r.run_id = i.run_id left join rl_rollout o using (trajectory_id)
 left join rl_group g on (g.iteration_id, g.step, g.number) = (o.iteration_id, o.step, o.number)
 where t.trajectory_id = $1""",
     "evaluation": """
@@ -340,14 +338,12 @@ def filter_choices(store: Store, listing: Listing) -> dict[str, list[str]]:
     """Return the values of each filter that has few of them, sorted; filters without any are left
     out.
     """
+    order = "group by value order by try_cast(value::varchar as double), value"
     by_filter = {
-        name: [str(value) for (value,) in store.rows(f"select value from ({sql}) known(value) {_GROUPED_IN_ORDER}")]
+        name: [str(value) for (value,) in store.rows(f"select value from ({sql}) known(value) {order}")]
         for name, sql in listing.choices.items()
     }
     return {name: values for name, values in by_filter.items() if values}
-
-
-_GROUPED_IN_ORDER = "group by value order by try_cast(value::varchar as double), value"
 
 
 def filter_suggestions(store: Store, listing: Listing) -> dict[str, list[tuple[str, str]]]:
@@ -393,7 +389,11 @@ _SUGGESTIONS = {
 
 _RUN = "i.run_id = $value"
 _ITERATION = "i.iteration = try_cast($value as integer)"
-_INSTANCE = "starts_with({}.instance_id, $value)"
+# A whole id is that of one instance, although those of others begin with it.
+_INSTANCE = (
+    "{0}.instance_id = $value or "
+    "(starts_with({0}.instance_id, $value) and $value not in (select instance_id from instance))"
+)
 _DEPTHS = "select depth from instance where depth is not null"
 _OPENINGS = (
     "select instance_id, min(first_observation) as first_observation from (select instance_id, first_observation "
@@ -769,8 +769,7 @@ select m.iteration_id, m.iteration, m.status, m.checkpoint_out,
     coalesce(sum(n) filter (kind = 'pair'), 0)::bigint, coalesce(sum(n) filter (kind = 'sample'), 0)::bigint,
     coalesce(sum(n) filter (kind = 'preference'), 0)::bigint, coalesce(sum(n) filter (kind = 'group'), 0)::bigint,
     coalesce(sum(n) filter (kind = 'rejection'), 0)::bigint
-from mine m left join counts using (iteration_id)
-group by all order by m.iteration
+from mine m left join counts using (iteration_id) group by all order by m.iteration
 """
 _EVALUATIONS = """
 select evaluation_id, iteration, evaluation, split, finished, episodes, success, success_low, success_high,
