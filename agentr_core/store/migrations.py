@@ -31,11 +31,11 @@ from agentr_core.store.connection import open_connection, quoted, raise_store_er
 from agentr_core.store.tables import TABLES
 from agentr_core.texts import path_for_message
 
-VIEWS_NUMBER = 120
+VIEWS_NUMBER = 121
 """The number of the script of all views. Raise it above every other when one of them changes, or a
 table that they show.
 """
-CATALOGUE_FINGERPRINT = "942b5a03289c7db2"
+CATALOGUE_FINGERPRINT = "efbb950d9609d416"
 """The fingerprint of the SQL of our tables and views, as the pinned version of DuckDB prints it. A
 store with another one is compared in detail, which takes a second.
 """

@@ -389,8 +389,10 @@ class StepVerdicts(NamedTuple):
 
     @property
     def drop(self) -> float | None:
-        """The siblings' mean value minus the step's, as in view `v_critic_steps`; may be None."""
-        return None if self.siblings is None or self.step.value is None else self.siblings - self.step.value
+        """The siblings' mean value minus the step's, to 9 decimals, as equal means may differ in
+        their last digits; may be None.
+        """
+        return None if self.siblings is None or self.step.value is None else round(self.siblings - self.step.value, 9)
 
 
 def _siblings(nodes: Collection[TreeNode], steps: Sequence[PathStep]) -> dict[int, list[TreeNode]]:

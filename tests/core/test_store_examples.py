@@ -18,6 +18,7 @@ from agentr_core.store.database import Store
 from agentr_core.store.questions import example, examples
 from agentr_core.store.tables import Regrade, merge, row_of
 from agentr_core.types import Derivation, Verdict
+from agentr_core.viewer import pages
 from flows.cli import cli
 from flows.commands.lineage import traced
 
@@ -96,6 +97,22 @@ def test_the_three_witnesses_of_a_first_error(store: Store) -> None:
         1.0,
         1.0,
     )
+
+
+def test_a_step_worth_as_much_as_its_siblings_is_no_error_whatever_the_last_digits_of_the_means(
+    tmp_path: Path,
+) -> None:
+    store = gallery.fill(tmp_path / "store.duckdb")
+    with store.transaction() as con:
+        # The judged step was visited once, its sibling three times: 0.1 + 0.1 + 0.1 is more than 0.3.
+        con.execute("update node set visits = 1, value_sum = 0.1 where node_index = 3")
+        con.execute("update node set visits = 3, value_sum = ? where node_index = 2", [0.1 + 0.1 + 0.1])
+    (path,) = store.answer("select * from v_critic_audit").to_pylist()
+    assert (path["judge_error"], path["tree_error"], path["value_drop"]) == (1, None, None)
+    assert store.rows("select value_drop from v_critic_steps") == [(0.0,)]
+    page = pages.pair(store, gallery.PAIR)
+    assert page is not None
+    assert page.values["tree_error"] is None
 
 
 def test_two_models_are_paired_by_episode(store: Store) -> None:

@@ -78,7 +78,9 @@ with children as (
     join children c on (c.tree_id, c.parent) = (n.tree_id, n.parent)
 )
 select r.recipe, i.run_id, i.iteration, t.instance_id, v.tree_id, v.node_index, v.depth, v.action, v.verdict, o.verdict as oracle,
-    v.visits, v.value, v.sibling_value, v.sibling_value - v.value as value_drop
+    v.visits, v.value, v.sibling_value,
+    -- The last digits of a sum are no difference.
+    if(abs(v.sibling_value - v.value) < 1e-9, 0, v.sibling_value - v.value) as value_drop
 from valued v
 join tree t using (tree_id)
 join iteration i on i.iteration_id = v.iteration_id
@@ -111,8 +113,10 @@ with recursive children as (
     left join oracle_verdict o on (o.tree_id, o.node_index) = (p.tree_id, p.node_index)
     where p.depth - 1 >= s.first_seen
 ), found as (
-    select pair_id, count(*) as steps, arg_max(position, (value_drop, -position)) filter (value_drop > 0) as tree_error,
-        max(value_drop) filter (value_drop > 0) as value_drop, min(position) filter (oracle = 'bad') as oracle_error,
+    -- Up to the last digits of a sum, in which equal means may differ.
+    select pair_id, count(*) as steps,
+        arg_max(position, (round(value_drop, 9), -position)) filter (value_drop > 1e-9) as tree_error,
+        max(value_drop) filter (value_drop > 1e-9) as value_drop, min(position) filter (oracle = 'bad') as oracle_error,
         count(oracle) > 0 as has_oracle
     from steps group by pair_id
 )
