@@ -352,16 +352,17 @@ def cap_good_per_tree(samples: Iterable[Sample], cap: int) -> FilterResult[Sampl
     """Keep at most `cap` good paths of each search tree, the shortest ones; a cap of 0 keeps all.
     Samples of other kinds are kept.
 
-    Paths sampled without a tree are grouped by instance, and all stretches of a path count as one
-    path. Equally short paths are ranked by the index of their leaf, then by `content_sort_key`.
+    Paths sampled without a tree are grouped by instance. All stretches of a path, or conversations
+    of an episode, count as one path, whose length is the number of its trained replies. Equally
+    short paths are ranked by the index of their leaf, then by `content_sort_key`.
     """
     samples = tuple(samples)
     by_tree: dict[str, dict[str, list[int]]] = {}
     for position, sample in enumerate(samples):
         if sample.kind == SampleKind.GOOD:
-            # One key for all stretches of a path.
+            # One key for all samples of a path.
             origin = sample.provenance
-            if "stretch" in origin.extra:
+            if origin.extra.keys() & {"stretch", "conversation"}:
                 path = f"{origin.good_leaf} {origin.extra.get('trajectory')}"
             else:
                 path = sample_id(sample)
@@ -451,8 +452,8 @@ def _origin(sample: Sample) -> str:
 
 def _path_rank(path: Sequence[Sample]) -> tuple[int, int, tuple[str, int, int]]:
     leaf = path[0].provenance.good_leaf
-    replies = sum(len(message.parts) for sample in path for message in sample.messages)
-    return replies, -1 if leaf is None else leaf, min(map(content_sort_key, path))
+    num_replies = sum(len(trained_spans(sample)) for sample in path)
+    return num_replies, -1 if leaf is None else leaf, min(map(content_sort_key, path))
 
 
 def _reject(subject: str, reason: str, detail: str) -> Rejection:

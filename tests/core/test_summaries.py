@@ -29,7 +29,7 @@ from agentr_core.methods.catalogue import group_demands
 from agentr_core.methods.eto.preferences import StoredTrajectory, pair_of_own
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.eto import PreferencesConfig
-from agentr_core.samples.dataset import check_flags, token_row
+from agentr_core.samples.dataset import cap_good_per_tree, check_flags, token_row
 from agentr_core.stages.dataset import whole_samples
 from agentr_core.training.group.advantages import group_advantages
 from agentr_core.training.group.policy import policy_row
@@ -202,6 +202,21 @@ async def test_an_episode_goes_on_from_its_summaries_and_is_trained_as_it_was_re
     for sample in samples:
         check_flags(sample)
         token_row(sample, renderer())
+
+
+async def test_the_conversations_of_an_episode_count_once_under_the_cap() -> None:
+    longer = await played(Walk())
+    shorter = replace(longer, steps=longer.steps[:-3])
+    samples = [
+        sample
+        for key, episode in (("longer", longer), ("shorter", shorter))
+        for sample in whole_samples(Far(), key, episode, "stretches", stage="explore")
+        if isinstance(sample, Sample)
+    ]
+    kept, rejected = cap_good_per_tree(samples, 1)
+    assert [sample.provenance.extra["trajectory"] for sample in kept] == ["shorter"] * len(kept)
+    assert len(kept) == len(conversations(Far(), shorter)) > 1
+    assert len(kept) + len(rejected) == len(samples)
 
 
 async def test_the_reward_reaches_each_token_of_a_summary() -> None:
