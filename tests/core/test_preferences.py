@@ -21,7 +21,7 @@ from agentr_core.methods.eto.preferences import (
     preference_id,
 )
 from agentr_core.recipes.eto import PreferencesConfig
-from agentr_core.samples.dataset import check_flags
+from agentr_core.samples.dataset import check_flags, prompt_of
 from agentr_core.types import Preference, PreferenceCase, Rejection, Sample, SampleKind
 
 INDEX = 2
@@ -163,6 +163,22 @@ def test_own_episodes_that_are_all_equal_make_nothing() -> None:
     assert kept == ()
     assert reasons(rejected) == ["tie"]
     assert reasons(pair_of_own([played("left")], Line(), PLAIN)[1]) == ["single-episode"]
+
+
+def test_own_episodes_are_compared_only_with_those_that_begin_like_them() -> None:
+    def begun(episode: StoredTrajectory, beginning: str) -> StoredTrajectory:
+        return episode._replace(trajectory=replace(episode.trajectory, first_observation=beginning))
+
+    alone, *rest = begun(played(*EXPERT), "c"), begun(played("stop"), "a"), begun(played("right", "stop"), "a")
+    wider = [begun(played("left"), "b"), begun(played("look", *EXPERT), "b")]
+    kept, rejected = pair_of_own([alone, *rest, *wider], Line(), PLAIN)
+
+    made = only(kept)
+    assert prompt_of(made.chosen) == prompt_of(made.rejected)
+    assert (replies(made.chosen), replies(made.rejected)) == (["look", *EXPERT], ["left"])
+    assert [(r.subject, r.reason) for r in rejected] == [(alone.id, "other-beginning")]
+    kept, rejected = pair_of_own([alone, rest[0]], Line(), PLAIN)
+    assert (kept, reasons(rejected)) == ((), ["other-beginning"] * 2)
 
 
 def test_a_fork_of_a_tree_prefers_the_branch_that_gets_more() -> None:

@@ -241,33 +241,37 @@ def pair_of_own(rollouts: Sequence[StoredTrajectory], env: Environment, config: 
     """Return at most one preference from the episodes of an instance: the best against the worst,
     the shortest of each where rewards are equal; and the rejections.
 
+    Where a world begins an instance with different observations, only episodes that begin alike are
+    compared, and of several pairs the one with the widest gap is taken.
+
     Source: ETO table 5, the variant without an expert.
     """
     candidates = [rollout for rollout in rollouts if rollout.trajectory.steps]
-    empty_rejections = tuple(
-        _rejection(rollout.id, "no-agent-turn") for rollout in rollouts if not rollout.trajectory.steps
-    )
-    if len(candidates) < 2:
-        return (), (
-            *empty_rejections,
-            *(
-                _rejection(rollout.id, "single-episode", "there is nothing to compare it with")
-                for rollout in candidates
-            ),
-        )
-    best = min(candidates, key=lambda rollout: (-rollout.trajectory.reward, len(rollout.trajectory.steps)))
-    worst = min(candidates, key=lambda rollout: (rollout.trajectory.reward, len(rollout.trajectory.steps)))
-    rejection = _gap_rejection(best, worst, config.margin)
-    if rejection:
-        return (), (*empty_rejections, rejection)
-    preference = _preference_or_rejection(
-        PreferenceCase.OWN, _whole_side(best), _whole_side(worst, len(best.trajectory.steps), config), env
-    )
-    return (
-        ((), (*empty_rejections, preference))
-        if isinstance(preference, Rejection)
-        else ((preference,), empty_rejections)
-    )
+    rejections = [_rejection(rollout.id, "no-agent-turn") for rollout in rollouts if not rollout.trajectory.steps]
+    episodes_by_beginning: dict[str, list[StoredTrajectory]] = {}
+    for rollout in candidates:
+        episodes_by_beginning.setdefault(rollout.trajectory.first_observation, []).append(rollout)
+    reason, detail = "single-episode", "there is nothing to compare it with"
+    if len(candidates) > 1:
+        reason, detail = "other-beginning", "no other episode of its instance has its first observation"
+    extremes: list[tuple[StoredTrajectory, StoredTrajectory]] = []
+    for episodes in episodes_by_beginning.values():
+        if len(episodes) == 1:
+            rejections.append(_rejection(episodes[0].id, reason, detail))
+            continue
+        best = min(episodes, key=lambda rollout: (-rollout.trajectory.reward, len(rollout.trajectory.steps)))
+        worst = min(episodes, key=lambda rollout: (rollout.trajectory.reward, len(rollout.trajectory.steps)))
+        extremes.append((best, worst))
+    if not extremes:
+        return (), tuple(rejections)
+    best, worst = max(extremes, key=lambda pair: pair[0].trajectory.reward - pair[1].trajectory.reward)
+    preference: Preference | Rejection | None = _gap_rejection(best, worst, config.margin)
+    if preference is None:
+        loser = _whole_side(worst, len(best.trajectory.steps), config)
+        preference = _preference_or_rejection(PreferenceCase.OWN, _whole_side(best), loser, env)
+    if isinstance(preference, Rejection):
+        return (), (*rejections, preference)
+    return (preference,), tuple(rejections)
 
 
 def pairs_in_tree(
