@@ -152,6 +152,12 @@ def test_eto_lives_on_failures_against_an_expert_and_else_on_its_own() -> None:
         {"name": "line", "method": "eto", "model": {"path": "none"}, "data": {"good_per_tree": 1}},
         ["eto.phases=[rft]", "eto.explore.greedy=false", "eto.explore.samples=3"],
     )
+    capped = parse(
+        {"name": "line", "method": "eto", "model": {"path": "none"}, "eto": {"preferences": {"per_instance": 1}}},
+        ["eto.explore.greedy=false", "eto.explore.samples=3"],
+    )
+    pairs = next(one for one in foresee_exploration(capped, with_expert).forecasts if one.name == "expert_pairs")
+    assert pairs.expected.low < sum(1 - rate**3 for rate in rates) < pairs.expected.high
     (won, *_) = foresee_exploration(alone, with_expert).forecasts
     assert won.expected.mean == pytest.approx(sum(1 - (1 - rate) ** 3 for rate in rates), rel=0.1)
     without = Headroom(rates=estimate_pass_rates(known), instances=200, has_expert=False)

@@ -77,8 +77,11 @@ def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
         )
 
     def expected_failures(outcome: InstanceResults, probability: OutcomeProbability) -> float:
-        num_losses = int(eto.explore.greedy and not outcome.greedy) + eto.explore.samples * probability(0, 1)
-        return min(num_losses, pair_limit)
+        num_greedy_losses, samples = int(eto.explore.greedy and not outcome.greedy), eto.explore.samples
+        return sum(
+            comb(samples, losses) * probability(samples - losses, losses) * min(num_greedy_losses + losses, pair_limit)
+            for losses in range(samples + 1)
+        )
 
     def own_pair_probability(outcome: InstanceResults, probability: OutcomeProbability) -> float:
         samples = eto.explore.samples
