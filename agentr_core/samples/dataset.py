@@ -140,15 +140,21 @@ def _reply_flags(sample: Sample) -> list[bool]:
 
 def turn_classes(sample: Sample) -> tuple[TurnClass, ...]:
     """Return the class of each trained span of a sample, in order. The first one of a revision
-    sample is the revision turn, except in a later stretch of a windowed path, which has none.
+    sample is the revision turn, except in a later stretch of a windowed path and in a rollback,
+    which have none.
     """
     num_spans = len(trained_spans(sample))
     if sample.kind != SampleKind.REVISION:
         return ("good_path" if sample.kind == SampleKind.GOOD else str(sample.kind),) * num_spans
     suffix = "good_suffix"
-    if sample.provenance.extra.get("stretch", 0):
+    if sample.provenance.extra.get("stretch", 0) or _is_rollback(sample):
         return (suffix,) * num_spans
     return ("revision_turn", *(suffix,) * (num_spans - 1))[:num_spans]
+
+
+def _is_rollback(sample: Sample) -> bool:
+    """Return whether a revision sample goes on without a revision turn (splice mode `rollback`)."""
+    return sample.provenance.extra.get("mode") == "rollback"
 
 
 def trained_stretches(labels: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -498,8 +504,8 @@ def exchange_suffixes(samples: Iterable[Sample]) -> FilterResult[Sample]:
         )
     for sample, other in zip(revisions, [*revisions[largest_group:], *revisions[:largest_group]], strict=True):
         messages = (
-            *sample.messages[: _suffix_start(sample.messages)],
-            *other.messages[_suffix_start(other.messages) :],
+            *sample.messages[: _suffix_start(sample)],
+            *other.messages[_suffix_start(other) :],
         )
         made_of = {"prefix_of": sample_id(sample), "suffix_of": sample_id(other)}
         extra = {name: value for name, value in sample.provenance.extra.items() if not name.startswith("live_")}
@@ -508,11 +514,12 @@ def exchange_suffixes(samples: Iterable[Sample]) -> FilterResult[Sample]:
     return FilterResult(tuple(result), tuple(rejections))
 
 
-def _suffix_start(messages: Sequence[Message]) -> int:
-    """Return the position of the first reply after the revision turn; the revision turn is the
-    first trained turn.
+def _suffix_start(sample: Sample) -> int:
+    """Return the position of the first reply after the revision turn, which is the first trained
+    turn; in a rollback, which has none, of the first trained turn.
     """
-    return next(position for position, message in enumerate(messages) if message.train) + 2
+    start = next(position for position, message in enumerate(sample.messages) if message.train)
+    return start if _is_rollback(sample) else start + 2
 
 
 def _instance_key(sample: Sample) -> str:

@@ -21,6 +21,7 @@ from agentr_core.methods.agent_r.splice import continuation_samples, diagnosis, 
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.agent_r import ContinuationConfig, SpliceConfig
 from agentr_core.runtime.episode_shard import rollout_id
+from agentr_core.samples.dataset import exchange_suffixes, turn_classes
 from agentr_core.store.codec.samples import sample_rows
 from agentr_core.store.database import Store
 from agentr_core.types import (
@@ -146,11 +147,26 @@ def test_the_sample_is_trained_after_the_beginning_and_says_nothing_of_the_diagn
     assert extra["diagnosis"] == diagnosis(PAIR, critique(1))
     assert "by" not in extra
     assert (origin.cut, origin.split) == (1, 0)
+    assert turn_classes(sample) == ("good_suffix",) * 2
     config = replace(CONFIG, continuation=ContinuationConfig(by="teacher", per_pair=0))
     taught = kept(tries, config)
     assert isinstance(taught, dict)
     assert {one.provenance.extra["by"] for one in taught.values()} == {"teacher"}
     assert list(taught) == ["short", "long"]
+
+
+def test_the_whole_rest_of_a_rollback_is_exchanged_for_that_of_another_instance() -> None:
+    made = kept({"won": attempt("right", "right")})
+    assert isinstance(made, dict)
+    (sample,) = made.values()
+    # An episode that needs one reply.
+    messages = (*sample.messages[:5], replace(sample.messages[5], text=reply("jump", "At once.")))
+    other = replace(sample, messages=messages, instance=instance(1))
+    exchanged = exchange_suffixes([sample, other]).kept_items
+    assert {one.instance: one.messages for one in exchanged} == {
+        sample.instance: other.messages,
+        other.instance: sample.messages,
+    }
 
 
 def test_a_pair_none_of_whose_tries_wins_is_rejected() -> None:
