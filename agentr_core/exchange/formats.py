@@ -727,7 +727,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
             read_with="Rows of verl's RLHFDataset: the prompt of each instance once. Replies are sampled anew, so "
             "there is no loss mask; give verl a reward function or an interaction that plays `extra_info`, and a "
             "`data.max_prompt_length` that holds the prompts: longer ones are left out.",
-            notes=(verl.tools_note,),
+            notes=(verl.tools_note, verl.later_conversations_note),
         ),
     }
 )

@@ -123,17 +123,33 @@ def tools_note(training_set: TrainingSet) -> str:
 def _first_sample_by_instance(training_set: TrainingSet) -> dict[str, tuple[str, Sample, Origin, SampleRow | None]]:
     """Return for each instance, by its key, its first sample: the id and the sample (the chosen
     side of a pair), the origin, and the row, which is None for a pair. Samples of judges are
-    skipped.
+    skipped, and conversations that come later in an episode, such as from a summary on.
     """
     by_instance: dict[str, tuple[str, Sample, Origin, SampleRow | None]] = {}
     for row in training_set.samples:
-        if row.sample.instance is not None and row.sample.kind != SampleKind.JUDGE:
+        if row.sample.instance is not None and row.sample.kind != SampleKind.JUDGE and not _is_later(row.sample):
             by_instance.setdefault(row.sample.instance.key, (row.id, row.sample, row.origin, row))
     for pair in training_set.pairs:
         chosen = pair.preference.chosen
         if chosen.instance is not None:
             by_instance.setdefault(chosen.instance.key, (pair.id, chosen, pair.origin, None))
     return by_instance
+
+
+def _is_later(sample: Sample) -> bool:
+    # The number of the step that a conversation begins with, where an episode has several.
+    return bool(sample.provenance.extra.get("conversation"))
+
+
+def later_conversations_note(training_set: TrainingSet) -> str:
+    """Return a note on how many instances are left out, since the set has only later conversations
+    of their episodes; empty if none.
+    """
+    by_instance = _first_sample_by_instance(training_set)
+    samples = [row.sample for row in training_set.samples if _is_later(row.sample)]
+    keys = {sample.instance.key for sample in samples if sample.instance is not None}
+    count = len(keys - by_instance.keys())
+    return f"left out are {count} instances, of whose episodes the set lacks the beginning" if count else ""
 
 
 def prompt_turns(messages: tuple[Message, ...]) -> list[dict[str, str]]:

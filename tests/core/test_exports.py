@@ -463,6 +463,23 @@ def test_the_prompt_of_an_outside_agent_ends_before_its_first_reply(tmp_path: Pa
     assert last["message"] == "A door."
 
 
+def test_the_prompt_for_verl_is_that_of_the_beginning_of_an_episode(tmp_path: Path) -> None:
+    """After a summary, the first observation ends with the request for it."""
+    good = replace(samples()[1], provenance=Provenance(extra={"conversation": 0}))
+    goal = replace(good.messages[2], text=f"{good.messages[2].text}\n\nSum it up.")
+    later = replace(
+        good,
+        messages=(*good.messages[:2], goal, *good.messages[3:]),
+        provenance=Provenance(extra={"conversation": 4}),
+    )
+    made = training_set(replace(later, instance=THIRD), later, good)
+    export(made, tmp_path / "out", "verl")
+    (row,) = pq.read_table(tmp_path / "out" / "train.parquet").to_pylist()
+    assert [turn["content"] for turn in row["prompt"]] == [message.text for message in good.messages[:3]]
+    assert FORMATS["verl"].notes_on(made) == ["left out are 1 instances, of whose episodes the set lacks the beginning"]
+    assert "\n1 prompts, exported by agentr." in (tmp_path / "out" / "README.md").read_text()
+
+
 def test_verl_is_told_of_a_reward_where_no_question_has_answers(tmp_path: Path) -> None:
     """With golds, tests/flows/test_handover.py runs the script."""
     launch = Launch(model="/models/o'neill", workspace="my runs", run_id="r1")
