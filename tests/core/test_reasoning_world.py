@@ -435,3 +435,9 @@ def test_the_parts_of_an_episode_that_was_played_elsewhere_are_its_text() -> Non
     for cut in ("<think>", "", "<search>x</search><result>y"):
         one = env.recall(instance, cut)
         assert (one.reward, one.stop, one.steps[0].reply) == (0.0, StopReason.STEP_LIMIT, cut)
+    # A box without an answer tag is worth what it is worth in an episode of our own.
+    for text in ("So it is \\boxed{21}.", "<search>x</search><result>\\boxed{21}</result>", "\\boxed{9}"):
+        one = env.recall(instance, text)
+        grade = env.grader.rule(one)
+        assert grade is not None
+        assert (one.reward, one.success) == (grade.reward, grade.success) == (float(text.startswith("So")),) * 2

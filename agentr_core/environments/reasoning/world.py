@@ -379,8 +379,9 @@ class ReasoningWorld(Environment):
         call = call_in(actions[-1])
         is_answer = call is not None and call.name == "answer"
         if reward is None:
-            answer = final_answer(actions[-1], answers) if is_answer else ""
-            reward = problem.correctness(answer, answers)
+            # As in `prediction_of`: without an answer tag, the last box counts.
+            answer_text = actions[-1] if is_answer else "".join(reply for reply, _ in parts)
+            reward = problem.correctness(final_answer(answer_text, answers), answers)
         success, last = reward > self._rules.success_from, len(parts) - 1
         steps = tuple(
             Step(
