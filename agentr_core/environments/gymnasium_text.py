@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentr_core.environment import Environment, Instances, checked_number, checked_text, missing_part
-from agentr_core.episodes.rollout import take_step
+from agentr_core.episodes.grading import grade_by_rule
+from agentr_core.episodes.rollout import act as act_in
 from agentr_core.errors import ConfigError, EnvironmentFault, MissingPart
-from agentr_core.types import Instance, Transition
+from agentr_core.types import Instance, StopReason, Trajectory, Transition
 
 if TYPE_CHECKING:
     import gymnasium
@@ -155,8 +156,7 @@ class TrlEpisode:
 
     def __init__(self, env: Environment) -> None:
         self._env = env
-        self._num_steps = 0
-        self._reward = 0.0
+        self._episode: Trajectory | None = None
         self._is_over = False
         self._fault: EnvironmentFault | None = None
 
@@ -164,8 +164,10 @@ class TrlEpisode:
         """Begin the instance that a row of the dataset names, and return its first observation,
         which TRL appends to the prompt.
         """
-        self._num_steps, self._reward, self._is_over, self._fault = 0, 0.0, False, None
-        return self._env.reset(Instance(environment=environment_name, split=split, index=index))
+        self._episode, self._is_over, self._fault = None, False, None
+        instance = Instance(environment=environment_name, split=split, index=index)
+        self._episode = Trajectory.ended(instance, self._env.reset(instance), (), StopReason.STEP_LIMIT)
+        return self._episode.first_observation
 
     def act(self, action: str) -> str:
         """Act in the world and see what it leads to.
@@ -176,28 +178,31 @@ class TrlEpisode:
         Returns:
             What is observed after the action.
         """
-        if self._is_over:
+        episode = self._episode
+        if self._is_over or episode is None:
             return "The episode is over."
         try:
-            parsed_action = self._env.parse(f"Action: {action}")
-            observation, reward, terminated, truncated, _ = take_step(self._env, parsed_action)
+            outcome = act_in(self._env, f"Action: {action}")
         except EnvironmentFault as fault:
             # TRL would report the fault to the model as the model's own mistake; `get_reward`
             # raises it instead.
             self._fault, self._is_over = fault, True
             return "The environment broke."
-        self._num_steps += 1
-        self._reward = max(reward, 0.0)
-        self._is_over = terminated or truncated or reward < 0 or self._num_steps >= self._env.step_limit
-        return observation
+        steps = (*episode.steps, outcome.step)
+        self._is_over = outcome.stop is not None or len(steps) >= self._env.step_limit
+        self._episode = Trajectory.ended(
+            episode.instance, episode.first_observation, steps, outcome.stop or StopReason.STEP_LIMIT
+        )
+        return outcome.step.observation
 
     def get_reward(self) -> float:
-        """Return the reward of the episode, in [0, 1]. Raises the `EnvironmentFault` that ended it,
-        if one did.
+        """Return the reward of the episode, in [0, 1], by the world's grader if it has one. Raises
+        the `EnvironmentFault` that ended it, if one did, and `ConfigError` if the grader has to ask
+        a model.
         """
         if self._fault is not None:
             raise self._fault
-        return self._reward
+        return 0.0 if self._episode is None else grade_by_rule(self._env, self._episode).reward
 
 
 def environment_factory(make: Callable[[], Environment]) -> Callable[[], TrlEpisode]:

@@ -11,7 +11,7 @@ from agentr_core.environment import Environment, checked_flag, checked_number
 from agentr_core.episodes.rollout import EpisodeTimer, Helper, call_env, divergence_error, repeat_step
 from agentr_core.episodes.transcript import without_summaries
 from agentr_core.episodes.units import phase
-from agentr_core.errors import IllTypedAnswer, ModelFault
+from agentr_core.errors import ConfigError, IllTypedAnswer, ModelFault
 from agentr_core.fingerprint import derive_seed
 from agentr_core.protocols import Blocking, Grader
 from agentr_core.replies import answer_text
@@ -54,6 +54,20 @@ async def grade_episode(
     return replace(
         trajectory, steps=(*trajectory.steps[:-1], last_step), reward=reward, success=success, stop=stop
     ), grading
+
+
+def grade_by_rule(env: Environment, trajectory: Trajectory) -> Trajectory:
+    """Return an episode with the reward and success of its environment's grader, where no model can
+    be asked; unchanged as by `grade_episode`. Raises `ConfigError` if the grader has to ask one.
+    """
+    if env.grader is None or not trajectory.steps or trajectory.stop is StopReason.DISASTER:
+        return trajectory
+    grade = env.grader.rule(trajectory)
+    if grade is None:
+        raise ConfigError(
+            f"the grader of {env.name} asks a model of role {env.grader.asks}, but none can be asked here"
+        )
+    return replace(trajectory, reward=grade.reward, success=grade.success)
 
 
 # Unlike in `restore`, observations are not compared with the recorded ones: what is scored is what

@@ -18,6 +18,7 @@ from agentr_core.environments.agentgym import worlds
 from agentr_core.environments.agentgym.client import Connection
 from agentr_core.environments.agentgym.server import SlotPool, app, number_instances
 from agentr_core.environments.agentgym.wire import WIRE_FORMATS, read_ids
+from agentr_core.environments.graders import Pattern
 from agentr_core.environments.remote import StepOutcome
 from agentr_core.errors import ConfigError, DataFileError, MalformedAnswer
 from agentr_core.types import Instance
@@ -242,6 +243,19 @@ def test_ids_are_taken_as_strings_and_a_reset_needs_no_number() -> None:
         env_idx = client.post("/create", json={"id": 3}).json()
         assert client.post("/reset", json={"env_idx": env_idx}).json() == "The goal is 5 to the right."
         assert client.post("/reset", json={"env_idx": env_idx, "id": 0}).json() == "The goal is 2 to the right."
+
+
+def test_a_graded_world_is_served_with_the_reward_of_its_grader() -> None:
+    class Graded(Line):
+        grader = Pattern("^stop$", where="action")
+
+    with TestClient(app(Graded, WIRE_FORMATS["textcraft"], LINES)) as client:
+        key = client.post("/create", json={}).json()
+        for actions, rewards in ((["right", "stop"], [0, 1]), (["right", "right"], [0, 0]), (["jump"], [-1])):
+            client.post("/reset", json=key | {"data_idx": 0})
+            steps = [client.post("/step", json=key | {"action": action}).json() for action in actions]
+            assert [step["reward"] for step in steps] == rewards
+            assert steps[-1]["done"]
 
 
 def test_idle_environments_are_closed_and_ids_are_not_used_again() -> None:

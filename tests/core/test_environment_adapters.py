@@ -20,6 +20,7 @@ from agentr_core.environments import registry
 from agentr_core.environments.agentgym.worlds import Wordle
 from agentr_core.environments.contract import check
 from agentr_core.environments.crafting.textcraft import TextCraft
+from agentr_core.environments.graders import NumericAnswer, Rubric
 from agentr_core.environments.gymnasium_text import GymnasiumText, environment_factory, rows
 from agentr_core.episodes.rollout import act
 from agentr_core.errors import ConfigError, DataFault, EnvironmentFault, IllTypedAnswer
@@ -230,6 +231,26 @@ def test_a_fault_is_no_reward_in_trl() -> None:
     assert episode.act("right") == "The environment broke."
     with pytest.raises(EnvironmentFault, match="snapped"):
         episode.get_reward()
+
+
+def test_a_graded_world_has_the_reward_of_its_grader_in_trl() -> None:
+    class Graded(Line):
+        grader = NumericAnswer(lambda instance: ["42"])
+
+    class Judged(Line):
+        grader = Rubric("It looks twice.")
+
+    episode = environment_factory(Graded)()
+    row: dict[str, Any] = {"environment_name": "line", "split": "train", "index": 1}
+    for action, reward in (("say 42", 1.0), ("say 41", 0.0), ("jump", 0.0)):
+        episode.reset(**row)
+        episode.act(action)
+        assert episode.get_reward() == reward
+    judged = environment_factory(Judged)()
+    judged.reset(**row)
+    judged.act("look")
+    with pytest.raises(ConfigError, match="the grader of line asks a model of role judge, but none can be asked here"):
+        judged.get_reward()
 
 
 def test_the_template_keeps_the_contract() -> None:

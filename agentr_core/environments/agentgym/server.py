@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
@@ -20,10 +20,11 @@ from starlette.routing import Route
 
 from agentr_core.environment import Environment
 from agentr_core.environments.agentgym.wire import WireFormat
+from agentr_core.episodes.grading import grade_by_rule
 from agentr_core.episodes.rollout import take_step
 from agentr_core.errors import AgentrError, EnvironmentRefusal, EnvironmentUnavailable
 from agentr_core.http_server import Guard
-from agentr_core.types import Instance
+from agentr_core.types import Instance, Step, StopReason, Trajectory, Transition
 
 Number = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """A whole number of 64 bits in a request, which may be a string. The bound is there because a
@@ -38,7 +39,8 @@ class Slot:
     """One environment of a client. `last_answer` is the last answer to a step or a reset, None
     before the first; `reward` is the reward of the episode so far.
 
-    `instance_number` is the instance that a reset without a number begins.
+    `instance_number` is the instance that a reset without a number begins. `episode` is what a
+    grader is given at the end of an episode; None before the first reset.
     """
 
     env: Environment
@@ -47,6 +49,7 @@ class Slot:
     observation: str = ""
     last_answer: Any = None
     reward: float = 0.0
+    episode: Trajectory | None = None
     last_used: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -148,7 +151,8 @@ class SlotPool:
         with self._locked(env_id) as slot:
             if slot.last_answer is None:
                 raise EnvironmentRefusal(f"The id {env_id} was never reset.")
-            transition = take_step(slot.env, self._wire.unwrap_action(body["action"]))
+            action = self._wire.unwrap_action(body["action"])
+            transition = _graded_transition(slot, action, take_step(slot.env, action))
             slot.last_answer = self._wire.write_step(transition, previous_reward=slot.reward)
             slot.observation, slot.reward = transition.observation, transition.reward
             return slot.last_answer
@@ -196,8 +200,33 @@ class SlotPool:
         if instance is None:
             raise EnvironmentRefusal(f"The {self._wire.item_key} {number} is not served.")
         slot.observation, slot.reward = slot.env.reset(instance), 0.0
+        slot.episode = Trajectory.ended(instance, slot.observation, (), StopReason.STEP_LIMIT)
         slot.last_answer = self._wire.write_first_observation(env_id, slot.observation)
         return slot.last_answer
+
+
+def _graded_transition(slot: Slot, action: str, transition: Transition) -> Transition:
+    """Return the transition of an action, with the reward and success of the environment's grader,
+    if it has one, where the episode ends. Raises as `grade_by_rule`.
+    """
+    env = slot.env
+    if env.grader is None or slot.episode is None:
+        return transition
+    is_over = transition.terminated or transition.truncated
+    step = Step(
+        reply=env.reply_with(action),
+        action=action,
+        observation=transition.observation,
+        reward=max(transition.reward, 0.0),
+        terminated=is_over,
+        success=transition.info["success"],
+        disaster=transition.reward < 0,
+    )
+    slot.episode = replace(slot.episode, steps=(*slot.episode.steps, step))
+    if not is_over or step.disaster:
+        return transition
+    graded = grade_by_rule(env, slot.episode)
+    return transition._replace(reward=graded.reward, info={**transition.info, "success": graded.success})
 
 
 def number_instances(env: Environment, splits: Sequence[str]) -> dict[int, Instance]:
