@@ -108,6 +108,25 @@ async def test_code_in_fences_runs(tool: PythonTool, text: str) -> None:
     assert (outcome.status, outcome.stdout) == ("ok", "42\n"), outcome
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "    x = 6\n    print(7 * x)",
+        "x = 6\n    print(7 * x)",
+        "for x in (6,):\n        print(7 * x)\n    x = 0",
+        "\tx = 6\n\tif x:\n\t\tprint(7 * x)\n",
+    ],
+)
+async def test_code_that_is_indented_as_a_whole_runs(tool: PythonTool, code: str) -> None:
+    outcome = await tool.run(code)
+    assert (outcome.status, outcome.stdout) == ("ok", "42\n"), outcome
+
+
+async def test_a_wrong_indentation_stays_an_error(tool: PythonTool) -> None:
+    for code in ("def f():\nreturn 1", "if True:\n    x = 1\n  y = 2\n z = 3"):
+        assert "IndentationError" in (await tool.run(code)).stderr
+
+
 async def test_an_error_in_fenced_code_shows_its_line(tool: PythonTool) -> None:
     outcome = await tool.run("```python\nx = 0\n1 / x\n```")
     assert outcome.stderr.splitlines()[1:3] == ['  File "<python>", line 2, in <module>', "    1 / x"]

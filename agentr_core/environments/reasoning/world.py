@@ -566,7 +566,7 @@ class Reasoning(ReasoningWorld):
         """Return 5. Since version 2, code that failed is reported in another way; since version 3,
         answers are compared by what they mean, and search finds documents in any script; since
         version 4, a yes or no is right or wrong as a whole; since version 5, letters after a space
-        may be variables, and words may have commands of LaTeX.
+        may be variables, words may have commands of LaTeX, and code may be indented as a whole.
         """
         return 5
 

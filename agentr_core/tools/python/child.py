@@ -13,6 +13,7 @@ import threading
 import traceback
 import types
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 
 EXCEPTION_STATUS, MEMORY_STATUS = 1, 101
@@ -44,9 +45,9 @@ def prepare(packages: Sequence[str], dependencies: frozenset[str]) -> None:
 def run(code: str) -> int:
     """Run code as `__main__`, wait for its threads, and return the exit status for the process.
 
-    As in a notebook, the value of a last expression is printed, unless it is None. `random` and
-    `numpy.random` are seeded with 0. If the text does not parse, the code in its Markdown fences is
-    run instead.
+    As in a notebook, the value of a last expression is printed, unless it is None, and an
+    indentation of the whole code is removed. `random` and `numpy.random` are seeded with 0. If the
+    text does not parse, the code in its Markdown fences is run instead.
     """
     sys.stdin = io.TextIOWrapper(io.FileIO(0))
     sys.stdout, sys.stderr = _output_stream(1), _output_stream(2)
@@ -73,7 +74,7 @@ def _execute(code: str) -> int:
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     try:
-        code = _without_fences(code)
+        code = _without_indentation(_without_fences(code))
         linecache.cache[_FILE_NAME] = (len(code), None, code.splitlines(keepends=True), _FILE_NAME)
         tree = ast.parse(code, _FILE_NAME)
         last_expression = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
@@ -117,6 +118,25 @@ def _without_fences(code: str) -> str:
         blocks = "\n".join(textwrap.dedent(match[3]) for match in _FENCED_BLOCK.finditer(code))
         # A closing fence without an opening one, as if a tag around the code had opened it.
         return blocks if blocks.strip() else _FENCE.sub("", code)
+    return code
+
+
+def _without_indentation(code: str) -> str:
+    """Return code without an indentation of all its lines, which a notebook removes, too; the first
+    line may have lost its own with the white space around the code. Code that parses, or would not
+    parse then either, is returned as it is.
+    """
+    try:
+        ast.parse(code)
+    except IndentationError:
+        first, _, rest = code.strip().partition("\n")
+        for candidate in (textwrap.dedent(code), f"{first}\n{textwrap.dedent(rest)}"):
+            with suppress(SyntaxError, ValueError):
+                ast.parse(candidate)
+                return candidate
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        # `_execute` reports it.
+        pass
     return code
 
 
