@@ -104,7 +104,7 @@ def test_a_step_worth_as_much_as_its_siblings_is_no_error_whatever_the_last_digi
 ) -> None:
     store = gallery.fill(tmp_path / "store.duckdb")
     with store.transaction() as con:
-        # The judged step was visited once, its sibling three times: 0.1 + 0.1 + 0.1 is more than 0.3.
+        # The judged step was visited once, its sibling three times.
         con.execute("update node set visits = 1, value_sum = 0.1 where node_index = 3")
         con.execute("update node set visits = 3, value_sum = ? where node_index = 2", [0.1 + 0.1 + 0.1])
     (path,) = store.answer("select * from v_critic_audit").to_pylist()
@@ -130,6 +130,27 @@ def test_what_a_teacher_collects_is_no_token_of_the_actor(tmp_path: Path) -> Non
     assert store.rows(roles, gallery.RUN) == sorted(
         ("teacher" if purpose == "collected" else role, purpose, *numbers) for role, purpose, *numbers in own
     )
+
+
+def test_what_a_teacher_goes_on_with_is_played_by_the_teacher(tmp_path: Path) -> None:
+    store = gallery.fill(tmp_path / "store.duckdb")
+    config = {
+        "splice": {"continuation": {"by": "teacher"}},
+        "models": {"teacher": {"backend": "openai", "path": "", "server": {"model": "large"}}},
+    }
+    tokens = "select role, sum(replies)::bigint from v_tokens where purpose = 'collected' group by all order by 1"
+    request = "{'seed': 71, 'number': 0, 'prompt_tokens': 1, 'completion_tokens': 1, 'thinks': false}"
+    with store.transaction() as con:
+        con.execute(f"update trajectory set asked = [{request}, null] where source = 'rollout'")
+    ((_, replies),) = store.rows(tokens)
+    with store.transaction() as con:
+        con.execute("update run set config = ?", [json.dumps(config)])
+    assert store.rows(tokens) == [("actor", replies - 4), ("teacher", 4)]
+    assert store.rows("select distinct source, model, checkpoint_id from v_trajectories order by all") == [
+        ("episode", "base", gallery.BASE),
+        ("episode", "one", gallery.TRAINED),
+        ("rollout", "large", None),
+    ]
 
 
 @pytest.mark.slow

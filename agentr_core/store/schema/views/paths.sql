@@ -4,7 +4,8 @@
 -- `max(success)` and `min(success)` stand for bool_or and bool_and.
 -- The goal is found as `texts.goal` finds it; a test compares the two.
 create view v_trajectories as
-select r.recipe, i.run_id, i.iteration, t.source, e.name as evaluation, c.path as model, n.environment, n.split, t.instance_id,
+select r.recipe, i.run_id, i.iteration, t.source, e.name as evaluation,
+    if(t.source = 'rollout', coalesce(r.continued_by, c.path), c.path) as model, n.environment, n.split, t.instance_id,
     n.instance_index, n.depth, f.facts, trim(regexp_replace(split_part(coalesce(
         nullif(regexp_extract(t.opening, '(?i)\b(?:(?:goal|task|instruction|question)(?: is)?(?: to)?:|your (?:goal|task) is to\b)\s*(?:\[SEP\]\s*)?(\S[^\n]*)', 1), ''),
         regexp_extract(t.opening, '\S[^\n]*')), ' [SEP]', 1), '\s+', ' ', 'g')) as goal,
@@ -24,9 +25,15 @@ left join instance_facts f using (instance_id)
 left join evaluation e using (evaluation_id)
 left join tree g using (tree_id)
 left join iteration i on i.iteration_id = coalesce(t.iteration_id, e.iteration_id)
-left join run r using (run_id)
+left join (
+    -- Who goes on from the errors of the policy, where that is the teacher.
+    select run_id, recipe, started_at, case when (config->>'$.splice.continuation.by') = 'teacher' then
+        if((config->>'$.models.teacher.backend') = 'openai', config->>'$.models.teacher.server.model', config->>'$.models.teacher.path')
+        end as continued_by
+    from run
+) r using (run_id)
 left join checkpoint c
-    on t.source <> 'expert' and c.checkpoint_id = coalesce(e.checkpoint_id, g.checkpoint_id, i.collected_by, i.checkpoint_in)
+    on t.source <> 'expert' and not (t.source = 'rollout' and r.continued_by is not null) and c.checkpoint_id = coalesce(e.checkpoint_id, g.checkpoint_id, i.collected_by, i.checkpoint_in)
 where t.source not in ('bare', 'ungraded')
 order by r.started_at, i.run_id, i.iteration, t.source, e.name, t.instance_id, t.trajectory_id;
 comment on view v_trajectories is 'All episodes and paths, of evaluations, trees, rollouts and experts alike: what was to be reached, by which model, and how it ended. Left out are those that wait for their grade or their thoughts.';
@@ -34,6 +41,7 @@ comment on column v_trajectories.source is 'As trajectory.source.';
 comment on column v_trajectories.iteration is 'The one that it was played for; of an evaluation, the one that made the model. 0: the model that the run begins with.';
 comment on column v_trajectories.evaluation is 'The held-out set; null of what was played to train on.';
 comment on column v_trajectories.model is 'Directory of the model that played it, or its name on a server; in group RL, of the one that the iteration begins with. Null of an expert''s.';
+comment on column v_trajectories.checkpoint_id is 'Of that model; null where the teacher goes on from an error of the policy, too.';
 comment on column v_trajectories.depth is 'Difficulty class, where the environment has one.';
 comment on column v_trajectories.facts is 'What the world tells of the instance, as in table instance_facts: `facts->>''$.task''`.';
 comment on column v_trajectories.goal is 'What is to be reached, out of first_observation: what follows the label of a goal, task, instruction or question, else the first line.';
@@ -180,29 +188,31 @@ comment on column v_tool_calls.seconds is 'How long the calls took, one after th
 
 create view v_tokens as
 with spent as (
-    select t.iteration_id, 'collected' as purpose, 'actor' as role, g.prompt_tokens, g.completion_tokens, g.finish_reason
+    select t.iteration_id, 'tree' as source, 'collected' as purpose, 'actor' as role, g.prompt_tokens, g.completion_tokens, g.finish_reason
     from generation g join tree t on t.tree_id = g.owner_id where g.kind = 'node' and t.copied_from is null
     union all
-    select j.iteration_id, 'judged', 'judge', g.prompt_tokens, g.completion_tokens, g.finish_reason
+    select j.iteration_id, 'tree', 'judged', 'judge', g.prompt_tokens, g.completion_tokens, g.finish_reason
     from generation g join judgement j on (j.tree_id, j.node_index) = (g.owner_id, g.position)
     where g.kind = 'judgement' and j.copied_from is null
     union all
-    select t.iteration_id, if(t.source in ('episode', 'validation'), 'evaluated', 'collected'), 'actor', g.prompt_tokens,
+    select t.iteration_id, t.source, if(t.source in ('episode', 'validation'), 'evaluated', 'collected'), 'actor', g.prompt_tokens,
         g.completion_tokens, g.finish_reason
     from generation g join trajectory t on t.trajectory_id = g.owner_id
     where g.kind = 'step' and g.seed is not null and t.copied_from is null
         and t.source in ('episode', 'rollout', 'validation', 'flywheel')
     union all
-    select coalesce(t.iteration_id, s.iteration_id), a.purpose, a.role, a.prompt_tokens, a.completion_tokens, a.finish_reason
+    select coalesce(t.iteration_id, s.iteration_id), coalesce(s.source, 'tree'), a.purpose, a.role, a.prompt_tokens, a.completion_tokens, a.finish_reason
     from answer a
     left join tree t on a.kind = 'node' and t.tree_id = a.owner_id
     left join trajectory s on a.kind = 'step' and s.trajectory_id = a.owner_id
     where not a.given and coalesce(t.copied_from, s.copied_from) is null and coalesce(s.source, '') <> 'ungraded'
     union all
-    select iteration_id, 'edited', role, prompt_tokens, completion_tokens, finish_reason from edit
+    select iteration_id, null, 'edited', role, prompt_tokens, completion_tokens, finish_reason from edit
 ), asked as (
-    select i.run_id, i.iteration, s.* exclude (iteration_id)
-        replace (if(s.purpose = 'collected' and i.collected_by is not null, 'teacher', s.role) as role)
+    select i.run_id, i.iteration, s.* exclude (iteration_id, source) replace (if(
+        s.purpose = 'collected' and (i.collected_by is not null or (s.source = 'rollout' and i.run_id in (
+            select run_id from run where (config->>'$.splice.continuation.by') = 'teacher'
+        ))), 'teacher', s.role) as role)
     from spent s join iteration i using (iteration_id)
 )
 select r.recipe, s.run_id, s.iteration, s.purpose, s.role, count(*) as replies, coalesce(sum(s.prompt_tokens), 0)::bigint as prompt_tokens,
