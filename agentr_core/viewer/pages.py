@@ -303,6 +303,7 @@ def tree(store: Store, tree_id: str) -> Page | None:
     values = {
         "head": head,
         "nodes": nodes,
+        "most_nodes": MAX_NODES,
         "pairs": pairs,
         # The only markup of a page that does not come from its template: made by `tree_drawing`,
         # which escapes texts.
