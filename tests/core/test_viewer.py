@@ -18,11 +18,13 @@ from agentr_core.errors import ConfigError
 from agentr_core.evaluation.metrics import is_stuck
 from agentr_core.reports import wording
 from agentr_core.samples.rendering import RenderedToken
+from agentr_core.store.codec.trajectories import episode_rows
 from agentr_core.store.database import Store
 from agentr_core.store.queries.trees import PathStep, SampledTokens, TreeNode
 from agentr_core.store.tables import merge
 from agentr_core.store.text_index import TextIndex
 from agentr_core.system import LOOPBACK
+from agentr_core.types import Instance, Step, StopReason, Trajectory
 from agentr_core.viewer import pages as viewer_pages
 from agentr_core.viewer import strip
 from agentr_core.viewer.bundle import bundle
@@ -291,6 +293,30 @@ async def test_the_steps_that_an_episode_goes_on_from_are_marked(pages: httpx.As
     assert re.findall(r'<article class="step( given)?" id="(\d+)"', continued) == [(" given", "0"), ("", "1")]
     assert "Steps 2, 1 given" in shown(continued)
     assert "given" not in (await pages.get(f"/trajectory/{gallery.ROLLOUTS[1]}")).text
+
+
+async def test_the_steps_that_a_revision_test_replays_are_marked(tmp_path: Path) -> None:
+    store = gallery.fill(tmp_path / "store.duckdb")
+    key, instance = "aaaa0000000000ff", Instance(environment="toy", split="train", index=3)
+    step = Step(reply="look", action="LOOK", observation="seen", reward=0.0)
+    replayed = Trajectory.ended(instance, "Start.", (step, step), StopReason.STEP_LIMIT)
+    where = {"evaluation_id": gallery.AFTER, "iteration_id": gallery.ITERATION}
+    store.write(episode_rows(key, replayed, **where, cut=1))
+    async with client(store) as http:
+        page = (await http.get(f"/trajectory/{key}")).text
+    assert re.findall(r'<article class="step( given)?" id="(\d+)"', page) == [(" given", "0"), ("", "1")]
+    assert "Steps 2, 1 given" in shown(page)
+
+
+@pytest.mark.parametrize(("operator", "whose"), [("revision", "a failed"), ("continuation", "the expert's")])
+async def test_a_group_tells_whose_first_steps_it_was_given(tmp_path: Path, operator: str, whose: str) -> None:
+    store = gallery.fill(tmp_path / "store.duckdb")
+    with store.transaction() as con:
+        con.execute("update rl_group set prefix = 1")
+        con.execute("update derivation set operator = ?", [operator])
+    async with client(store) as http:
+        page = (await http.get(f"/group/{gallery.ITERATION}/1/0")).text
+    assert f"Given steps 1, of {whose} episode" in shown(page)
 
 
 async def test_what_is_known_by_the_beginning_of_its_id_is_found(pages: httpx.AsyncClient) -> None:

@@ -67,7 +67,7 @@ class TrajectoryHead(NamedTuple):
     relatives: int
     """The number of trajectories that it was made from, or that were made from it."""
     given: int
-    """The number of its first steps that it took over from the trajectory that it continues."""
+    """The number of its first steps that were recorded before: it goes on from them."""
 
 
 class StoredToolCall(NamedTuple):
@@ -144,8 +144,7 @@ _TRAJECTORY_HEAD = """
 select t.trajectory_id, t.source, i.run_id, i.iteration, t.evaluation_id, e.name, t.instance_id, n.depth,
     t.first_observation, t.reward, t.success, t.stop, t.num_steps, t.tree_id, t.leaf, r.iteration_id,
     r.step, r.number, r.advantage,
-    (select count(*) from derivation d where $1 in (d.child_id, d.parent_id)),
-    (select coalesce(max(d.position), 0) from derivation d where d.child_id = $1)
+    (select count(*) from derivation d where $1 in (d.child_id, d.parent_id)), t.given
 from trajectory t
 join instance n using (instance_id)
 left join evaluation e using (evaluation_id)
@@ -263,7 +262,9 @@ class Validation(NamedTuple):
 
 
 class GroupHead(NamedTuple):
-    """One row of table rl_group with its run; see the comments of its columns."""
+    """One row of table rl_group with its run; see the comments of its columns. `is_expert_led`
+    tells whether its first steps are the expert's.
+    """
 
     iteration_id: str
     run_id: str
@@ -276,6 +277,7 @@ class GroupHead(NamedTuple):
     wins: int
     contrast: bool
     prefix: int
+    is_expert_led: bool
     first_observation: str
 
 
@@ -342,13 +344,12 @@ def validations(store: Store, iteration_id: str) -> list[Validation]:
 
 
 _GROUP = """
+with member as (select trajectory_id from rl_rollout where (iteration_id, step, number) = ($1, $2, $3))
 select g.iteration_id, i.run_id, i.iteration, g.step, g.number, g.instance_id, g.policy, g.reward, g.wins, g.contrast,
-    g.prefix, (select any_value(t.first_observation) from trajectory t where t.trajectory_id in (
-        select trajectory_id from rl_rollout r
-        where (r.iteration_id, r.step, r.number) = (g.iteration_id, g.step, g.number)
-    ))
+    g.prefix, exists (from member join derivation on child_id = trajectory_id where operator = 'continuation'),
+    (select any_value(t.first_observation) from trajectory t semi join member using (trajectory_id))
 from rl_group g join iteration i using (iteration_id)
-where g.iteration_id = ? and g.step = ? and g.number = ?
+where g.iteration_id = $1 and g.step = $2 and g.number = $3
 """
 _ROLLOUTS = """
 select r.trajectory_id, r.episode, r.advantage, t.reward, t.success, t.stop, t.num_steps
