@@ -539,6 +539,8 @@ def test_a_run_is_another_one_for_each_arm_seed_and_pool(tiny_model_dir: Path) -
     ids = [run_id_of(arm.recipe) for name in (pool, "other") for arm in arms_of(wanted, name)]
     assert len({pool, *ids}) == 33
     assert run_id_of(recipe("data.windowed=reject", model=tiny_model_dir)) != pool, "its splices are others"
+    scored = {run_id_of(recipe(f"data.scoring={name}", model=tiny_model_dir)) for name in ("abc", "bcd")}
+    assert len(scored | {pool}) == 3, "its pairs and good paths are others"
     assert run_id_of(recipe("data.windowed=stretches", model=tiny_model_dir)) == pool
     assert run_id_of(recipe("data.good_per_tree=2", arms={}, model=tiny_model_dir)) == pool
     for change in ("search.width=3", "data.use=good", "eto.explore.samples=1", "seed=1", "evaluation.max_steps=9"):

@@ -395,8 +395,10 @@ def _drop_arm_fields(recipe: Recipe, settings: dict[str, Any]) -> None:
     if not recipe.compare.pool:
         del settings["training"], settings["eto"]["dpo"]
         # Fields at their defaults are left out, so that existing ids stay the same.
-        use, windowing = recipe.data.use, recipe.data.windowed
-        settings["data"] = use if windowing == DataConfig().windowed else {"use": use, "windowed": windowing}
+        names = [path.removeprefix("data.") for path in POOL_FIELDS]
+        changed = {name: getattr(recipe.data, name) for name in names}
+        changed = {name: value for name, value in changed.items() if value != getattr(DataConfig(), name)}
+        settings["data"] = {"use": recipe.data.use, **changed} if changed else recipe.data.use
 
 
 def _faults(recipe: Recipe) -> list[str]:
