@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from statistics import fmean
+from typing import Literal
 
 import pytest
 
+from agentr_core.environments.reasoning.problems import Problem
 from agentr_core.errors import DataFault
-from agentr_core.evaluation.metrics import success_rate
+from agentr_core.evaluation.metrics import Estimate, success_rate
 from agentr_core.methods.et_agent.evaluate import (
     Attempt,
+    QuestionEpisode,
     attempt_of,
     behaviour,
+    estimates_of,
     gains,
     is_concise,
     read_vote,
@@ -128,6 +132,29 @@ def test_variants_of_a_question_are_no_independent_evidence() -> None:
     before = [replace(one, score=0.0) for one in asked(3)]
     alone, renamed = (gains(asked(count), before)["performance_gain_over_base"] for count in (1, 3))
     assert renamed.high - renamed.low == pytest.approx(alone.high - alone.low)
+
+
+@pytest.mark.parametrize(("domain", "name"), [("math", "judged"), ("knowledge", "f1")])
+def test_scores_of_answers_are_over_origins_too(domain: Literal["math", "knowledge"], name: str) -> None:
+    def answered(variants: int) -> dict[str, Estimate]:
+        return estimates_of(
+            [
+                QuestionEpisode(
+                    attempt=attempt(question=f"{number}#{variant}", origin=str(number)),
+                    trajectory=replace(
+                        GOOD, instance=replace(GOOD.instance, index=3 * number + variant), reward=float(number % 2)
+                    ),
+                    problem=Problem(id="", question="", golds=(str(number % 2),), source="s", domain=domain),
+                )
+                for number in range(12)
+                for variant in range(variants)
+            ]
+        )
+
+    once, thrice = answered(1), answered(3)
+    for measure in (name, "exact_match"):
+        assert (once[measure].mean, thrice[measure].n) == (0.5, 36)
+        assert thrice[measure].high - thrice[measure].low == pytest.approx(once[measure].high - once[measure].low)
 
 
 def test_what_nobody_tells_is_not_a_number() -> None:

@@ -403,7 +403,7 @@ def measures(ctx: RunContext, iteration: int, name: str, episodes: Sequence[Epis
             question_episodes_of(ctx, [e.trajectory for e in episodes]), episodes, strict=True
         )
     ]
-    estimates = _estimates(question_episodes)
+    estimates = estimates_of(question_episodes)
     if iteration and (base_episodes := ended_episodes(ctx, evaluation_id(ctx, 0, name))):
         base_question_episodes = question_episodes_of(ctx, [episode.trajectory for episode in base_episodes])
         gain_estimates = gains(
@@ -412,7 +412,7 @@ def measures(ctx: RunContext, iteration: int, name: str, episodes: Sequence[Epis
         )
         estimates |= {name: estimate for name, estimate in gain_estimates.items() if estimate.n}
     for source in sorted({question_episode.attempt.source for question_episode in question_episodes}):
-        source_estimates = _estimates(
+        source_estimates = estimates_of(
             [question_episode for question_episode in question_episodes if question_episode.attempt.source == source]
         )
         estimates |= {f"{SOURCE_PREFIX}{source}/{name}": estimate for name, estimate in source_estimates.items()}
@@ -462,33 +462,32 @@ def question_episodes_of(ctx: RunContext, trajectories: Sequence[Trajectory]) ->
     return question_episodes
 
 
-def _estimates(question_episodes: Sequence[QuestionEpisode]) -> dict[str, Estimate]:
+def estimates_of(question_episodes: Sequence[QuestionEpisode]) -> dict[str, Estimate]:
+    """Return the metrics of `Behaviour` over episodes, and the scores of their answers alone,
+    whatever these cost, by name; those that no episode has are left out.
+    """
     metrics = behaviour([question_episode.attempt for question_episode in question_episodes])
     estimates = {metric.name: getattr(metrics, metric.name) for metric in fields(metrics)}
-    # Scores of the answers alone, whatever they cost.
-    questions = [
-        (question_episode.trajectory, question_episode.problem, question_episode.answers)
-        for question_episode in question_episodes
-        if question_episode.problem is not None
-    ]
-    keys = [trajectory.instance.key for trajectory, *_ in questions]
-    math_scores = [(t.instance.key, t.reward) for t, problem, _ in questions if problem.domain == "math"]
-    knowledge_scores = [
-        (t.instance.key, problem.correctness(prediction_of(t, answers), answers))
-        for t, problem, answers in questions
-        if problem.domain == "knowledge"
-    ]
-    exact_matches: list[float] = []
-    for trajectory, problem, answers in questions:
+    scores: dict[str, list[tuple[float, str]]] = {"f1": [], "judged": [], "exact_match": []}
+    for question_episode in question_episodes:
+        problem, answers = question_episode.problem, question_episode.answers
+        if problem is None:
+            continue
+        trajectory, cluster = question_episode.trajectory, question_episode.attempt.cluster
         prediction = prediction_of(trajectory, answers)
-        if problem.domain == "math" or problem.options:
-            exact_matches.append(float(problem.correctness(prediction, answers) == 1))
+        if problem.domain == "math":
+            scores["judged"].append((trajectory.reward, cluster))
         else:
-            exact_matches.append(float(exact_match(prediction, problem.golds, answers)))
+            scores["f1"].append((problem.correctness(prediction, answers), cluster))
+        is_match = (
+            problem.correctness(prediction, answers) == 1
+            if problem.domain == "math" or problem.options
+            else exact_match(prediction, problem.golds, answers)
+        )
+        scores["exact_match"].append((float(is_match), cluster))
     estimates |= {
-        "f1": clustered_share([value for _, value in knowledge_scores], [key for key, _ in knowledge_scores]),
-        "judged": clustered_share([value for _, value in math_scores], [key for key, _ in math_scores]),
-        "exact_match": clustered_share(exact_matches, keys),
+        name: clustered_share([value for value, _ in values], [cluster for _, cluster in values])
+        for name, values in scores.items()
     }
     return {name: estimate for name, estimate in estimates.items() if estimate.n}
 
