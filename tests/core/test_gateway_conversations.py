@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from toy import Line, instance
 
 from agentr_core.environments.gateway.conversations import (
     CallTurn,
@@ -21,7 +22,10 @@ from agentr_core.environments.gateway.conversations import (
     prompts_of,
 )
 from agentr_core.episodes.transcript import call_text, turn_texts
-from agentr_core.types import Message, Step
+from agentr_core.methods.eto.preferences import StoredTrajectory, pair_of_own
+from agentr_core.recipes.eto import PreferencesConfig
+from agentr_core.samples.dataset import prompt_of
+from agentr_core.types import Message, Step, StopReason, Trajectory
 
 SYSTEM = CallTurn("system", "Play.")
 TASK = CallTurn("user", "Build a bed.")
@@ -204,6 +208,35 @@ def test_titles_and_summaries_are_left_out_unless_the_recipe_takes_them() -> Non
     assert [part[0] for part in single.parts()] == [f"Notes: {number}" for number in range(4)]
     single.call(CallTurn("user", "Notes: 3"), assistant("reply 3"), ON)
     assert "side" not in [part[0] for part in single.parts()]
+
+
+def test_pairs_are_made_of_conversations_about_the_task_that_begin_alike() -> None:
+    class Outside(Line):
+        transcript = OutsideTurns()
+
+    def episode(name: str, reward: float, *, title: bool = False, summary: str = "") -> StoredTrajectory:
+        agent = Agent()
+        first = agent.call(SYSTEM, TASK)
+        agent.call(SYSTEM, TASK, first, ON, reply=f"reply of {name}")
+        if title:
+            agent.call(CallTurn("user", "A title, please."))
+        if summary:
+            agent.call(SYSTEM, CallTurn("user", summary))
+        ended = Trajectory.ended(instance(0), agent.first, agent.steps, StopReason.FAILURE)
+        return StoredTrajectory(name, replace(ended, reward=reward))
+
+    def pair(*episodes: StoredTrajectory) -> tuple[list[str], list[tuple[str, str]]]:
+        made, rejected = pair_of_own(episodes, Outside(), PreferencesConfig())
+        assert all(prompt_of(one.chosen) == prompt_of(one.rejected) for one in made)
+        last = [side.messages[-1].text for one in made for side in (one.chosen, one.rejected)]
+        return last, [(one.subject, one.reason) for one in rejected]
+
+    won = episode("won", 1.0)
+    assert pair(won, episode("lost", 0.0)) == (["reply of won", "reply of lost"], [])
+    assert pair(won, episode("named", 0.0, title=True)) == ([], [("named", "side-conversation")])
+    assert pair(episode("named", 1.0, title=True), episode("lost", 0.0)) == ([], [("named", "side-conversation")])
+    summed = episode("summed", 0.0, summary="So far: nothing.")
+    assert pair(won, summed) == ([], [("summed", "other-beginning")])
 
 
 def test_results_stand_in_the_order_of_their_calls() -> None:

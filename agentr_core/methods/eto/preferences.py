@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from agentr_core.environment import Environment
 from agentr_core.episodes.rollout import require_state
-from agentr_core.episodes.transcript import summary_positions, transcript, without_foreign_tokens
+from agentr_core.episodes.transcript import conversations, summary_positions, transcript, without_foreign_tokens
 from agentr_core.errors import ConfigError
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.exchange.imports import read_pairs
@@ -32,6 +32,7 @@ from agentr_core.runtime.episode_shard import plan_rollouts, play_rollouts, roll
 from agentr_core.runtime.equipment import Worlds
 from agentr_core.runtime.instances import chosen_instances
 from agentr_core.samples.chat_file import World
+from agentr_core.samples.dataset import prompt_of
 from agentr_core.samples.identity import conversation_key, sample_id
 from agentr_core.stages.dataset import whole_episode_rows
 from agentr_core.stages.demonstrate import best_expert_episodes
@@ -414,14 +415,31 @@ def _preference_or_rejection(
         if summary_positions(side.stored.trajectory.steps[: side.num_steps]):
             detail = "its history outgrew the context and was summed up; both sides of a pair have one prompt"
             return _rejection(side.stored.id, "summed-up", detail)
+        if _ends_beside_the_task(side, env):
+            detail = "its last reply is in a conversation beside the task, such as one for a title"
+            return _rejection(side.stored.id, "side-conversation", detail)
+    chosen_sample = _sample(SampleKind.CHOSEN, chosen, env)
+    rejected_sample = _sample(SampleKind.REJECTED, rejected, env)
+    if prompt_of(chosen_sample) != prompt_of(rejected_sample):
+        detail = (
+            f"its last conversation does not begin as that of {chosen.stored.id}; both sides of a pair have one prompt"
+        )
+        return _rejection(rejected.stored.id, "other-beginning", detail)
     return Preference(
         case=case,
-        chosen=_sample(SampleKind.CHOSEN, chosen, env),
-        rejected=_sample(SampleKind.REJECTED, rejected, env),
+        chosen=chosen_sample,
+        rejected=rejected_sample,
         chosen_reward=chosen.stored.trajectory.reward,
         rejected_reward=rejected.stored.trajectory.reward,
         dropped=0 if case is PreferenceCase.STEP else len(rejected.stored.trajectory.steps) - rejected.num_steps,
     )
+
+
+def _ends_beside_the_task(side: _Side, env: Environment) -> bool:
+    """Return whether the last reply of a side is in a side conversation that is not trained."""
+    last = side.num_steps - 1
+    trajectory = replace(side.stored.trajectory, steps=side.stored.trajectory.steps[: side.num_steps])
+    return any(part.is_left_out and last in part.positions for part in conversations(env, trajectory))
 
 
 def _sample(kind: SampleKind, side: _Side, env: Environment) -> Sample:
