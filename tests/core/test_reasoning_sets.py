@@ -253,6 +253,13 @@ def test_rows_of_reinforcement_learning_name_their_split(tmp_path: Path) -> None
     assert problem_of(unknown, "").question == "Who built it?"
 
 
+def test_a_copy_of_gsm8k_with_another_name_has_its_numbers() -> None:
+    row = other(answer="Tina sells 9 * 2 = <<9*2=18>>18 a day.\n#### 1,018", source="openai/gsm8k")
+    assert problem_of(row, "", domains={"openai/gsm8k": "math"}).golds == ("1018",)
+    headed = other(answer="Issue #### of 1018 pages", source="nq")
+    assert problem_of(headed, "").golds == ("Issue #### of 1018 pages",)
+
+
 def test_options_are_shown_and_a_letter_or_a_text_is_right() -> None:
     problem = problem_of(other(options=["1/2", "0.25", "a third", "both A and B"], answer="0.25", source="hle"), "")
     assert problem.question == "2 + 2?\n\nA. 1/2\nB. 0.25\nC. a third\nD. both A and B"

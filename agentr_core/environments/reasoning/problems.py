@@ -32,6 +32,7 @@ from agentr_core.texts import lone_surrogate, path_for_message
 from agentr_core.types import Grade, Instance, Message, Question, Sampling, Trajectory
 
 _GSM8K: Final = "gsm8k"
+_GSM8K_NUMBER: Final = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?")
 SOURCES: Final[Mapping[Domain, tuple[str, ...]]] = {
     "math": (
         *("aime", "aime24", "aime25", "amc", "amc23", _GSM8K, "math", "math500", "olympiadbench"),
@@ -210,8 +211,11 @@ def _golds(row: Mapping[str, Any], source: str, location: str) -> tuple[str, ...
         answer = last_box(solution)
     if answer is None and "answer_index" in row:
         return ()
-    if isinstance(answer, str) and source_key(source) == _GSM8K and "####" in answer:
-        answer = answer.rpartition("####")[2].strip().replace(",", "")
+    if isinstance(answer, str) and "####" in answer:
+        last_part = answer.rpartition("####")[2].strip()
+        # Copies and extracts of GSM8K have names of their own.
+        if source_key(source) == _GSM8K or _GSM8K_NUMBER.fullmatch(last_part):
+            answer = last_part.replace(",", "")
     golds = answer if isinstance(answer, list) else [answer]
     aliases = row.get("answer_aliases", [])
     if not golds or not isinstance(aliases, list):
