@@ -14,7 +14,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from agentr_core.errors import ConfigError, ModelDirectoryError
+from agentr_core.errors import AgentrError, ConfigError, ModelDirectoryError
 from agentr_core.models.checkpoint_dir import ADAPTER_WEIGHTS, adapter_base
 from agentr_core.models.local.cache import CACHE, AttentionLayers, KVShape
 from agentr_core.models.local.decoding import Decoder, Reply, pack_linears, use_grouped_attention
@@ -220,8 +220,8 @@ def _kv_shape(path: Path, model: Any, dtype: torch.dtype, device: torch.device) 
 
 @torch.inference_mode()
 def _check_decoding(path: Path, loaded_model: LoadedModel, tolerance: float) -> None:
-    """Raise `ModelDirectoryError` if the decode loop gives other log-probabilities than a plain
-    forward pass, as with architectures that have other rules for positions or masks.
+    """Raise `ModelDirectoryError` if the decode loop fails, or gives other log-probabilities than a
+    plain forward pass, as with architectures that have other rules for positions or masks.
     """
     decoder = Decoder(
         loaded_model.model,
@@ -238,7 +238,16 @@ def _check_decoding(path: Path, loaded_model: LoadedModel, tolerance: float) -> 
         Reply(prompt_index=number, seed=0, number=0, temperature=0.0, top_p=1.0, limit=3, logprobs=True, stops=())
         for number in range(2)
     ]
-    decoder.decode(DecodeBatch(1, (Row(0, (0,)), Row(1, (1,)))), prompts, replies)
+    try:
+        decoder.decode(DecodeBatch(1, (Row(0, (0,)), Row(1, (1,)))), prompts, replies)
+    except (AgentrError, torch.OutOfMemoryError):
+        raise
+    # The code of a model that reads masks or caches in its own way may raise anything.
+    except Exception as error:
+        raise ModelDirectoryError(
+            f"the model of {path} does not run in this backend ({type(error).__name__}: "
+            f"{' '.join(str(error).split())}); serve it with vLLM"
+        ) from error
     for prompt, reply in zip(prompts, replies, strict=True):
         ids = torch.tensor([prompt + reply.tokens], device=loaded_model.shape.device)
         logits = loaded_model.model(input_ids=ids).logits[0, len(prompt) - 1 : -1, : loaded_model.vocabulary]
