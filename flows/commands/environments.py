@@ -239,7 +239,8 @@ def serve(
 
     env = named_environment(name, options)
     try:
-        split_names = splits or [split for split in env.splits() if len(env.instances(split)) <= MAX_SERVED]
+        all_splits = [split for split in env.splits() if len(env.instances(split)) <= MAX_SERVED]
+        split_names = [*dict.fromkeys(splits)] or all_splits
         instances = {split: env.instances(split) for split in split_names}
         numbers = server.number_instances(env, split_names) if protocol == "agentgym" else {}
         worlds.check_numbers(name, numbers)

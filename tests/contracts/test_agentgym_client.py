@@ -178,6 +178,11 @@ def test_textcraft_over_http_is_textcraft_in_process() -> None:
         assert world.open_ids() == []
 
 
+def test_a_split_that_is_named_twice_keeps_its_numbers() -> None:
+    native = textcraft.TextCraft()
+    assert number_instances(native, ("train", "train")) == number_instances(native, ("train",))
+
+
 def test_two_hundred_environments_open_at_once_and_64_clients_stay_apart() -> None:
     native = textcraft.TextCraft()
     numbers = number_instances(native, ("train", "test", "rest"))

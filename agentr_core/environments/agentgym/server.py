@@ -236,7 +236,8 @@ def number_instances(env: Environment, splits: Sequence[str]) -> dict[int, Insta
     it is the instance's position in the splits one after the other. Raises `ConfigError` for an
     unknown split.
     """
-    instances = [instance for split in splits for instance in env.instances(split)]
+    # A split that is named twice counts once: its own indices must not seem to be shared.
+    instances = [instance for split in dict.fromkeys(splits) for instance in env.instances(split)]
     instances_by_index = {instance.index: instance for instance in instances}
     return instances_by_index if len(instances_by_index) == len(instances) else dict(enumerate(instances))
 
