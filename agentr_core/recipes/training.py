@@ -235,6 +235,7 @@ UNREAD_FIELDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "step_tokens": "eto.dpo.per_device_train_batch_size says how large a step is",
             "packing": "each side of a pair has a row of its own",
             "use_liger_kernel": "preferences are trained without it",
+            "lora_dropout": "preferences are trained without dropout, as TRL does by default",
         },
         "grpo": {
             "num_train_epochs": "grpo.steps says how long it trains",

@@ -78,8 +78,8 @@ def test_a_plan_tells_how_many_instances_each_kind_of_iteration_has() -> None:
 
 
 def test_a_plan_names_the_settings_that_preference_training_does_not_read() -> None:
-    further = ["data.replay=true", "training.step_tokens=4096"]
+    further = ["data.replay=true", "training.step_tokens=4096", "training.lora_r=8", "training.lora_dropout=0.1"]
     recipe = load(RECIPES / "textcraft-eto-tiny.yaml", further)
     (line,) = [line for line in method_of(recipe).describe(recipe, 4, 4) if "does not read" in line]
     assert line.startswith("an iteration dpo does not read ")
-    assert line.endswith("data.replay, training.step_tokens")
+    assert line.endswith("data.replay, training.step_tokens, training.lora_dropout")

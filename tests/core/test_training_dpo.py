@@ -191,6 +191,17 @@ def test_lora_has_the_model_without_adapters_as_reference(tmp_path: Path, tiny_m
     assert sorted(path.name for path in (job.output_dir / "adapter").iterdir() if path.is_dir()) == []
 
 
+def test_lora_trains_preferences_without_dropout_and_the_recipe_may_not_ask_for_it(
+    tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    shape: dict[str, Any] = {"lora_r": 4, "learning_rate": 1e-2, "epochs": 1.0}
+    plain = finish(dpo_job(tiny_model_dir, tmp_path, name="plain", **shape))
+    dropped = finish(dpo_job(tiny_model_dir, tmp_path, name="dropped", lora_dropout=0.5, **shape))
+
+    assert dropped.weights_sha256 == plain.weights_sha256
+    assert "lora_dropout" in UNREAD_FIELDS["dpo"]
+
+
 def test_lora_on_an_adapter_has_that_adapter_as_reference(tmp_path: Path, tiny_model_dir: Path) -> None:
     shape: dict[str, Any] = {"lora_r": 4, "learning_rate": 1e-2, "publish": "adapter", "epochs": 3.0}
     first = dpo_job(tiny_model_dir, tmp_path, name="first", **shape)

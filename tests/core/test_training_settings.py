@@ -343,7 +343,10 @@ PHASES: dict[str, dict[str, Any]] = {
 REFUSED = {
     "agent-r": set(),
     "own successes": set(),
-    "preferences": {"learning_rate", "warmup_ratio", "max_tokens", "packing", "start_from", "num_train_epochs"},
+    "preferences": {
+        *("learning_rate", "warmup_ratio", "max_tokens", "packing", "start_from", "num_train_epochs"),
+        "lora_dropout",
+    },
     "groups": {"num_train_epochs", "max_tokens", "max_seconds", "optim", "fp16", "save_steps", "lora_dropout"},
     "groups with a schedule": {"learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_ratio"},
     "curriculum": {"learning_rate", "lr_scheduler_type", "warmup_ratio", "start_from", "step_tokens"},

@@ -173,6 +173,7 @@ def _describe(recipe: Recipe, num_train: int, num_test: int) -> list[str]:
         "data.replay": data.replay,
         "training.start_from": training.start_from != TrainingConfig().start_from,
         "training.step_tokens": training.step_tokens > 0,
+        "training.lora_dropout": training.lora_dropout > 0,
     }
     names = [name for name, is_set in is_set_by_name.items() if is_set]
     if names and "dpo" in phases:
