@@ -139,6 +139,7 @@ class DpoConfig:
     loss_weights: tuple[Positive, ...] = ()
     """One for each loss type; all 1 if empty."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """The chance that the sides of a pair are swapped; only the loss type `robust` reads it."""
     ld_alpha: Unit | None = None
     """Weight of the tokens of the longer side beyond the shorter one's length (LD-DPO); None is
     plain DPO.
@@ -203,6 +204,10 @@ def eto_faults(eto: EtoConfig, *, own_trees: bool = False) -> list[str]:
         for name in ("beta", "learning_rate", "num_train_epochs", "loss_type")
         if not getattr(eto.dpo, name)
     ]
+    if eto.dpo.label_smoothing and "robust" not in eto.dpo.loss_type:
+        faults.append(
+            "eto.dpo.label_smoothing: only loss type robust reads it; name robust in eto.dpo.loss_type, or leave it out"
+        )
     if eto.dpo.loss_weights and len(eto.dpo.loss_weights) != len(eto.dpo.loss_type):
         faults.append(
             f"eto.dpo.loss_weights: {len(eto.dpo.loss_weights)} weights for {len(eto.dpo.loss_type)} loss types"

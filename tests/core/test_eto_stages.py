@@ -645,6 +645,7 @@ async def test_the_best_of_several_episodes_is_a_metric(site: Sites) -> None:
         ),
         (["eto.dpo.beta=[]"], "eto.dpo.beta: give at least one"),
         (["eto.dpo.loss_weights=[1.0, 2.0]"], "2 weights for 1 loss types"),
+        (["eto.dpo.label_smoothing=0.1"], "label_smoothing: only loss type robust reads it"),
         (["eto.dpo.loss_type=[best]"], "eto.dpo.loss_type.0: "),
         (["splice.mode=direct"], "splice: belongs to another method than eto"),
         (["data.use=expert"], "data.use: belongs to method agent-r"),
