@@ -12,6 +12,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -414,7 +415,8 @@ class PlannedDPOTrainer(PlanMixin, DPOTrainer):  # type: ignore[misc]
     """A DPOTrainer that follows a `Plan` over pairs of token rows.
 
     The loss of a step is the mean over its pairs; if the last batch of a training is not full, its
-    pairs weigh more.
+    pairs weigh more. Several processes always have full batches: some pairs of the last step may
+    then count once more than others.
     """
 
     def _watched_values(self, entry: dict[str, float]) -> dict[str, float | None]:
@@ -487,8 +489,18 @@ def preference_trainer(
             "the log-probabilities of the reference are NaN or infinite; look at the weights of the model that "
             "training starts from, or set training.bf16=false"
         )
-    trainer.train_dataset = trainer.train_dataset.select([row for step in plan.steps for row in step])
+    trainer.train_dataset = trainer.train_dataset.select(_pairs_in_turn(plan, job.config))
     return trainer
+
+
+def _pairs_in_turn(plan: Plan, config: TrainingConfig) -> list[int]:
+    """Return the row numbers of all steps in the order in which the data loader takes them."""
+    rows = [row for step in plan.steps for row in step]
+    # Accelerate would fill up the batches of the last step with pairs of the first one.
+    if config.num_processes > 1:
+        num_missing = -len(rows) % (config.per_device_train_batch_size * config.num_processes)
+        rows += islice(cycle(plan.steps[-1]), num_missing)
+    return rows
 
 
 def preference_arguments(job: TrainingJob, *, steps: int) -> Any:

@@ -20,7 +20,7 @@ import fsdp_on_cpu
 import psutil
 import pytest
 import torch
-from training_jobs import make_job, random_row, write_dataset
+from training_jobs import dpo_job, make_job, random_row, write_dataset
 from transformers import AutoModelForCausalLM
 
 from agentr_core.errors import ConfigError, OutOfMemory
@@ -105,6 +105,16 @@ def test_several_processes_train_as_one_on_the_same_batch(alone: Trained, two: t
     """In the last step of one sample, one of the two has nothing to do."""
     assert two[0] == pytest.approx(alone[0], abs=1e-4)
     assert_same_weights(two[1], alone[1], 1e-3)
+
+
+async def test_preferences_in_two_processes_train_as_in_one(tiny_model_dir: Path, tmp_path: Path) -> None:
+    """The last step has half as many pairs as the others, and neither process takes others to it."""
+    one = dpo_job(tiny_model_dir, tmp_path, name="one", epochs=1.0, per_device_train_batch_size=4)
+    shared: dict[str, Any] = {"launch": LaunchConfig(num_processes=2), "per_device_train_batch_size": 2}
+    two = dpo_job(tiny_model_dir, tmp_path, name="two", epochs=1.0, **shared)
+
+    assert await losses(two) == pytest.approx(await losses(one), abs=1e-5)
+    assert_same_weights(two.output_dir, one.output_dir, 1e-4)
 
 
 def test_a_process_leaves_with_what_is_left_of_its_group(two: tuple[list[float], Path, Path]) -> None:
