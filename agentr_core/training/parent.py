@@ -105,8 +105,11 @@ def load_parent(model_dir: Path, config: TrainingConfig, *, zero3: bool) -> Pare
             )
         # Training continues with this adapter and does not stack another: a checkpoint is a single
         # adapter on the first model.
+        adapter = PeftConfig.from_pretrained(model_dir)
+        # It is no part of the adapter's shape, and the recipe decides on it.
+        adapter.lora_dropout = config.lora_dropout
         model = PeftModel.from_pretrained(
-            model, model_dir, is_trainable=bool(config.lora_r), autocast_adapter_dtype=not zero3
+            model, model_dir, is_trainable=bool(config.lora_r), config=adapter, autocast_adapter_dtype=not zero3
         )
     if faults := tied_faults(model, model_dir):
         raise ConfigError("; ".join(faults))

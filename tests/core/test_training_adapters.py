@@ -26,6 +26,7 @@ from agentr_core.models.checkpoint_dir import (
 )
 from agentr_core.models.local.loading import load_model
 from agentr_core.recipes.grpo import GrpoConfig
+from agentr_core.recipes.training import TrainingConfig
 from agentr_core.training.checkpoints import is_complete, read_manifest
 from agentr_core.training.group.policy import Policy
 from agentr_core.training.job import TrainingJob
@@ -135,6 +136,15 @@ def test_training_goes_on_with_the_same_adapter(adapted: Path, tiny_model_dir: P
 def test_an_adapter_of_another_shape_is_not_trained_on(adapted: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"training\.lora_r is 8, but .* it is 4; keep it, or set .*start_from=base"):
         trained(adapted, tmp_path, **{**ADAPTED, "use_dora": True, "lora_r": 8})
+
+
+def test_the_recipe_decides_on_the_dropout_of_an_adapter_that_is_trained_on(adapted: Path) -> None:
+    for dropout in (0.0, 0.3):
+        config = TrainingConfig(lora_r=4, lora_alpha=8.0, use_dora=True, bf16=False, lora_dropout=dropout)
+        model = load_parent(adapted, config, zero3=False).model
+        rates = {layer.p for layer in model.modules() if isinstance(layer, torch.nn.Dropout)}
+        assert rates == ({dropout} if dropout else set())
+        assert model.peft_config["default"].lora_dropout == dropout
 
 
 def test_all_weights_can_be_trained_from_an_adapter(adapted: Path, tmp_path: Path) -> None:
