@@ -238,8 +238,13 @@ def shape_faults(path: Path, config: TrainingConfig) -> list[str]:
         "use_dora": (adapter.use_dora, config.use_dora),
         "lora_modules_to_save": (set(adapter.modules_to_save or ()), set(config.lora_modules_to_save)),
     }
-    if not isinstance(config.lora_target_modules, str):
-        pairs["lora_target_modules"] = (set(adapter.target_modules), set(config.lora_target_modules))
+    # PEFT stores the names of the modules in place of `all-linear`, but patterns as they are.
+    old_targets, new_targets = (
+        names if isinstance(names, str) else set(names)
+        for names in (adapter.target_modules, config.lora_target_modules)
+    )
+    if not (isinstance(new_targets, str) and new_targets.lower() == "all-linear"):
+        pairs["lora_target_modules"] = (old_targets, new_targets)
     return [
         f"training.{name} is {new}, but training goes on with the adapter in {path}, where it is {old}; keep it, or "
         "set training.start_from=base"

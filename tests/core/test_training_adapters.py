@@ -138,6 +138,20 @@ def test_an_adapter_of_another_shape_is_not_trained_on(adapted: Path, tmp_path: 
         trained(adapted, tmp_path, **{**ADAPTED, "use_dora": True, "lora_r": 8})
 
 
+def test_a_pattern_of_modules_is_compared_with_that_of_the_adapter(tiny_model_dir: Path, tmp_path: Path) -> None:
+    def faults(**settings: Any) -> list[str]:
+        return adapter_faults(path, TrainingConfig(lora_r=4, lora_alpha=8.0, **settings))
+
+    path = tmp_path / "adapter"
+    for targets, others in ((["q_proj", "v_proj"], r".*\.q_proj"), (r".*\.[qv]_proj", ("q_proj", "v_proj"))):
+        config = LoraConfig(r=4, lora_alpha=8, target_modules=targets, task_type="CAUSAL_LM")
+        get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model_dir), config).save_pretrained(path)
+        assert faults(lora_target_modules=targets if isinstance(targets, str) else tuple(targets)) == []
+        assert faults() == []
+        (fault,) = faults(lora_target_modules=others)
+        assert fault.startswith(f"training.lora_target_modules is {others if isinstance(others, str) else set(others)}")
+
+
 def test_the_recipe_decides_on_the_dropout_of_an_adapter_that_is_trained_on(adapted: Path) -> None:
     for dropout in (0.0, 0.3):
         config = TrainingConfig(lora_r=4, lora_alpha=8.0, use_dora=True, bf16=False, lora_dropout=dropout)
