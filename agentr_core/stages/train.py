@@ -34,8 +34,8 @@ STAGE = "train"
 
 async def train(ctx: RunContext, iteration: int) -> dict[str, Any]:
     """Fine-tune on the dataset of an iteration, unless an earlier attempt published its checkpoint;
-    return the checkpoint's name, its final loss, the number of trained tokens and why training
-    ended.
+    return the checkpoint's name, its final loss, the number of trained tokens, why training ended
+    and, if the warm-up left nothing to train with, a note that says so.
 
     Raises:
         AlarmRaised: an alarm ended the training.
@@ -44,7 +44,7 @@ async def train(ctx: RunContext, iteration: int) -> dict[str, Any]:
         DataFault: the dataset is missing.
         StoreError: the store lacks rows that made the checkpoint, or that are to be trained on.
     """
-    job = training_job(ctx, iteration)
+    job, learning_rates = training_job(ctx, iteration), list[float | None]()
     if is_complete(job.output_dir):
         check_weights(ctx, iteration, job.output_dir, parent_weights=job.parent_weights)
     else:
@@ -54,6 +54,7 @@ async def train(ctx: RunContext, iteration: int) -> dict[str, Any]:
         if isinstance(report, Crossing):
             ctx.store.write(ctx.raise_alarms(STAGE, iteration, [report]))
             return
+        learning_rates.append(report.learning_rate)
         ctx.progress(report.step, report.total_steps, f"steps, loss {report.loss:.3f}")
         write_step(ctx.root, ctx.run_id, iteration, (report.step, report.loss, report.learning_rate, report.grad_norm))
 
@@ -71,12 +72,27 @@ async def train(ctx: RunContext, iteration: int) -> dict[str, Any]:
     write_step(ctx.root, ctx.run_id, iteration, None)
     if not was_complete:
         result.check_ending()
+    training = ctx.plan(iteration).training
+    assert training is not None
     return {
+        **({"note": idle_reason(training.section)} if learning_rates == [0.0] and result.steps == 1 else {}),
         "checkpoint": job.output_dir.name,
         "loss": result.final_loss,
         "trained_tokens": result.trained_tokens,
         "ended_by": result.ended_by,
     }
+
+
+def idle_reason(section: str) -> str:
+    """Return as a sentence why a training of one update at a learning rate of 0 trained nothing.
+
+    Args:
+        section: the section of the recipe with its schedule.
+    """
+    return (
+        "nothing was trained, and the weights are those that the iteration began with: its only update is the first "
+        f"of the warm-up, where the learning rate is 0; set {section}.warmup_ratio=0, or train for more steps"
+    )
 
 
 def training_job(ctx: RunContext, iteration: int) -> TrainingJob:

@@ -60,6 +60,7 @@ from agentr_core.store.connection import open_connection
 from agentr_core.store.database import Store
 from agentr_core.store.queries.listings import ancestry
 from agentr_core.store.queries.runs import stage_seconds
+from agentr_core.training.job import TrainingStep
 from agentr_core.types import Generation, Instance, Message, Request, SampleKind, Transition
 
 
@@ -393,6 +394,31 @@ async def test_a_training_counts_once_however_often_it_is_begun(
         await train(one.ctx, 1)
     assert stage_seconds(one.ctx.store, one.ctx.run_id)[1, "train"] == pytest.approx(1000, abs=1)
     assert one.ctx.store.rows("select sum(tokens) from timing where stage = 'train'") == [(7,)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rates", "is_idle"), [([0.0], True), ([0.0, 1e-3], False), ([1e-3], False)])
+async def test_a_training_that_only_warmed_up_says_that_nothing_was_trained(
+    site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, rates: list[float], is_idle: bool
+) -> None:
+    one = site()
+    await make_data(one.ctx)
+
+    async def attempt(_: Any, *, on_progress: Callable[[Any], None]) -> Any:
+        for number, rate in enumerate(rates, start=1):
+            step = TrainingStep(
+                step=number, total_steps=2, loss=0.5, trained_tokens=7, seconds=1.0, learning_rate=rate, grad_norm=1.0
+            )
+            on_progress(step)
+        return SimpleNamespace(
+            seconds=1.0, trained_tokens=7, final_loss=0.5, steps=len(rates), ended_by="", check_ending=lambda: None
+        )
+
+    monkeypatch.setattr(training, "fine_tune", attempt)
+    monkeypatch.setattr(training, "store_checkpoint", lambda *_, **__: None)
+    note = (await train(one.ctx, 1)).get("note", "")
+    assert note.endswith("set training.warmup_ratio=0, or train for more steps") == is_idle
+    assert note.startswith("nothing was trained") == is_idle
 
 
 @pytest.mark.slow

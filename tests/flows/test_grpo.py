@@ -587,6 +587,15 @@ def test_groups_without_contrast_say_that_nothing_was_trained_and_why(
 
 
 @pytest.mark.usefixtures("door_installed")
+def test_an_only_update_that_is_warm_up_says_that_nothing_was_trained(tmp_path: Path, door_model: Path) -> None:
+    file = groups.write(tmp_path, door_model, more="grpo: {steps: 1, minibatches: 1}")
+    note = asyncio.run(groups.trained(file))["note"]
+    assert note.startswith("nothing was trained, and the weights are those that the iteration began with")
+    assert note.endswith("set grpo.warmup_ratio=0, or train for more steps")
+    assert "note" not in asyncio.run(groups.trained(file, "grpo.warmup_ratio=0"))
+
+
+@pytest.mark.usefixtures("door_installed")
 def test_a_policy_that_answers_nothing_ends_the_training_in_a_sentence(
     tmp_path: Path, door_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

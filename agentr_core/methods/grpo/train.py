@@ -54,14 +54,21 @@ from agentr_core.runtime.equipment import Checkpoint, Effort, Worlds
 from agentr_core.runtime.instances import trained_instances
 from agentr_core.runtime.start import check_weights, step_rows_hash
 from agentr_core.samples.rendering import Renderer, load_renderer
-from agentr_core.stages.train import store_checkpoint
+from agentr_core.stages.train import idle_reason, store_checkpoint
 from agentr_core.store.codec.ledger import Group, group_rows, load_group_outcomes, load_groups, rl_step_rows
 from agentr_core.store.database import Writer
 from agentr_core.store.queries.datasets import instance_traits
 from agentr_core.store.queries.trees import GroupCounts, group_counts, step_hashes, validation_of
 from agentr_core.store.tables import merge
 from agentr_core.system import raise_if_cancelled, run_in_thread
-from agentr_core.training.checkpoints import Manifest, is_complete, publish, publish_step, read_manifest
+from agentr_core.training.checkpoints import (
+    Manifest,
+    is_complete,
+    publish,
+    publish_step,
+    read_history,
+    read_manifest,
+)
 from agentr_core.training.group.advantages import has_contrast
 from agentr_core.training.group.learner import (
     Learner,
@@ -295,6 +302,10 @@ async def reinforce(ctx: RunContext, iteration: int) -> dict[str, Any]:
     if not was_complete:
         manifest.check_ending()
     note = untrained_reason(group_counts(ctx.store, ctx.iteration_id(iteration)))
+    grpo, training = job.objective.grpo, ctx.plan(iteration).training
+    if not note and training is not None and grpo.steps * grpo.num_iterations * grpo.minibatches == 1:
+        section = "grpo" if training.section == "training" else training.section
+        note = idle_reason(section) if read_history(job.output_dir)[0].learning_rate == 0 else ""
     return {
         **({"note": note} if note else {}),
         "checkpoint": job.output_dir.name,
