@@ -64,6 +64,24 @@ def test_a_plan_names_the_settings_that_group_rl_does_not_read() -> None:
     assert not any("does not read" in line for line in method_of(plain).describe(plain, 4, 4))
 
 
+def test_the_curriculum_of_et_agent_trains_on_one_machine_as_its_plan_says() -> None:
+    launch: dict[str, Any] = {"num_processes": 8, "num_machines": 2, "main_process_ip": "a", "main_process_port": 9}
+    recipe = parse(
+        {
+            "name": "t",
+            "model": {"path": "m"},
+            "method": "et-agent",
+            "iterations": 2,
+            "et_agent": {"phases": ["rft", "rl"]},
+            "training": {"launch": launch},
+        }
+    )
+    assert any("training.launch.num_machines" in line for line in method_of(recipe).describe(recipe, 4, 4))
+    supervised, online = (plan.training.config.launch for plan in plans_of(recipe) if plan.training)
+    assert supervised == LaunchConfig(**launch)
+    assert online == LaunchConfig(num_processes=4)
+
+
 def test_a_plan_tells_how_many_instances_each_kind_of_iteration_has() -> None:
     further = ["agent_r.phases=[clone, sft]", "instances.from_iteration={2: {train_limit: 30}}"]
     recipe = load(RECIPES / "textcraft-tiny.yaml", further)

@@ -40,7 +40,7 @@ from agentr_core.recipes.et_agent import (
     et_agent_faults,
 )
 from agentr_core.recipes.fields import in_iteration, sampling_of, spare_numbers
-from agentr_core.recipes.grpo import SCHEDULE, GrpoConfig
+from agentr_core.recipes.grpo import SCHEDULE, GrpoConfig, on_one_machine
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.context import (
     Demand,
@@ -161,7 +161,7 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
             objective=GroupRelative(grpo=recipe.grpo, reward=reward),
             # The curriculum has a schedule of its own.
             config=replace(
-                training,
+                on_one_machine(training),
                 learning_rate=curriculum.learning_rate,
                 lr_scheduler_type=curriculum.lr_scheduler_type,
                 lr_scheduler_kwargs=scheduler_kwargs_for(curriculum.lr_scheduler_type, training),
