@@ -80,7 +80,8 @@ def faults_of(method_value: Any, recipe: Recipe | None) -> list[str]:
         # These faults are about steps over a dataset. Group RL divides each step by episodes
         # instead; a comparison, whose `rows` are empty here, always trains on datasets.
         if rows != {"episodes"}:
-            faults += sharing_faults(recipe.training, back=recipe.alarms.reaction == "back")
+            back = recipe.alarms.reaction == "back"
+            faults += sharing_faults(recipe.training, back=back, only_pairs=rows == {"pairs"})
     return faults + faults_of_sections(recipe) + faults_of_choice(recipe, goes_round=method.flow == "flywheel")
 
 

@@ -163,6 +163,13 @@ def test_steps_do_not_depend_on_how_many_processors_there_are(training: dict[str
         parse({"name": "x", "model": {"path": "m"}, "training": training})
 
 
+def test_nor_does_the_number_of_pairs_of_a_step() -> None:
+    recipe = {"name": "x", "model": {"path": "m"}, "method": "eto", "eto": {"phases": ["dpo"]}}
+    with pytest.raises(ConfigError, match="decide how many pairs a step of preference training has; give a number"):
+        parse({**recipe, "training": {"launch": {"num_processes": "auto"}}})
+    parse({**recipe, "training": {"launch": {"num_processes": 2}}})
+
+
 @pytest.mark.parametrize("method", [{"method": "grpo"}, {"agent_r": {"phases": ["rl"]}}])
 def test_group_rl_takes_its_steps_from_episodes_however_many_processors_share_them(
     on: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, method: dict[str, Any]
