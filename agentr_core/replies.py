@@ -29,7 +29,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
-from agentr_core.texts import blank_thoughts
+from agentr_core.texts import THOUGHT_END, THOUGHT_START, blank_thoughts
 from agentr_core.types import Answer, Generation
 
 LabelStyle = Literal["lenient", "published"]
@@ -220,10 +220,10 @@ def _closes_at_end(text: str, opening: str, closing: str) -> bool:
 
 # The part of a helper's reply that counts: the text after its thoughts.
 
-_THOUGHT_END = "</think>"
+_THOUGHT_END = re.compile(THOUGHT_END, re.IGNORECASE)
 # A tag within a sentence is quoted: it opens no thought.
-_THOUGHT_START = re.compile(r"(?:^|[.!?:])\s*<think>", re.MULTILINE)
-_THOUGHT_TAG = re.compile(r"</?think>")
+_THOUGHT_START = re.compile(rf"(?:^|[.!?:])\s*(?:{THOUGHT_START})", re.MULTILINE | re.IGNORECASE)
+_THOUGHT_TAG = re.compile(rf"(?P<opens>{THOUGHT_START})|{THOUGHT_END}", re.IGNORECASE)
 
 
 def answer_text(answer: Answer | Generation, *, keep_later_thoughts: bool = False) -> str | None:
@@ -241,29 +241,31 @@ def answer_text(answer: Answer | Generation, *, keep_later_thoughts: bool = Fals
 def is_cut_within_thought(answer: Answer | Generation) -> bool:
     """Return whether a helper's reply was cut at its token limit within a thought.
 
-    That is so if the reply opens a thought after its last `</think>`, or if it has no `</think>`
+    That is so if the reply opens a thought after its last closing tag, or if it has no closing tag
     and its model `thinks`. Any other reply that was cut is readable as far as it goes.
     """
     if answer.finish_reason != "length":
         return False
-    _, end_tag, text_after_thought = answer.text.rpartition(_THOUGHT_END)
-    return (answer.thinks and not end_tag) or _THOUGHT_START.search(text_after_thought) is not None
+    thought_end = _last_match(_THOUGHT_END, answer.text)
+    text_after_thought = answer.text[thought_end.end() :] if thought_end else answer.text
+    return (answer.thinks and thought_end is None) or _THOUGHT_START.search(text_after_thought) is not None
 
 
 def after_thoughts(reply: str, *, keep_later_thoughts: bool = False) -> str | None:
-    """Return the text of a reply after its last `</think>`; None if it ends within a thought.
+    """Return the text of a reply after its last thought; None if it ends within a thought.
 
-    `keep_later_thoughts` is as in `answer_text`.
+    The tags are those of `texts.blank_thoughts`. `keep_later_thoughts` is as in `answer_text`.
     """
     if not keep_later_thoughts:
-        text_after_thought = reply.rpartition(_THOUGHT_END)[2]
+        last_end = _last_match(_THOUGHT_END, reply)
+        text_after_thought = reply[last_end.end() :] if last_end else reply
         return None if _THOUGHT_START.search(text_after_thought) else text_after_thought
     # The thought that a reply begins with ends where the fewest tags are open for the first time:
     # pairs in it are quotes, and pairs after it belong to the reply.
     depth = lowest_depth = thought_end = 0
-    starts_with_thought = reply.lstrip().startswith("<think>")
+    starts_with_thought = begins_with_thought(reply)
     for tag in _THOUGHT_TAG.finditer(reply):
-        is_closing = tag[0] == _THOUGHT_END
+        is_closing = tag["opens"] is None
         depth += -1 if is_closing else 1
         if is_closing and (not thought_end or depth < lowest_depth):
             lowest_depth, thought_end = depth, tag.end()
@@ -271,3 +273,9 @@ def after_thoughts(reply: str, *, keep_later_thoughts: bool = False) -> str | No
         return None
     # Where the prompt opened the thought, more tags are closed than opened.
     return reply[thought_end:] if starts_with_thought or lowest_depth < 0 else reply
+
+
+def begins_with_thought(reply: str) -> bool:
+    """Return whether the first thing in a reply is a tag that opens a thought."""
+    tag = _THOUGHT_TAG.match(reply.lstrip())
+    return tag is not None and tag["opens"] is not None

@@ -43,9 +43,11 @@ _GOAL = re.compile(
 _MAX_GOAL_LENGTH = 160
 _GZIP = b"\x1f\x8b"
 _LENIENT_JSON = json.JSONDecoder(strict=False)
-_THOUGHT_MARK = re.compile(
-    r"(?P<opens><think(?:ing)?>|\[THINK\])|(?P<closes></think(?:ing)?>|\[/THINK\])|<tool_call>\s*", re.IGNORECASE
-)
+THOUGHT_START = r"<think(?:ing)?>|\[THINK\]"
+"""Matches, in any case, a tag that opens a thought, as models and servers write it."""
+THOUGHT_END = r"</think(?:ing)?>|\[/THINK\]"
+"""Matches, in any case, a tag that closes a thought."""
+_THOUGHT_MARK = re.compile(rf"(?P<opens>{THOUGHT_START})|(?P<closes>{THOUGHT_END})|<tool_call>\s*", re.IGNORECASE)
 
 
 def escape_invisible(text: str) -> str:

@@ -173,13 +173,20 @@ async def test_the_thoughts_of_editor_and_reflector_are_no_part_of_a_step(tmp_pa
     assert [request.sampling.stop for request in staff.requests("editor")] == [("Analysis:",), ()]
 
 
-async def test_the_only_thought_of_a_reflector_that_thinks_is_its_own(tmp_path: Path, tiny_model_dir: Path) -> None:
-    """It wrote the step without the tags of a thought."""
+@pytest.mark.parametrize(
+    ("opening", "closing", "thought"),
+    [("<think>", "</think>", ""), ("[THINK]", "[/THINK]", ""), ("[THINK]", "[/THINK]", "Now halve.")],
+)
+async def test_the_only_thought_of_a_reflector_that_thinks_is_its_own(
+    tmp_path: Path, tiny_model_dir: Path, opening: str, closing: str, thought: str
+) -> None:
+    """It wrote the step without the tags of a thought, or has other tags for its own."""
 
     def reflector(asked: str, seed: int) -> str:
         if asked.endswith("Step: 2\nAnalysis:"):
-            return "<think>\nWell.\n</think>\n\nIt forgot to halve."
-        return "<think>\nI am to write a step.\n</think>\n\n<python>print(42 // 2)</python>"
+            return f"{opening}\nWell.\n{closing}\n\nIt forgot to halve."
+        written = f"<think>{thought}</think>" if thought else ""
+        return f"{opening}\nI am to write a step.\n{closing}\n\n{written}<python>print(42 // 2)</python>"
 
     def actor(turn: str, seed: int) -> str:
         return RIGHT if "print(42 // 2)" in turn else by_turn(TWICE, TWICE, then=WRONG)(turn, seed)
@@ -188,7 +195,7 @@ async def test_the_only_thought_of_a_reflector_that_thinks_is_its_own(tmp_path: 
         return "Step: 2\nAnalysis:"
 
     ctx, *_ = await varied(tmp_path, tiny_model_dir, "I1", actor, editor=editor, reflector=reflector)
-    step = "<think></think>\n<python>print(42 // 2)</python>"
+    step = f"<think>{thought}</think>\n<python>print(42 // 2)</python>"
     assert texts(ctx, "I1") == [TWICE + RESULT.format(42) + step + RESULT.format(21) + RIGHT]
 
 

@@ -148,6 +148,29 @@ def path(leaf: int, stop: StopReason) -> TreePath:
     return TreePath(tree_id="t", nodes=(leaf,), trajectory=played)
 
 
+@pytest.mark.parametrize(("opening", "closing"), [("[THINK]", "[/THINK]"), ("<thinking>", "</thinking>")])
+def test_other_tags_of_thoughts_are_read_as_those_of_acting_models_are(opening: str, closing: str) -> None:
+    """A server of Magistral leaves its own tags in the text, unless it has a reasoning parser."""
+
+    def retold(text: str) -> str:
+        return text.replace("<think>", opening).replace("</think>", closing)
+
+    quotes = retold(QUOTES)
+    assert answer_text(drawn(quotes, "length")) is answer_text(drawn(quotes)) is None
+    assert parse_verdict(quotes) is Verdict.UNPARSABLE
+    assert parse_verdict(f"{quotes}{closing}\nI cannot say.") is Verdict.UNPARSABLE
+    assert answer_text(drawn(f"{quotes}{closing}\nJudgement: Good")) == "\nJudgement: Good"
+    assert is_cut_within_thought(drawn("Judgement: bad", "length", thinks=True))
+    assert not is_cut_within_thought(drawn(retold("a</think>b"), "length", thinks=True))
+    assert (
+        thought_in(answered(retold("<think>\nI am asked for a thought.\n</think>\n\nI lack wood."))) == "I lack wood."
+    )
+    # The tags of a step that an editor writes are the world's.
+    step = "\nStep: 2\nCorrected Step: <think>x</think><search>y</search>"
+    for thought in (f"{opening}Step: 3?{closing}", f"Step: 3?{closing}", f"{opening}In <think> and </think>.{closing}"):
+        assert after_thoughts(thought + step, keep_later_thoughts=True) == step
+
+
 def test_a_thought_may_begin_after_a_sentence() -> None:
     assert is_cut_within_thought(drawn("Okay. <think>I weigh Judgement: Bad", "length"))
     assert not is_cut_within_thought(drawn("<think>a</think>Judgement: Bad, since", "length"))

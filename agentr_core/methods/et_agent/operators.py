@@ -35,7 +35,7 @@ from agentr_core.episodes.transcript import Continuation, transcript_of
 from agentr_core.fingerprint import fingerprint
 from agentr_core.recipes.et_agent import FlywheelConfig
 from agentr_core.recipes.fields import DrawingConfig, sampling_of
-from agentr_core.replies import after_thoughts, answer_text, is_cut_within_thought
+from agentr_core.replies import after_thoughts, answer_text, begins_with_thought, is_cut_within_thought
 from agentr_core.types import Answer, Instance, Message, Question, Span, Step, Trajectory, grown_turn
 
 # Every text that the flywheel shows a model: prompts for editor and reflector, and hints.
@@ -547,7 +547,7 @@ async def correct_flaw(case: Case) -> Draft | NoChild:
         return NoChild("cut-reply", answer.text[:200])
     # With tags, a single thought is that of the step, unless the reflector itself thinks: then its
     # analysis begins with a thought, too.
-    is_tagged, reflector_thinks = isinstance(case.step_form, TaggedForm), analysis.text.lstrip().startswith("<think>")
+    is_tagged, reflector_thinks = isinstance(case.step_form, TaggedForm), begins_with_thought(analysis.text)
     has_one_thought = answer.text.count("<think>") == 1 and answer.text.count("</think>") < 2
     step = (
         answer.text

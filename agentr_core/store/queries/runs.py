@@ -15,6 +15,7 @@ from agentr_core.recipes.models import ModelRole
 from agentr_core.replies import is_cut_within_thought
 from agentr_core.store.codec.ledger import Status, as_utc
 from agentr_core.store.database import Store
+from agentr_core.texts import THOUGHT_START
 from agentr_core.types import Generation
 
 # What an iteration has made so far: trajectories, a dataset, a checkpoint.
@@ -370,9 +371,9 @@ with reply as (
 )
 """
 # No other reply can be unreadable: see `replies.is_cut_within_thought`.
-_DOUBTFUL = """
+_DOUBTFUL = f"""
 select role, text, finish_reason, thinks from reply
-where finish_reason = 'length' and (thinks or contains(text, '<think>'))
+where finish_reason = 'length' and (thinks or regexp_matches(text, '(?i){THOUGHT_START}'))
 """
 _WRITTEN = """
 with unit as (
