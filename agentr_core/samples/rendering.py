@@ -42,6 +42,7 @@ from agentr_core.errors import DataFault, ModelDirectoryError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.samples.chat_template import ChatTemplate
 from agentr_core.samples.identity import IGNORE_INDEX
+from agentr_core.texts import THOUGHT_END, THOUGHT_START
 from agentr_core.types import Message, Span
 
 # Texts as token ids: those of the chat template, and those that come from outside.
@@ -61,6 +62,8 @@ _LETTER = "\U00010a00"
 """A rare letter that is put before a text in place of the conversation before it. A word may go on
 after it, and pre-tokenizers that separate words from numbers or signs do so here.
 """
+_THOUGHT_TAG = re.compile(rf"{THOUGHT_START}|{THOUGHT_END}", re.IGNORECASE)
+_OPEN_THOUGHT = re.compile(rf"(?:{THOUGHT_START})\s*\Z", re.IGNORECASE)
 _PROBE_TEXTS = ("a", "Thought: I", "1", "(a)", "'s", " a", "\n\n", "\na")
 """Texts that show whether a tokenizer adds something, such as a space, before its input."""
 
@@ -106,8 +109,9 @@ class Encoder:
     """Encodes texts as token ids with one tokenizer. Thread-safe.
 
     `control_texts` are the texts of all control tokens: the special tokens, and the added tokens
-    that separate turns in `template_text`. The methods encode a text that follows the token
-    `previous_id`, or that begins the conversation if that is None.
+    that separate turns in `template_text`. Tags of thoughts are none, even if they are special
+    tokens, as in Magistral's tokenizer: the model writes them in its replies. The methods encode a
+    text that follows the token `previous_id`, or that begins the conversation if that is None.
 
     Args:
         template_text: a conversation as rendered by the chat template.
@@ -116,13 +120,15 @@ class Encoder:
     def __init__(self, tokenizer: Any, template_text: str = "") -> None:
         self._added_tokens = {number: token for number, token in tokenizer.added_tokens_decoder.items() if str(token)}
         self.special_text_by_id = {number: str(token) for number, token in self._added_tokens.items() if token.special}
+        # The special tokens that are text in a reply.
+        self._thought_ids = {number for number, text in self.special_text_by_id.items() if _THOUGHT_TAG.fullmatch(text)}
         # Of the added tokens that are not special, those that the template writes and that can
         # separate turns. White space, words and single signs cannot: tokenizers add tokens for
         # these to encode texts in fewer tokens.
         control = {
             number: token
             for number, token in self._added_tokens.items()
-            if token.special
+            if (token.special and number not in self._thought_ids)
             or (len(text := str(token)) > 1 and not re.fullmatch(r"[\w\s▁]*", text) and text in template_text)
         }
         self.control_texts = tuple(map(str, control.values()))
@@ -171,17 +177,20 @@ class Encoder:
         return self._cached_encode_plain(text, self._position_of(previous_id)) if text else ()
 
     def decode(self, ids: Sequence[int], previous_id: int | None) -> str:
-        """Decode sampled ids that follow the token `previous_id`, without special tokens. Unlike
-        when the ids are decoded alone, a space that they begin with is kept.
+        """Decode sampled ids that follow the token `previous_id`, without special tokens other than
+        tags of thoughts. Unlike when the ids are decoded alone, a space that they begin with is
+        kept.
         """
         head = self._middle_encoder.head_ids if self._is_in_middle(self._position_of(previous_id)) else ()
-        start, full_text = (
-            str(self._tokenizer.decode(list(part), skip_special_tokens=True, clean_up_tokenization_spaces=False))
-            if part
-            else ""
-            for part in (head, (*head, *ids))
-        )
+        start, full_text = (self._visible_text(part) if part else "" for part in (head, (*head, *ids)))
         return full_text.removeprefix(start)
+
+    def _visible_text(self, ids: Sequence[int]) -> str:
+        hides_all = self._thought_ids.isdisjoint(ids)
+        if not hides_all:
+            hidden = self.special_text_by_id.keys() - self._thought_ids
+            ids = [token for token in ids if token not in hidden]
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=hides_all, clean_up_tokenization_spaces=False))
 
     def _position_of(self, before: int | None) -> int | None:
         """Return the position of a text, as far as its ids depend on it: None if it is encoded as
@@ -443,11 +452,11 @@ class Renderer:
         return ids
 
     def opens_thought(self, prompt: Sequence[int]) -> bool:
-        """Return whether a prompt that `render_prompt` returned ends with `<think>`, so that the
-        reply begins within a thought.
+        """Return whether a prompt that `render_prompt` returned ends with a tag that opens a
+        thought, such as `<think>`, so that the reply begins within one.
         """
         end = self._tokenizer.decode(list(prompt[-_TAG_TOKENS:]), skip_special_tokens=False)
-        return str(end).rstrip().endswith("<think>")
+        return _OPEN_THOUGHT.search(str(end)) is not None
 
     def render_sample(self, messages: Sequence[Message]) -> RenderedSample:
         """Return the ids and labels of a conversation. Turns and spans with `train=True` carry
@@ -505,7 +514,9 @@ class Renderer:
         return ids[:-1] if self._ends_with_special(ids) and not self.is_cut(span) else ids
 
     def text(self, ids: Sequence[int], prompt: Sequence[int]) -> str:
-        """Decode sampled ids that follow a prompt, without special tokens."""
+        """Decode sampled ids that follow a prompt, which may be empty, without special tokens other
+        than tags of thoughts.
+        """
         return self._encoder.decode(ids, last_id(prompt))
 
     def rendered_tokens(self, messages: Sequence[Message]) -> list[RenderedToken]:

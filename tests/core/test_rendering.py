@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from agentr_core.episodes.transcript import read_calls
 from agentr_core.errors import DataFault, ModelDirectoryError
 from agentr_core.samples.identity import IGNORE_INDEX
 from agentr_core.samples.rendering import RenderedSample, Renderer, check_labels, count_trained
@@ -219,6 +220,26 @@ def test_a_prompt_that_opens_a_thought_is_known(make_tiny_tokenizer: Callable[..
     switched = FORGETFUL.replace("<think>{% endif %}", "<think>\n\n</think>\n\n{% endif %}")
     off = Renderer(make_tiny_tokenizer(template=switched))
     assert not off.opens_thought(off.render_prompt(asked))
+
+
+def test_tags_of_thoughts_are_text_even_if_they_are_special_tokens(make_tiny_tokenizer: Callable[..., Any]) -> None:
+    """So they are in Magistral's tokenizer; without them a thought would be part of the action."""
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "[THINK]", "[/THINK]"]})
+    renderer = Renderer(tokenizer)
+    prompt = renderer.render_prompt((user("Go."),))
+    said = '[THINK]Not <tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>[/THINK]Action: left'
+    ids = tuple(tokenizer(said, add_special_tokens=False)["input_ids"])
+    assert ids[0] == tokenizer.convert_tokens_to_ids("[THINK]")
+
+    assert renderer.text((*ids, renderer.end_of_turn), prompt) == said
+    assert renderer.text(ids[1:4], prompt) == tokenizer.decode(ids[1:4])
+    assert read_calls(renderer.text(ids, prompt)) is None
+    # A reply that came without ids is rendered as the model would write it.
+    assert renderer.render_sample((user("Go."), reply(said))).input_ids[len(prompt) :][: len(ids)] == list(ids)
+    tokenizer.chat_template += "{% if add_generation_prompt %}[THINK]{% endif %}"
+    renderer = Renderer(tokenizer)
+    assert renderer.opens_thought(renderer.render_prompt((user("Go."),)))
 
 
 def test_template_that_drops_turns_is_refused(make_tiny_tokenizer: Callable[..., Any]) -> None:

@@ -278,4 +278,4 @@ class TransformersModel:
         return tokens[-1] in self._end_ids or (watched and self._stop_detector.is_completed(tokens, stops, until))
 
     def _text(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return self.renderer.text(tokens, ())
