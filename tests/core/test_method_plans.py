@@ -101,3 +101,8 @@ def test_a_plan_names_the_settings_that_preference_training_does_not_read() -> N
     (line,) = [line for line in method_of(recipe).describe(recipe, 4, 4) if "does not read" in line]
     assert line.startswith("an iteration dpo does not read ")
     assert line.endswith("data.replay, training.step_tokens, training.lora_dropout")
+    # Preferences that read the same are one in any case.
+    further = ["data.duplicates=keep", "data.good_per_tree=1", "eto.phases=[rft, dpo]"]
+    recipe = load(RECIPES / "textcraft-eto-tiny.yaml", further)
+    (line,) = [line for line in method_of(recipe).describe(recipe, 4, 4) if "does not read" in line]
+    assert "data.duplicates, data.good_per_tree" in line

@@ -38,7 +38,7 @@ from agentr_core.methods.catalogue import (
     supervised,
     values_by_iteration,
 )
-from agentr_core.recipes.data import tree_faults
+from agentr_core.recipes.data import DataConfig, tree_faults
 from agentr_core.recipes.eto import EtoConfig, Phase, eto_faults
 from agentr_core.recipes.fields import in_iteration, sampling_of
 from agentr_core.recipes.recipe import Recipe
@@ -171,6 +171,8 @@ def _describe(recipe: Recipe, num_train: int, num_test: int) -> list[str]:
     is_set_by_name = {
         "data.general": data.general.share > 0,
         "data.replay": data.replay,
+        "data.duplicates": data.duplicates != DataConfig().duplicates,
+        "data.good_per_tree": data.good_per_tree > 0,
         "training.start_from": training.start_from != TrainingConfig().start_from,
         "training.step_tokens": training.step_tokens > 0,
         "training.lora_dropout": training.lora_dropout > 0,
