@@ -193,6 +193,18 @@ def eto_faults(eto: EtoConfig, *, own_trees: bool = False) -> list[str]:
             faults.append(f"eto.preferences.{source}: has no use with source {preferences.source}")
     if preferences.source != "exploration" and (preferences.against, preferences.level) != ("expert", "trajectory"):
         faults.append(f"eto.preferences: against and level have no use with source {preferences.source}")
+    is_file, level = preferences.source == "file", preferences.level
+    # By field, the setting with which nothing reads it.
+    unread_with = {
+        "margin": "source file" if is_file else "",
+        "extra_rounds": "source file" if is_file else "level step" if level == "step" else "",
+        "forced_steps": "level trajectory" if level == "trajectory" else "",
+    }
+    faults += [
+        f"eto.preferences.{name}: has no use with {setting}; leave it out"
+        for name, setting in unread_with.items()
+        if setting and getattr(preferences, name) != getattr(PreferencesConfig(), name)
+    ]
     if preferences.against == "own" and preferences.level != "trajectory":
         faults.append(
             f"eto.preferences.level: {preferences.level} follows the expert's steps, so against must be expert"

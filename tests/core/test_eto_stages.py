@@ -638,6 +638,19 @@ async def test_the_best_of_several_episodes_is_a_metric(site: Sites) -> None:
         (["eto.explore.samples=2", "eto.explore.temperature=0"], "at temperature 0 all samples are the greedy episode"),
         (["eto.preferences.source=trees"], "eto.preferences.trees: source trees needs it"),
         (["eto.preferences.file=x"], "eto.preferences.file: has no use with source exploration"),
+        (
+            ["eto.preferences.source=file", "eto.preferences.file=x", "eto.preferences.margin=0.3"],
+            "eto.preferences.margin: has no use with source file",
+        ),
+        (
+            ["eto.preferences.source=file", "eto.preferences.file=x", "eto.preferences.extra_rounds=2"],
+            "eto.preferences.extra_rounds: has no use with source file",
+        ),
+        (
+            ["eto.preferences.level=step", "eto.preferences.extra_rounds=2"],
+            "eto.preferences.extra_rounds: has no use with level step",
+        ),
+        (["eto.preferences.forced_steps=2"], "eto.preferences.forced_steps: has no use with level trajectory"),
         (["eto.preferences.against=own"], "pairs of the policy's own episodes need at least two of each instance"),
         (
             ["eto.preferences.against=own", "eto.explore.samples=2", "eto.preferences.level=step"],
