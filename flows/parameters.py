@@ -42,13 +42,18 @@ _GREEK = (
 
 def run_name() -> str:
     """Return the name of the current flow run: the one that a person typed, else the name of the
-    recipe's file without its ending, followed by the override of the seed, if there is one.
+    recipe's file without its ending, followed by the seed, if a setting or an override sets one.
     """
     if not _is_generated(name := str(runtime.flow_run.name or "")):
         return name
     parameters = runtime.flow_run.parameters
-    seeds = [change for change in parameters.get("overrides") or () if change.startswith("seed=")]
-    return " ".join([Path(parameters["recipe"]).stem, *seeds])
+    # Prefect has the settings as they were sent, or as the record that they were read into.
+    settings = parameters.get("settings")
+    seed = settings.get("seed") if isinstance(settings, Mapping) else getattr(settings, "seed", None)
+    changes = [*([] if seed is None else [f"seed={seed}"]), *(parameters.get("overrides") or ())]
+    seeds = [change for change in changes if change.startswith("seed=")]
+    # The last one counts, as in `merged_overrides`.
+    return " ".join([Path(parameters["recipe"]).stem, *seeds[-1:]])
 
 
 def _is_generated(name: str) -> bool:

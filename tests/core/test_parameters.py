@@ -80,6 +80,17 @@ def test_a_run_keeps_the_name_that_was_typed(name: str, shown: str, monkeypatch:
     assert run_name() == shown
 
 
+@pytest.mark.parametrize("settings", [{"seed": 3}, Settings(seed=3)], ids=["sent", "read"])
+def test_a_run_is_named_after_the_seed_that_counts(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {"recipe": "textcraft-tiny", "settings": settings, "overrides": None}
+    monkeypatch.setattr("flows.parameters.runtime.flow_run", SimpleNamespace(name="", parameters=given))
+    assert run_name() == "textcraft-tiny seed=3"
+    given["overrides"] = ["seed=4", "seed=5"]
+    assert run_name() == "textcraft-tiny seed=5"
+    given |= {"settings": None, "overrides": ["iterations=1"]}
+    assert run_name() == "textcraft-tiny"
+
+
 def test_what_is_set_is_what_the_recipe_says() -> None:
     plain = load(RECIPE)
     recipe = load(RECIPE, merged_overrides(Settings(**SET), ["seed=4"]))
