@@ -108,7 +108,7 @@ def test_several_processes_train_as_one_on_the_same_batch(alone: Trained, two: t
 
 
 async def test_preferences_in_two_processes_train_as_in_one(tiny_model_dir: Path, tmp_path: Path) -> None:
-    """The last step has half as many pairs as the others, and neither process takes others to it."""
+    """The last step has half as many pairs as the others; neither process takes others to it."""
     one = dpo_job(tiny_model_dir, tmp_path, name="one", epochs=1.0, per_device_train_batch_size=4)
     shared: dict[str, Any] = {"launch": LaunchConfig(num_processes=2), "per_device_train_batch_size": 2}
     two = dpo_job(tiny_model_dir, tmp_path, name="two", epochs=1.0, **shared)
