@@ -106,8 +106,9 @@ def load_parent(model_dir: Path, config: TrainingConfig, *, zero3: bool) -> Pare
         # Training continues with this adapter and does not stack another: a checkpoint is a single
         # adapter on the first model.
         adapter = PeftConfig.from_pretrained(model_dir)
-        # It is no part of the adapter's shape, and the recipe decides on it.
-        adapter.lora_dropout = config.lora_dropout
+        if isinstance(adapter, LoraConfig):
+            # It is no part of the adapter's shape, and the recipe decides on it.
+            adapter.lora_dropout = config.lora_dropout
         model = PeftModel.from_pretrained(
             model, model_dir, is_trainable=bool(config.lora_r), config=adapter, autocast_adapter_dtype=not zero3
         )
@@ -232,6 +233,11 @@ def shape_faults(path: Path, config: TrainingConfig) -> list[str]:
     alone.
     """
     adapter = PeftConfig.from_pretrained(path)
+    if not isinstance(adapter, LoraConfig):
+        return [
+            f"training.lora_r: the adapter in {path} is of type {adapter.peft_type.value}, and training goes on with "
+            "adapters of type LORA; merge it into its model first, or train all weights (training.lora_r=0)"
+        ]
     pairs = {
         "lora_r": (adapter.r, config.lora_r),
         "lora_alpha": (adapter.lora_alpha, config.lora_alpha),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
+from peft import IA3Config, LoraConfig, PeftConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from training_jobs import make_job, random_row
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -136,6 +136,18 @@ def test_training_goes_on_with_the_same_adapter(adapted: Path, tiny_model_dir: P
 def test_an_adapter_of_another_shape_is_not_trained_on(adapted: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"training\.lora_r is 8, but .* it is 4; keep it, or set .*start_from=base"):
         trained(adapted, tmp_path, **{**ADAPTED, "use_dora": True, "lora_r": 8})
+
+
+def test_an_adapter_of_another_type_is_told(tiny_model_dir: Path, tmp_path: Path) -> None:
+    IA3Config(
+        base_model_name_or_path=str(tiny_model_dir),
+        task_type="CAUSAL_LM",
+        target_modules=["k_proj", "down_proj"],
+        feedforward_modules=["down_proj"],
+    ).save_pretrained(tmp_path)
+    (fault,) = adapter_faults(tmp_path, TrainingConfig(lora_r=8))
+    assert fault.startswith(f"training.lora_r: the adapter in {tmp_path} is of type IA3, ")
+    assert adapter_faults(tmp_path, TrainingConfig()) == []
 
 
 def test_a_pattern_of_modules_is_compared_with_that_of_the_adapter(tiny_model_dir: Path, tmp_path: Path) -> None:
