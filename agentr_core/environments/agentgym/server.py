@@ -53,6 +53,29 @@ class Slot:
     last_used: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def graded(self, action: str, transition: Transition) -> Transition:
+        """Return the transition of an action, with the reward and success of the environment's
+        grader, if it has one, where the episode ends. Raises as `grade_by_rule`.
+        """
+        env = self.env
+        if env.grader is None or self.episode is None:
+            return transition
+        is_over = transition.terminated or transition.truncated
+        step = Step(
+            reply=env.reply_with(action),
+            action=action,
+            observation=transition.observation,
+            reward=max(transition.reward, 0.0),
+            terminated=is_over,
+            success=transition.info["success"],
+            disaster=transition.reward < 0,
+        )
+        self.episode = replace(self.episode, steps=(*self.episode.steps, step))
+        if not is_over or step.disaster:
+            return transition
+        graded = grade_by_rule(env, self.episode)
+        return transition._replace(reward=graded.reward, info={**transition.info, "success": graded.success})
+
 
 class SlotPool:
     """The environments that clients have open, by id.
@@ -152,7 +175,7 @@ class SlotPool:
             if slot.last_answer is None:
                 raise EnvironmentRefusal(f"The id {env_id} was never reset.")
             action = self._wire.unwrap_action(body["action"])
-            transition = _graded_transition(slot, action, take_step(slot.env, action))
+            transition = slot.graded(action, take_step(slot.env, action))
             slot.last_answer = self._wire.write_step(transition, previous_reward=slot.reward)
             slot.observation, slot.reward = transition.observation, transition.reward
             return slot.last_answer
@@ -203,30 +226,6 @@ class SlotPool:
         slot.episode = Trajectory.ended(instance, slot.observation, (), StopReason.STEP_LIMIT)
         slot.last_answer = self._wire.write_first_observation(env_id, slot.observation)
         return slot.last_answer
-
-
-def _graded_transition(slot: Slot, action: str, transition: Transition) -> Transition:
-    """Return the transition of an action, with the reward and success of the environment's grader,
-    if it has one, where the episode ends. Raises as `grade_by_rule`.
-    """
-    env = slot.env
-    if env.grader is None or slot.episode is None:
-        return transition
-    is_over = transition.terminated or transition.truncated
-    step = Step(
-        reply=env.reply_with(action),
-        action=action,
-        observation=transition.observation,
-        reward=max(transition.reward, 0.0),
-        terminated=is_over,
-        success=transition.info["success"],
-        disaster=transition.reward < 0,
-    )
-    slot.episode = replace(slot.episode, steps=(*slot.episode.steps, step))
-    if not is_over or step.disaster:
-        return transition
-    graded = grade_by_rule(env, slot.episode)
-    return transition._replace(reward=graded.reward, info={**transition.info, "success": graded.success})
 
 
 def number_instances(env: Environment, splits: Sequence[str]) -> dict[int, Instance]:

@@ -453,25 +453,17 @@ def _is_same_multiset(a: Sequence[_Node], b: Sequence[_Node]) -> bool:
 
 
 def _is_same_leaf(a: _Node, b: _Node) -> bool:
-    if _is_same_quantity(a, b):
-        return True
-    if not (a.quantity.may_be_formula or b.quantity.may_be_formula):
-        return False
-    is_printed = has_printed_float(a.tokens) or has_printed_float(b.tokens)
-    try:
-        return is_equal(evaluate(a.tokens), evaluate(b.tokens), printed=is_printed)
-    except FormulaError:
-        # A unit that is written out, such as hours.
-        return False
-
-
-def _is_same_quantity(a: _Node, b: _Node) -> bool:
     first, second = a.quantity, b.quantity
+    is_printed = has_printed_float(a.tokens) or has_printed_float(b.tokens)
+    if first.may_be_formula or second.may_be_formula:
+        # A unit that is written out, such as hours, is no formula.
+        with suppress(FormulaError):
+            if is_equal(evaluate(a.tokens), evaluate(b.tokens), printed=is_printed):
+                return True
     if not first.is_compatible(second):
         return False
     if _is_same_text(first.value, second.value) and first.power == second.power:
         return True
-    is_printed = has_printed_float(a.tokens) or has_printed_float(b.tokens)
     unsigned_values = ["".join(value.value.split()).removeprefix("+") for value in (first, second)]
     if any(value in _INFINITY_TEXTS for value in unsigned_values):
         return unsigned_values[0] == unsigned_values[1]

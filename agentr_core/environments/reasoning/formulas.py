@@ -652,8 +652,12 @@ class _Parser:
             elif self._next_token in ("/", r"\over"):
                 self._take_token()
                 total = _quotient(total, self._parse_signed())
-            elif self._next_token[0] in "0123456789." and not self._is_power_after_formula():
-                # Two numbers side by side are not their product, and x2 may be x with an index.
+            elif self._next_token[0] in "0123456789." and (
+                self._tokens[self._position - 1][0] in "0123456789."
+                or self._tokens[self._position + 1 : self._position + 2] not in (["^"], ["**"])
+            ):
+                # Two numbers side by side are not their product, and x2 may be x with an index; but
+                # (n-1)2^n is a product.
                 raise FormulaError
             else:
                 total = _times(total, self._parse_power())
@@ -758,11 +762,6 @@ class _Parser:
         ):
             return False
         return ahead[2].isdigit() and ahead[5].isdigit() and int(ahead[2]) < int(ahead[5])
-
-    def _is_power_after_formula(self) -> bool:
-        """Return whether the next number has an exponent and follows no number, as in (n-1)2^n."""
-        before, after = self._tokens[self._position - 1], self._tokens[self._position + 1 : self._position + 2]
-        return before[0] not in "0123456789." and after in (["^"], ["**"])
 
     def _parse_until(self, closing: str) -> Value:
         bars, self._num_open_bars = self._num_open_bars, 0
