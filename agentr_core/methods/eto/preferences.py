@@ -415,7 +415,9 @@ def _preference_or_rejection(
         if summary_positions(side.stored.trajectory.steps[: side.num_steps]):
             detail = "its history outgrew the context and was summed up; both sides of a pair have one prompt"
             return _rejection(side.stored.id, "summed-up", detail)
-        if _ends_beside_the_task(side, env):
+        kept = replace(side.stored.trajectory, steps=side.stored.trajectory.steps[: side.num_steps])
+        last = side.num_steps - 1
+        if any(part.is_left_out and last in part.positions for part in conversations(env, kept)):
             detail = "its last reply is in a conversation beside the task, such as one for a title"
             return _rejection(side.stored.id, "side-conversation", detail)
     chosen_sample = _sample(SampleKind.CHOSEN, chosen, env)
@@ -433,13 +435,6 @@ def _preference_or_rejection(
         rejected_reward=rejected.stored.trajectory.reward,
         dropped=0 if case is PreferenceCase.STEP else len(rejected.stored.trajectory.steps) - rejected.num_steps,
     )
-
-
-def _ends_beside_the_task(side: _Side, env: Environment) -> bool:
-    """Return whether the last reply of a side is in a side conversation that is not trained."""
-    last = side.num_steps - 1
-    trajectory = replace(side.stored.trajectory, steps=side.stored.trajectory.steps[: side.num_steps])
-    return any(part.is_left_out and last in part.positions for part in conversations(env, trajectory))
 
 
 def _sample(kind: SampleKind, side: _Side, env: Environment) -> Sample:
