@@ -4,6 +4,7 @@ shown on the terminal.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import shlex
@@ -27,7 +28,7 @@ from tasks import progress, reporting, runs, stages
 from tasks.wiring import load_recipe, run_reference
 from tasks.workspaces import find_run, stored_recipe
 
-RESUMABLE = ("iterations=", "workspace=", "scale.")
+RESUMABLE = ("iterations=", "workspace=", "scale.", "alarms.")
 """Beginnings of the overrides that may be given with `--resume`."""
 
 
@@ -72,7 +73,8 @@ def _with_more_iterations(recipe: Recipe, overrides: Sequence[str], more: int) -
 
 def _resumed_recipe(recipe: Recipe, overrides: Sequence[str], resume: str) -> Recipe:
     """Return the recipe that the run `resume`, the beginning of its id, was started with, but with
-    the workspace and scale of `recipe` and, if overridden, its number of iterations.
+    the workspace and scale of `recipe` and, if overridden, its number of iterations and its fields
+    of `alarms`.
 
     Raises `ConfigError` for overrides that are not `RESUMABLE`, for a run of another recipe, and as
     `_check_same_run` does.
@@ -90,8 +92,11 @@ def _resumed_recipe(recipe: Recipe, overrides: Sequence[str], resume: str) -> Re
         raise ConfigError(f"run {run_id} is of recipe {old_recipe.name}, and not of {recipe.name}; give its own recipe")
     overrides_iterations = any(change.startswith("iterations=") for change in overrides)
     iterations = recipe.iterations if overrides_iterations else old_recipe.iterations
+    names = [change.partition("=")[0].removeprefix("alarms.") for change in overrides if change.startswith("alarms.")]
+    alarms = dataclasses.replace(old_recipe.alarms, **{name: getattr(recipe.alarms, name) for name in names})
     return _check_same_run(
-        run_id, replace(old_recipe, workspace=recipe.workspace, iterations=iterations, scale=recipe.scale)
+        run_id,
+        replace(old_recipe, workspace=recipe.workspace, iterations=iterations, scale=recipe.scale, alarms=alarms),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import os
 import re
 import shutil
@@ -18,10 +20,14 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from wheel import LIGHT, PATIENCE, started, wait_for
 
 from agentr_core.errors import ConfigError
+from agentr_core.recipes.recipe import Recipe, replace
+from agentr_core.runtime.start import start_run
 from agentr_core.store.database import Store
+from flows import local
 from flows.cli import PREFECT_DEFAULTS, cli
 from flows.serving import deployments
 from tasks import runners, workspaces
+from tasks.wiring import load_recipe, quiet_context, run_reference
 
 Answer = Callable[..., str]
 HOLD = (
@@ -80,6 +86,27 @@ def test_a_resumed_run_says_which_change_it_would_ignore(refusal: Answer, recipe
     said = refusal("run", recipe, "--resume", "abc", "-o", "iterations=3", "-o", "search.width=2")
 
     assert "-o search.width=2 has no effect" in said
+
+
+def test_a_resumed_run_takes_other_thresholds(
+    store: Store, recipe: Path, door_installed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = load_recipe(recipe, ["alarms.reaction=stop", "search.width=3"])
+    run = run_reference(began)
+    ctx = quiet_context(run, began)
+    asyncio.run(start_run(ctx))
+    resumed: list[Recipe] = []
+
+    def start(flow: object, recipe: Recipe) -> dict[str, str]:
+        resumed.append(recipe)
+        return {"run_id": "", "table": "", "report": ""}
+
+    monkeypatch.setattr(local, "_run", start)
+    local.run_recipe(recipe, ["alarms.cut_replies=null"], resume=run.run_id)
+
+    # All else is what the run began with, the reaction to alarms too.
+    assert resumed == [replace(began, alarms=dataclasses.replace(began.alarms, cut_replies=None))]
+    assert run_reference(resumed[0]) == run
 
 
 def test_a_missing_recipe_is_named(refusal: Answer, tmp_path: Path) -> None:
