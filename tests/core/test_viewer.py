@@ -300,8 +300,7 @@ async def test_the_steps_that_a_revision_test_replays_are_marked(tmp_path: Path)
     key, instance = "aaaa0000000000ff", Instance(environment="toy", split="train", index=3)
     step = Step(reply="look", action="LOOK", observation="seen", reward=0.0)
     replayed = Trajectory.ended(instance, "Start.", (step, step), StopReason.STEP_LIMIT)
-    where = {"evaluation_id": gallery.AFTER, "iteration_id": gallery.ITERATION}
-    store.write(episode_rows(key, replayed, **where, cut=1))
+    store.write(episode_rows(key, replayed, evaluation_id=gallery.AFTER, iteration_id=gallery.ITERATION, cut=1))
     async with client(store) as http:
         page = (await http.get(f"/trajectory/{key}")).text
     assert re.findall(r'<article class="step( given)?" id="(\d+)"', page) == [(" given", "0"), ("", "1")]
