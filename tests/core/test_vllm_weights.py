@@ -153,6 +153,9 @@ def replicas(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
     made = [Replica([*tokenizer("craft")["input_ids"], tokenizer.eos_token_id], monkeypatch) for _ in range(2)]
     yield made
+    # A server looks ten times a second whether it shall exit: both at once.
+    for replica in made:
+        replica.server.should_exit = True
     for replica in made:
         replica.close()
 
