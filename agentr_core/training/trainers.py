@@ -489,18 +489,13 @@ def preference_trainer(
             "the log-probabilities of the reference are NaN or infinite; look at the weights of the model that "
             "training starts from, or set training.bf16=false"
         )
-    trainer.train_dataset = trainer.train_dataset.select(_pairs_in_turn(plan, job.config))
-    return trainer
-
-
-def _pairs_in_turn(plan: Plan, config: TrainingConfig) -> list[int]:
-    """Return the row numbers of all steps in the order in which the data loader takes them."""
     rows = [row for step in plan.steps for row in step]
     # Accelerate would fill up the batches of the last step with pairs of the first one.
-    if config.num_processes > 1:
-        num_missing = -len(rows) % (config.per_device_train_batch_size * config.num_processes)
+    if job.config.num_processes > 1:
+        num_missing = -len(rows) % (job.config.per_device_train_batch_size * job.config.num_processes)
         rows += islice(cycle(plan.steps[-1]), num_missing)
-    return rows
+    trainer.train_dataset = trainer.train_dataset.select(rows)
+    return trainer
 
 
 def preference_arguments(job: TrainingJob, *, steps: int) -> Any:

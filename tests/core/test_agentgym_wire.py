@@ -324,7 +324,13 @@ def test_numbers_are_indices_unless_two_splits_share_one() -> None:
         4: "train",
         0: "test",
     }
-    assert list(number_instances(Line(), ("train", "train"))) == list(range(10))
+
+    class Shared(Apart):
+        def instances(self, split: str) -> list[Instance]:
+            return [Instance(environment="line", split=split, index=i) for i in range(5)]
+
+    assert list(number_instances(Shared(), ("train", "test"))) == list(range(10))
+    assert list(number_instances(Shared(), ("train", "train"))) == list(range(5))
 
 
 def test_lists_of_instances(tmp_path: Path) -> None:

@@ -288,11 +288,16 @@ async def test_a_group_and_a_family(pages: httpx.AsyncClient) -> None:
     assert members[1:] == [gallery.ROLLOUTS[1], "", gallery.ROLLOUTS[0]]
 
 
-async def test_the_steps_that_an_episode_goes_on_from_are_marked(pages: httpx.AsyncClient) -> None:
-    continued = (await pages.get(f"/trajectory/{gallery.ROLLOUTS[0]}")).text
+async def test_the_steps_that_an_episode_goes_on_from_are_marked(tmp_path: Path) -> None:
+    store = gallery.fill(tmp_path / "store.duckdb")
+    with store.transaction() as con:
+        con.execute("update trajectory set given = 1 where trajectory_id = ?", [gallery.ROLLOUTS[0]])
+    async with client(store) as http:
+        continued = (await http.get(f"/trajectory/{gallery.ROLLOUTS[0]}")).text
+        sibling = (await http.get(f"/trajectory/{gallery.ROLLOUTS[1]}")).text
     assert re.findall(r'<article class="step( given)?" id="(\d+)"', continued) == [(" given", "0"), ("", "1")]
     assert "Steps 2, 1 given" in shown(continued)
-    assert "given" not in (await pages.get(f"/trajectory/{gallery.ROLLOUTS[1]}")).text
+    assert "given" not in sibling
 
 
 async def test_the_steps_that_a_revision_test_replays_are_marked(tmp_path: Path) -> None:

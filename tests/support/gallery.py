@@ -274,13 +274,7 @@ def _episodes(word: str) -> list[Rows]:
     ]
     return [
         *(
-            trajectory_rows(
-                key,
-                episode,
-                source=f"rollout{word}",
-                iteration_id=ITERATION,
-                num_given_steps=int(key == made.child),
-            )
+            trajectory_rows(key, episode, source=f"rollout{word}", iteration_id=ITERATION)
             for key, episode in episodes.items()
         ),
         group_rows(group, [1.0, -1.0, -1.0, 1.0], iteration_id=ITERATION, step=1, has_contrast=True),
