@@ -91,7 +91,7 @@ def reply_of(harness: Harness) -> Reply:
     return reply
 
 
-async def played(url: str, reply: Reply, tasks: Path) -> Trajectory:
+async def play_episode(url: str, reply: Reply, tasks: Path) -> Trajectory:
     """Return the episode that a harness plays."""
     model = ScriptedModel(reply, context_length=1_000_000)
 
@@ -99,8 +99,8 @@ async def played(url: str, reply: Reply, tasks: Path) -> Trajectory:
         (replies,) = await model.generate([request])
         return replies
 
-    shared = EnvironmentPool(lambda _: Gateway(url=url, splits={"train": str(tasks), "test": 1}, patience_s=120))
-    async with shared.lend(INSTANCE) as env:
+    pool = EnvironmentPool(lambda _: Gateway(url=url, splits={"train": str(tasks), "test": 1}, patience_s=120))
+    async with pool.lend(INSTANCE) as env:
         return await roll_out_episode(INSTANCE, env, sample, max_steps=12, sampling=Sampling(), seed=1)
 
 
@@ -116,36 +116,36 @@ def on_gateway(command: Sequence[str], reply: Reply, folder: Path) -> Trajectory
         try:
             assert gateway.stdout is not None
             gateway.stdout.readline()
-            return asyncio.run(played(f"http://127.0.0.1:{port}", reply, tasks))
+            return asyncio.run(play_episode(f"http://127.0.0.1:{port}", reply, tasks))
         finally:
             gateway.terminate()
 
 
-def tried(harness: Harness, folder: Path) -> bool:
+def try_harness(harness: Harness, folder: Path) -> bool:
     """Print what is stored of the episode of a harness, and return whether nothing was lost."""
-    found = on_gateway(harness.command, reply_of(harness), folder)
-    parts = OutsideTurns().parts(found.first_observation, found.steps)
+    episode = on_gateway(harness.command, reply_of(harness), folder)
+    parts = OutsideTurns().parts(episode.first_observation, episode.steps)
     # A title is asked for beside the task, and is not trained.
     task = [part for part in parts if not part.side]
-    whole = len(task) == 1 and len(task[0].positions) == 2 and found.success
-    beside = f" and {len(parts) - len(task)} beside" if len(parts) > len(task) else ""
-    steps, conversations = count_text(len(found.steps), "step"), count_text(len(task), "conversation")
-    said = f"{steps}, {conversations}{beside}, reward {found.reward:g}"
-    sys.stdout.write(f"{harness.name}: {said}\n")
-    for step in found.steps[:-1]:
+    is_whole = len(task) == 1 and len(task[0].positions) == 2 and episode.success
+    side_note = f" and {len(parts) - len(task)} beside" if len(parts) > len(task) else ""
+    steps, conversations = count_text(len(episode.steps), "step"), count_text(len(task), "conversation")
+    summary = f"{steps}, {conversations}{side_note}, reward {episode.reward:g}"
+    sys.stdout.write(f"{harness.name}: {summary}\n")
+    for step in episode.steps[:-1]:
         sys.stdout.write("".join(f"  {turn.strip()[-60:]!r}\n" for turn in turn_texts(step.observation)))
-    return whole
+    return is_whole
 
 
 def main(python: Path, modules: Path) -> int:
     """Try each harness; return 1 if one lost something."""
-    lost = []
+    failures = []
     os.environ["PATH"] = f"{modules.absolute() / '.bin'}{os.pathsep}{os.environ['PATH']}"
     for harness in harnesses(python.absolute(), modules.absolute()):
         with tempfile.TemporaryDirectory() as folder:
-            lost += [] if tried(harness, Path(folder)) else [harness.name]
-    sys.stdout.write(f"lost something: {', '.join(lost)}\n" if lost else "nothing was lost\n")
-    return bool(lost)
+            failures += [] if try_harness(harness, Path(folder)) else [harness.name]
+    sys.stdout.write(f"lost something: {', '.join(failures)}\n" if failures else "nothing was lost\n")
+    return bool(failures)
 
 
 if __name__ == "__main__":

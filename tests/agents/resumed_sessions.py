@@ -25,8 +25,8 @@ PARTS = ("Look for the cup.", "I look in two rooms.", "a cup of jade", "a bowl o
 
 def training_set(tool: str, argument: str) -> TrainingSet:
     """Return the set of one conversation in which both rooms are looked at."""
-    asked, said, *results, last = PARTS
-    reply = said
+    question, text, *results, last = PARTS
+    reply = text
     for room in ("kitchen", "hall"):
         reply = call_text(tool, json.dumps({argument: f"ls {room}"}), before=reply)
     parameters = {"type": "object", "properties": {argument: {"type": "string"}}}
@@ -34,7 +34,7 @@ def training_set(tool: str, argument: str) -> TrainingSet:
     messages = (
         Message(role="tools", text=json.dumps([definition])),
         Message(role="system", text="You are an agent."),
-        Message(role="user", text=asked),
+        Message(role="user", text=question),
         Message(role="assistant", text=reply, train=True),
         *(Message(role="tool", text=result) for result in results),
         Message(role="assistant", text=last, train=True),
@@ -74,20 +74,20 @@ def commands(python: Path, modules: Path, sessions: Path) -> dict[str, tuple[tup
 
 def main(python: Path, modules: Path) -> int:
     """Try each program; return 1 if one lost something."""
-    lost = []
+    failures = []
     os.environ["PATH"] = f"{modules.absolute() / '.bin'}{os.pathsep}{os.environ['PATH']}"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for form, (shell, script) in commands(python.absolute(), modules.absolute(), folder).items():
             export(training_set(*shell), folder / form, form)
-            seen = on_gateway(["sh", "-c", script, "sh", "Where is the cup?"], lambda *_: "Kitchen.", folder)
-            turns = turn_texts(seen.first_observation)
-            sys.stdout.write(f"{form}: reward {seen.reward:g}\n")
+            trajectory = on_gateway(["sh", "-c", script, "sh", "Where is the cup?"], lambda *_: "Kitchen.", folder)
+            turns = turn_texts(trajectory.first_observation)
+            sys.stdout.write(f"{form}: reward {trajectory.reward:g}\n")
             sys.stdout.write("".join(f"  {turn.strip()[-100:]!r}\n" for turn in turns))
             whole = all(any(part in turn for turn in turns) for part in (*PARTS, "Where is the cup?"))
-            lost += [] if whole and seen.success else [form]
-    sys.stdout.write(f"lost something: {', '.join(lost)}\n" if lost else "nothing was lost\n")
-    return bool(lost)
+            failures += [] if whole and trajectory.success else [form]
+    sys.stdout.write(f"lost something: {', '.join(failures)}\n" if failures else "nothing was lost\n")
+    return bool(failures)
 
 
 if __name__ == "__main__":

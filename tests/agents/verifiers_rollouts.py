@@ -32,18 +32,18 @@ def reply(messages: tuple[Message, ...], seed: int, number: int) -> str:
 async def episodes(url: str) -> list[Trajectory | BaseException]:
     """Return what becomes of the four tasks, in the order of `EXPECTED`."""
     model = ScriptedModel(reply, context_length=1_000_000)
-    shared = EnvironmentPool(lambda _: Gateway(url=url, splits={"train": 2, "test": 2}, patience_s=120))
+    pool = EnvironmentPool(lambda _: Gateway(url=url, splits={"train": 2, "test": 2}, patience_s=120))
 
     async def sample(request: Request) -> list[Generation]:
         (replies,) = await model.generate([request])
         return replies
 
-    async def played(split: str, index: int) -> Trajectory:
+    async def roll_out(split: str, index: int) -> Trajectory:
         instance = Instance(environment="gateway", split=split, index=index)
-        async with shared.lend(instance) as env:
+        async with pool.lend(instance) as env:
             return await roll_out_episode(instance, env, sample, max_steps=12, sampling=Sampling(), seed=1)
 
-    return await asyncio.gather(*(played(split, index) for split, index, _ in EXPECTED), return_exceptions=True)
+    return await asyncio.gather(*(roll_out(split, index) for split, index, _ in EXPECTED), return_exceptions=True)
 
 
 def main(python: Path) -> int:

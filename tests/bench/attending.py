@@ -32,11 +32,11 @@ def measure(*, lengths: dict[str, int], runs: int, clock: Clock) -> list[Measure
         for _ in range(runs + 1):
             for name, model in models.items():
                 model.zero_grad()
-                started = clock()
+                start = clock()
                 with torch.autocast("cpu", torch.bfloat16, enabled=fast):
                     logits = model(input_ids=ids, use_cache=False).logits
                 torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), ids.flatten()).backward()  # type: ignore[no-untyped-call]
-                seconds[name].append(clock() - started)
+                seconds[name].append(clock() - start)
         # The first pass of a length allocates.
         ours, sdpa = (min(seconds[name][1:]) for name in ("ours", "sdpa"))
         note = f"{ids.numel() / ours:,.0f} tokens/s in rows of {length} tokens, {'bfloat16' if fast else 'float32'}"

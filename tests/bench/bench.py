@@ -95,19 +95,19 @@ def _prefill(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Me
 
 
 def _sampling(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:
-    batches, layers, timed, runs = ((4,), 1, (1,), 1) if options.quick else ((16, 64), 30, (3,), 3)
+    batches, layers, turns, runs = ((4,), 1, (1,), 1) if options.quick else ((16, 64), 30, (3,), 3)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return sampling.measure(folder, batches=batches, layers=layers, timed=timed, runs=runs, clock=clock)
+        return sampling.measure(folder, batches=batches, layers=layers, timed=turns, runs=runs, clock=clock)
     finally:
         torch.set_num_threads(threads)
 
 
 def _store(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:
     ingest = 2_000 if options.quick else 100_000
-    stored = options.steps or (2_000 if options.quick else 10_000_000)
-    return storage.measure(folder, ingest=ingest, stored=stored, clock=clock)
+    num_steps = options.steps or (2_000 if options.quick else 10_000_000)
+    return storage.measure(folder, ingest=ingest, stored=num_steps, clock=clock)
 
 
 def _memory(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:

@@ -39,9 +39,9 @@ def model(
         num_hidden_layers=4,
         vocab_size=1300,
     )
-    loaded = TransformersModel.load(path, dtype=request.param, device="cpu", prefix_cache_bytes=0)
-    yield loaded
-    asyncio.run(loaded.close())
+    local_model = TransformersModel.load(path, dtype=request.param, device="cpu", prefix_cache_bytes=0)
+    yield local_model
+    asyncio.run(local_model.close())
 
 
 def prompts(count: int, seed: int, model: TransformersModel) -> list[Request]:
@@ -80,7 +80,7 @@ def baseline(model: TransformersModel, requests: list[Request]) -> int:
     return int(output.shape[1] - longest) * len(rows)
 
 
-def batched(model: TransformersModel, requests: list[Request]) -> int:
+def generate_in_batch(model: TransformersModel, requests: list[Request]) -> int:
     decoder = model._decoder
     assert decoder is not None
     return continuous.generate_batch(
@@ -103,15 +103,15 @@ def test_tokens_per_second(model: TransformersModel) -> None:
     head = f"{'batch':>5} {'prompts':>7} {'generate':>9} {'continuous':>10} {'ours':>9} {'ratio':>6} {'ratio':>6}"
     print(f"{head}  tokens per CPU second; ours to each of the others")  # noqa: T201
     ratios = {}
-    for batch, shared in ((1, 1), (16, 1), (64, 1), (64, 4), (128, 1), (128, 4)):
-        requests = [r for r in prompts(batch // shared, batch, model) for _ in range(shared)]
+    for batch, copies in ((1, 1), (16, 1), (64, 1), (64, 4), (128, 1), (128, 4)):
+        requests = [r for r in prompts(batch // copies, batch, model) for _ in range(copies)]
         requests = [_request(r.messages[0].text, seed) for seed, r in enumerate(requests)]
         repeats = 3 if batch < 64 else 1
-        theirs, mine = rate(baseline, model, requests, repeats), rate(ours, model, requests, repeats)
-        paged = rate(batched, model, requests, repeats)
+        baseline_rate, our_rate = rate(baseline, model, requests, repeats), rate(ours, model, requests, repeats)
+        batch_rate = rate(generate_in_batch, model, requests, repeats)
         continuous.forget(model._decoder._model)  # type: ignore[union-attr]
-        ratios[batch, shared] = mine / theirs
-        line = f"{batch:>5} {batch // shared:>7} {theirs:>9.0f} {paged:>10.0f} {mine:>9.0f}"
-        print(f"{line} {mine / theirs:>6.2f} {mine / paged:>6.2f}")  # noqa: T201
+        ratios[batch, copies] = our_rate / baseline_rate
+        line = f"{batch:>5} {batch // copies:>7} {baseline_rate:>9.0f} {batch_rate:>10.0f} {our_rate:>9.0f}"
+        print(f"{line} {our_rate / baseline_rate:>6.2f} {our_rate / batch_rate:>6.2f}")  # noqa: T201
     assert ratios[64, 1] > 1
     assert ratios[128, 1] > 1

@@ -61,12 +61,12 @@ def test_training_on_cpu_is_faster_than_trl_as_it_comes(tmp_path: Path, save_tin
     torch.set_num_threads(1)
     try:
         job = make_job(path, tmp_path, bf16=True, per_device_train_batch_size=SAMPLES_PER_STEP)
-        made = make_plan(
+        plan = make_plan(
             [num_trained_tokens(row) for row in rows], per_step=SAMPLES_PER_STEP, epochs=1, max_tokens=0, seed=0
         )
         parent = load_parent(path, job.config, zero3=False)
-        settings = supervised_arguments(job, steps=len(made.steps))
-        ours = supervised_trainer(job, made, rows, parent=parent, settings=settings, on_report=lambda step: None)
+        settings = supervised_arguments(job, steps=len(plan.steps))
+        ours = supervised_trainer(job, plan, rows, parent=parent, settings=settings, on_report=lambda step: None)
         our_speed = tokens_per_cpu_second(ours, sum(lengths))
 
         stock = SFTTrainer(

@@ -52,7 +52,7 @@ def write(folder: Path, count: int) -> None:
     (folder / "items_ins_v2.json").write_text("{}")
 
 
-def measured(what: str, folder: Path) -> tuple[float, float]:
+def measure_process(what: str, folder: Path) -> tuple[float, float]:
     """Return the CPU seconds and the peak memory in MiB of one thing done in a process of its
     own.
     """
@@ -64,8 +64,8 @@ def measured(what: str, folder: Path) -> tuple[float, float]:
 def do(what: str, folder: Path) -> None:
     start = time.process_time()
     if what == "parse":
-        kept = json.loads((folder / "items_shuffle.json").read_text())
-        assert kept
+        products = json.loads((folder / "items_shuffle.json").read_text())
+        assert products
     elif what != "import":
         catalogue = open_catalogue(find_files(folder, "", wishes=False), 0, folder / "cache")
         if what == "search":
@@ -81,16 +81,16 @@ def main(count: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(folder, count)
-        _, bare = measured("import", folder)
-        seconds, parsed = measured("parse", folder)
+        _, floor = measure_process("import", folder)
+        seconds, parse_peak = measure_process("parse", folder)
         lines = [f"{count} products, {(folder / 'items_shuffle.json').stat().st_size / 2**20:.0f} MiB of JSON"]
         lines.append(
-            f"parse   {seconds:7.1f} s  {parsed - bare:7.0f} MiB (the baseline: all products as Python objects)"
+            f"parse   {seconds:7.1f} s  {parse_peak - floor:7.0f} MiB (the baseline: all products as Python objects)"
         )
-        for what in ("build", "open", "search"):
-            seconds, peak = measured(what, folder)
-            ratio = (peak - bare) / (parsed - bare)
-            lines.append(f"{what:7} {seconds:7.1f} s  {peak - bare:7.0f} MiB = {ratio:.2f} of the baseline")
+        for step in ("build", "open", "search"):
+            seconds, peak = measure_process(step, folder)
+            ratio = (peak - floor) / (parse_peak - floor)
+            lines.append(f"{step:7} {seconds:7.1f} s  {peak - floor:7.0f} MiB = {ratio:.2f} of the baseline")
         on_disk = sum(path.stat().st_size for path in (folder / "cache").rglob("*") if path.is_file())
         lines.append(f"on disk {on_disk / 2**20:.0f} MiB; `search` is 100 searches with a page of results each")
     print("\n".join(lines))  # noqa: T201

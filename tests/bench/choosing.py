@@ -32,15 +32,15 @@ class TimedDecoder(Decoder):
         self.choosing = self.stepping = 0.0
 
     def _generate(self, *args: Any) -> None:
-        started = self._clock()
+        start = self._clock()
         super()._generate(*args)
-        self.stepping += self._clock() - started
+        self.stepping += self._clock() - start
 
     def _sample(self, logits: torch.Tensor, grid: Grid, size: int) -> tuple[list[int], list[float]]:
-        started = self._clock()
-        drawn = super()._sample(logits, grid, size)
-        self.choosing += self._clock() - started
-        return drawn
+        start = self._clock()
+        sample = super()._sample(logits, grid, size)
+        self.choosing += self._clock() - start
+        return sample
 
 
 def measure(*, small: bool, clock: Clock) -> list[Measure]:
@@ -54,7 +54,7 @@ def measure(*, small: bool, clock: Clock) -> list[Measure]:
         vocab_size=GEMMA // part, hidden_size=640, intermediate_size=2048, num_hidden_layers=1 if small else 18,
         num_attention_heads=4, num_key_value_heads=1, head_dim=256,
     )  # fmt: skip
-    found = []
+    measures = []
     for size, config, kind in ((SMOL, smol, LlamaForCausalLM), (GEMMA, gemma, Gemma3ForCausalLM)):
         model = kind(config).bfloat16().eval()
         use_grouped_attention(model)
@@ -69,8 +69,8 @@ def measure(*, small: bool, clock: Clock) -> list[Measure]:
         ]
         name = f"choosing_share_{size // 1000}k"
         worst = max(share for share, _ in shares.values())
-        found.append(Measure(name=name, value=worst, unit="%", goal=GOALS[size], note="; ".join(parts)))
-    return found
+        measures.append(Measure(name=name, value=worst, unit="%", goal=GOALS[size], note="; ".join(parts)))
+    return measures
 
 
 def _share(model: Any, rows: int, temperature: float, history: int, steps: int, clock: Clock) -> tuple[float, float]:

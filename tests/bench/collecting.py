@@ -51,9 +51,9 @@ class Recorder:
         return getattr(self.model, name)
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
-        started = self.clock()
+        start = self.clock()
         replies = await self.model.generate(requests)
-        self.seconds += self.clock() - started
+        self.seconds += self.clock() - start
         self.requests += requests
         self.replies += replies
         return replies
@@ -103,31 +103,31 @@ async def _measure(recipe: Recipe, folder: Path, slow_trees: int, clock: Clock) 
     await _load(recipe).close()
     await start_run(ctx)
     await begin_iteration(ctx, 1)
-    started = clock()
+    start = clock()
     await collect(ctx, 1)
-    seconds = clock() - started
+    seconds = clock() - start
     tokens, replies = (
-        sum(one.tokens for one in recorders),
-        sum(len(given) for one in recorders for given in one.replies),
+        sum(recorder.tokens for recorder in recorders),
+        sum(len(generations) for recorder in recorders for generations in recorder.replies),
     )
     limit = tokens / await _engine_seconds(recipe, recorders, clock)
-    grown = list(finished_trees(ctx, 1).values())
-    chosen = grown[:: max(1, len(grown) // slow_trees)][:slow_trees]
+    trees = list(finished_trees(ctx, 1).values())
+    chosen = trees[:: max(1, len(trees) // slow_trees)][:slow_trees]
     slow = await _published_seconds_per_reply(recipe, recorders, chosen, clock)
     threads = min(slow, key=lambda number: slow[number])
     slow_seconds = slow[threads] * replies
     ways = ", ".join(f"{1000 * seconds:.0f} ms a reply with {number} threads" for number, seconds in slow.items())
     rate = tokens / seconds
-    waited = 1 - sum(one.seconds for one in recorders) / len(recorders) / seconds
+    share_outside = 1 - sum(recorder.seconds for recorder in recorders) / len(recorders) / seconds
     return [
         Measure(
             name="trees_per_second_ratio",
             value=slow_seconds / seconds,
             unit="x",
             goal=">= 20",
-            note=f"{len(grown) / seconds:.3g} trees/s of {replies / len(grown):.0f} replies each with {len(recorders)} "
+            note=f"{len(trees) / seconds:.3g} trees/s of {replies / len(trees):.0f} replies each with {len(recorders)} "
             "workers, against "
-            f"{len(grown) / slow_seconds:.3g} with one request at a time and replay over HTTP ({len(chosen)} of them; "
+            f"{len(trees) / slow_seconds:.3g} with one request at a time and replay over HTTP ({len(chosen)} of them; "
             f"{ways}: the faster counts)",
         ),
         Measure(name="collection_tokens_per_second", value=rate, unit="tokens/s", note="sampled, prompts not counted"),
@@ -140,10 +140,10 @@ async def _measure(recipe: Recipe, folder: Path, slow_trees: int, clock: Clock) 
         ),
         Measure(
             name="collection_time_outside_generation",
-            value=100 * waited,
+            value=100 * share_outside,
             unit="%",
             goal="<= 5",
-            note=f"of {seconds:.1f} s, in which the model was loaded and {len(grown)} trees were grown and stored",
+            note=f"of {seconds:.1f} s, in which the model was loaded and {len(trees)} trees were grown and stored",
         ),
     ]
 
@@ -174,9 +174,11 @@ async def _engine_seconds(recipe: Recipe, recorders: Sequence[Recorder], clock: 
         for batch in _batches(requests, size):
             await member.generate(batch)
 
-    started = clock()
-    await asyncio.gather(*(answer(one, told.requests) for one, told in zip(members, recorders, strict=True)))
-    seconds = clock() - started
+    start = clock()
+    await asyncio.gather(
+        *(answer(member, recorder.requests) for member, recorder in zip(members, recorders, strict=True))
+    )
+    seconds = clock() - start
     await model.close()
     return seconds
 
@@ -199,19 +201,19 @@ async def _published_seconds_per_reply(
 
     A tree beforehand, uncounted, pays for what only the first replies of a model need.
     """
-    recorded = {
+    replies_by_request = {
         (request.session, request.seed): replies
-        for one in recorders
-        for request, replies in zip(one.requests, one.replies, strict=True)
+        for recorder in recorders
+        for request, replies in zip(recorder.requests, recorder.replies, strict=True)
     }
     device = torch.device("cpu" if recipe.model.device == "auto" else recipe.model.device)
     usual = torch.get_num_threads()
-    found = {}
+    seconds = {}
     for threads in sorted({1, usual}):
         sampler = OneByOne(
             Path(recipe.model.path),
             load_renderer(Path(recipe.model.path)),
-            recorded,
+            replies_by_request,
             dtype=recipe.model.dtype,
             device=device,
             threads=threads,
@@ -219,6 +221,6 @@ async def _published_seconds_per_reply(
         with environment_server() as url:
             await grow_one_by_one(trees[:1], recipe.search, sampler, url, clock)
             sampler.replies = 0
-            found[threads] = await grow_one_by_one(trees, recipe.search, sampler, url, clock) / sampler.replies
+            seconds[threads] = await grow_one_by_one(trees, recipe.search, sampler, url, clock) / sampler.replies
     torch.set_num_threads(usual)
-    return found
+    return seconds

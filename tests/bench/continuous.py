@@ -35,11 +35,11 @@ def generate_batch(model: Any, rows: Sequence[Sequence[int]], *, new_tokens: int
         continuous_batching_config=ContinuousBatchingConfig(**sizes),
         persistent_manager=True,
     )
-    made = sum(len(reply.generated_tokens) for reply in replies.values())
-    if made != new_tokens * len(rows):
-        told = next((reply.error for reply in replies.values() if reply.error), "it does not say why")
-        raise RuntimeError(f"continuous batching made {made} tokens of {new_tokens * len(rows)}: {told}")
-    return made
+    num_tokens = sum(len(reply.generated_tokens) for reply in replies.values())
+    if num_tokens != new_tokens * len(rows):
+        reason = next((reply.error for reply in replies.values() if reply.error), "it does not say why")
+        raise RuntimeError(f"continuous batching made {num_tokens} tokens of {new_tokens * len(rows)}: {reason}")
+    return num_tokens
 
 
 def forget(model: Any) -> None:

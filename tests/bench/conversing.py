@@ -22,12 +22,12 @@ def measure(*, conversations: int, turns: int, words: int, clock: Clock) -> list
 
     Each begins with a prompt of about `words` words of its own.
     """
-    (bare, _), (cached, share) = (
+    (plain_s, _), (cache_s, share) = (
         asyncio.run(_converse(conversations, turns, words, size, clock)) for size in (0, 1 << 30)
     )
-    note = f"{conversations} conversations of {turns} turns in {cached:.2f} s, without the cache in {bare:.2f} s"
+    note = f"{conversations} conversations of {turns} turns in {cache_s:.2f} s, without the cache in {plain_s:.2f} s"
     return [
-        Measure(name="conversation_cache_ratio", value=bare / cached, unit="x", goal="> 1", note=note),
+        Measure(name="conversation_cache_ratio", value=plain_s / cache_s, unit="x", goal="> 1", note=note),
         Measure(name="conversation_cached_share", value=100 * share, unit="%", note="of the tokens of all prompts"),
     ]
 
@@ -39,9 +39,9 @@ async def _converse(conversations: int, turns: int, words: int, size: int, clock
     )
     sampling = Sampling(temperature=1.0, max_new_tokens=NEW_TOKENS)
     talks: list[tuple[Message, ...]] = [_opening(number, words) for number in range(conversations)]
-    started = clock()
+    start = clock()
     for turn in range(turns):
-        given = await model.generate(
+        replies = await model.generate(
             [Request(messages=talk, sampling=sampling, seed=turn + number) for number, talk in enumerate(talks)]
         )
         talks = [
@@ -50,9 +50,9 @@ async def _converse(conversations: int, turns: int, words: int, size: int, clock
                 Message(role="assistant", text=reply.text, token_ids=reply.token_ids),
                 Message(role="user", text=OBSERVATION),
             )
-            for talk, (reply,) in zip(talks, given, strict=True)
+            for talk, (reply,) in zip(talks, replies, strict=True)
         ]
-    seconds, share = clock() - started, model.cached_share()
+    seconds, share = clock() - start, model.cached_share()
     await model.close()
     return seconds, share
 

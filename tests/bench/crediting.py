@@ -34,27 +34,27 @@ def measure(folder: Path, *, groups: int, earlier: int, part: int, clock: Clock)
     store, draw = Store(folder / "store.duckdb"), random.Random(0)
     store.write(iteration_rows("i", run_id="r", iteration=1))
     for step in range(1, earlier + 1):
-        before = [_group(number, step, draw) for number in range(groups)]
-        for group in before:
+        old_groups = [_group(number, step, draw) for number in range(groups)]
+        for group in old_groups:
             episodes = [trajectory_rows(k, t, source="rollout", iteration_id="i") for k, t in group.episodes.items()]
-            place = group_rows(group, [0.0] * SIZE, iteration_id="i", step=step, has_contrast=True)
-            store.write(merge([*episodes, place]))
-    now = [_group(number, earlier + 1, draw) for number in range(groups)]
-    started = clock()
-    credit_measures(with_credit(now, grpo, store, "i", earlier + 1), grpo)
-    credited = clock() - started
+            ledger = group_rows(group, [0.0] * SIZE, iteration_id="i", step=step, has_contrast=True)
+            store.write(merge([*episodes, ledger]))
+    new_groups = [_group(number, earlier + 1, draw) for number in range(groups)]
+    start = clock()
+    credit_measures(with_credit(new_groups, grpo, store, "i", earlier + 1), grpo)
+    credit_s = clock() - start
 
     training = TrainingConfig(bf16=False, num_threads=1)
     learner = Learner(MODEL, training, grpo, updates=2, max_tokens=SAMPLED, seed=0)
     rows = [_row(draw) for _ in range(max(1, groups * SIZE // part))]
     learner.update(rows[:1])
-    started = clock()
+    start = clock()
     learner.update(rows)
-    updated = (clock() - started) * groups * SIZE / len(rows)
+    update_s = (clock() - start) * groups * SIZE / len(rows)
     note = (
-        f"{credited:.2f} s of {updated:.0f} s for {groups * SIZE} episodes, {earlier} earlier groups of each instance"
+        f"{credit_s:.2f} s of {update_s:.0f} s for {groups * SIZE} episodes, {earlier} earlier groups of each instance"
     )
-    return [Measure(name="credit_share_of_update", value=100 * credited / updated, unit="%", goal="<= 1", note=note)]
+    return [Measure(name="credit_share_of_update", value=100 * credit_s / update_s, unit="%", goal="<= 1", note=note)]
 
 
 def _group(number: int, step: int, draw: random.Random) -> Group:
@@ -66,22 +66,22 @@ def _group(number: int, step: int, draw: random.Random) -> Group:
 def _episode(instance: Instance, draw: random.Random) -> Trajectory:
     """Return a walk along a line of rooms, which is won at its end."""
     steps: list[Step] = []
-    room, won = 0, False
-    while len(steps) < STEPS and not won:
+    room, success = 0, False
+    while len(steps) < STEPS and not success:
         move = draw.choice(("on", "on", "back"))
         after = room + 1 if move == "on" else max(0, room - 1)
-        won = after == STEPS - 3
+        success = after == STEPS - 3
         step = Step(
             reply=move,
             action=move,
             observation=f"room {after}",
-            reward=float(won),
-            terminated=won,
-            success=won,
+            reward=float(success),
+            terminated=success,
+            success=success,
             state_key=str(room),
         )
         steps, room = [*steps, step], after
-    stop = StopReason.SUCCESS if won else StopReason.STEP_LIMIT
+    stop = StopReason.SUCCESS if success else StopReason.STEP_LIMIT
     return Trajectory.ended(instance, "room 0", steps, stop)
 
 

@@ -93,21 +93,21 @@ def _delay(url: str) -> float:
     """Return the milliseconds from the moment at which a run has the first token of a reply to that
     at which its agent has it.
     """
-    read = threading.Event()
+    event = threading.Event()
     moments: list[float] = []
     env = _world(url)
     with ThreadPoolExecutor(1) as thread:
-        agent = thread.submit(_read_stream, url, moments, read)
+        agent = thread.submit(_read_stream, url, moments, event)
         env.reset(env.instances("train")[0])
         listener = env.listener()
         assert listener is not None
-        begun = time.perf_counter()
+        start = time.perf_counter()
         listener(REPLY[:5])
-        assert read.wait(60)
+        assert event.wait(60)
         env.step(REPLY)
         agent.result()
     env.close()
-    return 1000 * (moments[0] - begun)
+    return 1000 * (moments[0] - start)
 
 
 def _read_stream(url: str, moments: list[float], read: threading.Event) -> None:

@@ -116,8 +116,8 @@ def _generation(options: argparse.Namespace, path: Path, folder: Path) -> list[M
     words = [generator.choices(WORDS, k=prompt_words) for _ in range(batch)]
     sampling = Sampling(temperature=1.0, max_new_tokens=new_tokens)
     requests = [
-        Request(messages=(Message(role="user", text=" ".join(said)),), sampling=sampling, seed=seed)
-        for seed, said in enumerate(words)
+        Request(messages=(Message(role="user", text=" ".join(prompt)),), sampling=sampling, seed=seed)
+        for seed, prompt in enumerate(words)
     ]
 
     def reply() -> int:
@@ -144,7 +144,7 @@ def _generation(options: argparse.Namespace, path: Path, folder: Path) -> list[M
 
     their_rate = _rate(generate, options.device)
     prompts = [row[-length:] for row in rows]
-    paged = _continuous(theirs, prompts, new_tokens, options.device)
+    rates = _continuous(theirs, prompts, new_tokens, options.device)
     return [
         Measure(
             name="generation_tokens_per_second",
@@ -165,7 +165,7 @@ def _generation(options: argparse.Namespace, path: Path, folder: Path) -> list[M
                 unit="x",
                 note=f"Transformers' generate_batch on the same prompts: {rate:,.0f} tokens/s",
             )
-            for rate in paged
+            for rate in rates
         ),
     ]
 
@@ -187,9 +187,9 @@ def _continuous(model: Any, rows: list[list[int]], new_tokens: int, device: str)
 def _rate(run: training_speed.Run, device: str) -> float:
     """Return tokens a second of the second time."""
     run()
-    started = _now(device)
+    start = _now(device)
     tokens = run()
-    return tokens / (_now(device) - started)
+    return tokens / (_now(device) - start)
 
 
 def _now(device: str) -> float:

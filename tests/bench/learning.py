@@ -40,10 +40,10 @@ def main() -> None:
     parser.add_argument("-o", "--override", action="append", default=[])
     options = parser.parse_args()
     options.workspace.mkdir(parents=True, exist_ok=True)
-    wanted = [(arm, seed, changes(arm, seed, options)) for seed in options.seeds for arm in options.arms]
+    runs = [(arm, seed, changes(arm, seed, options)) for seed in options.seeds for arm in options.arms]
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(lambda item: run(options.workspace, *item), wanted))
-    sys.stdout.write(table(wanted, options.workspace))
+        list(pool.map(lambda item: run(options.workspace, *item), runs))
+    sys.stdout.write(table(runs, options.workspace))
 
 
 def changes(arm: str, seed: int, options: argparse.Namespace) -> list[str]:

@@ -57,20 +57,20 @@ def grouped_model(path: Path) -> Path:
 
 def _measure(name: str, path: Path, *, n: int, words: int, clock: Clock) -> list[Measure]:
     model = TransformersModel.load(path, dtype="bfloat16", device="cpu", prefix_cache_bytes=0)
-    prompts = [_prompt(first, words) for first in range(n)]
+    prompts = [_prompt(number, words) for number in range(n)]
     sampling = Sampling(temperature=1.0, max_new_tokens=NEW_TOKENS)
-    one = [Request(messages=prompts[0], sampling=sampling, seed=0, n=n)]
-    many = [Request(messages=prompt, sampling=sampling, seed=seed) for seed, prompt in enumerate(prompts)]
-    tokens = model.count_tokens(one[0])
-    shared, separate = asyncio.run(_run(model, [one, many], clock))
+    shared_batch = [Request(messages=prompts[0], sampling=sampling, seed=0, n=n)]
+    separate_batch = [Request(messages=prompt, sampling=sampling, seed=seed) for seed, prompt in enumerate(prompts)]
+    tokens = model.count_tokens(shared_batch[0])
+    shared_s, separate_s = asyncio.run(_run(model, [shared_batch, separate_batch], clock))
     return [
         Measure(
             name=name,
-            value=separate / shared,
+            value=separate_s / shared_s,
             unit="x",
             goal="> 1",
-            note=f"{n} replies of {NEW_TOKENS} tokens to a prompt of {tokens} tokens in {shared:.2f} s, "
-            f"to {n} prompts in {separate:.2f} s",
+            note=f"{n} replies of {NEW_TOKENS} tokens to a prompt of {tokens} tokens in {shared_s:.2f} s, "
+            f"to {n} prompts in {separate_s:.2f} s",
         )
     ]
 
@@ -85,8 +85,8 @@ async def _run(model: TransformersModel, batches: Sequence[Sequence[Request]], c
     seconds = []
     for batch in batches:
         await model.generate(batch)
-        started = clock()
+        start = clock()
         await model.generate(batch)
-        seconds.append(clock() - started)
+        seconds.append(clock() - start)
     await model.close()
     return seconds

@@ -90,11 +90,11 @@ class OneByOne:
 
     async def sample(self, request: Request) -> list[Generation]:
         """Return the recorded replies to a request."""
-        recorded = self._recorded[request.session, request.seed]
-        for generation in recorded:
+        generations = self._recorded[request.session, request.seed]
+        for generation in generations:
             await asyncio.to_thread(self._draw, request, len(generation.token_ids))
             self.replies += 1
-        return list(recorded)
+        return list(generations)
 
     @torch.inference_mode()
     def _draw(self, request: Request, tokens: int) -> None:
@@ -128,13 +128,13 @@ async def grow_one_by_one(
     """
     env = ServedTextCraft(url)
     try:
-        started, server_started = clock(), env.processor_seconds()
+        start, server_start = clock(), env.processor_seconds()
         for tree in trees:
-            again = await grow(tree.instance, env, sampler.sample, config, seed=tree.seed)
+            new_tree = await grow(tree.instance, env, sampler.sample, config, seed=tree.seed)
             # The published way has its world behind HTTP, whose state is not known here.
-            if _without_states(again) != _without_states(tree):
+            if _without_states(new_tree) != _without_states(tree):
                 raise ValueError(f"the tree of {tree.instance.key} came out differently")
-        seconds = clock() - started
-        return seconds + (env.processor_seconds() - server_started if clock is time.process_time else 0.0)
+        seconds = clock() - start
+        return seconds + (env.processor_seconds() - server_start if clock is time.process_time else 0.0)
     finally:
         env.close()

@@ -26,11 +26,11 @@ def measure(folder: Path, *, documents: int, queries: int, clock: Clock) -> list
 
     By the processors' clock HTTP costs the seconds of both, client and server.
     """
-    corpus, asked = _corpus(folder, documents), _queries(queries)
-    batches = [asked[start : start + _BATCH] for start in range(0, len(asked), _BATCH)]
+    corpus, texts = _corpus(folder, documents), _queries(queries)
+    batches = [texts[start : start + _BATCH] for start in range(0, len(texts), _BATCH)]
     retriever = open_retriever(corpus, folder / "index")
     retriever.search(batches[0], _TOP_K)
-    here = _rate(batches, clock, lambda batch: retriever.search(batch, _TOP_K))
+    in_process = _rate(batches, clock, lambda batch: retriever.search(batch, _TOP_K))
     command = ["retrieve", "serve", str(corpus), "--port", "0", "--index", str(folder / "index")]
     with Popen([sys.executable, "-m", "flows.cli", *command], stdout=PIPE, text=True) as server:
         try:
@@ -42,18 +42,20 @@ def measure(folder: Path, *, documents: int, queries: int, clock: Clock) -> list
                     body = {"query": batch, "top_n": _TOP_K}
                     client.post("/batch_search", json=body).raise_for_status().json()
 
-                def both() -> float:
+                def both_clocks() -> float:
                     return clock() + (_processor_seconds(server.pid) if clock is time.process_time else 0)
 
                 ask(batches[0])
-                over_http = _rate(batches, both, ask)
+                over_http = _rate(batches, both_clocks, ask)
         finally:
             server.terminate()
     note = f"{documents} documents, {queries} queries in batches of {_BATCH}, {_TOP_K} documents each"
     return [
-        Measure(name="retrieval_queries_per_second", value=here, unit="1/s", goal=">= 1000", note=note),
+        Measure(name="retrieval_queries_per_second", value=in_process, unit="1/s", goal=">= 1000", note=note),
         Measure(name="retrieval_queries_per_second_http", value=over_http, unit="1/s", note="one client"),
-        Measure(name="retrieval_share_left_by_http", value=100 * over_http / here, unit="%", note="of that in process"),
+        Measure(
+            name="retrieval_share_left_by_http", value=100 * over_http / in_process, unit="%", note="of that in process"
+        ),
     ]
 
 

@@ -50,11 +50,11 @@ def measure(
     for count in batches:
         turns = [_requests(talks[:count], turn) for turn in range(timed[-1] + 1)]
         results = [asyncio.run(_ours(path, turns, timed, clock, drafts=drafts)) for drafts in (False, *[True] * runs)]
-        one_token, drafted = results[0], results[1:]
+        one_token, with_drafts = results[0], results[1:]
         theirs = [_generate(plain, path, [turns[turn] for turn in timed], clock) for _ in range(max(1, runs // 2))]
-        steps = statistics.mean(result.tokens_per_step for result in drafted)
+        steps = statistics.mean(result.tokens_per_step for result in with_drafts)
         for name, part, goal in (("decoding", 0, ">= 4"), ("with_prefill", 1, ">= 5")):
-            rates = sorted(result.rates[part] for result in drafted)
+            rates = sorted(result.rates[part] for result in with_drafts)
             base = max(rate[part] for rate in theirs)
             note = (
                 f"{rates[0]:.0f}, {statistics.median(rates):.0f}, {rates[-1]:.0f} tokens/s against {base:.0f} of "
@@ -65,7 +65,7 @@ def measure(
     return measures
 
 
-class Forced:
+class ForcedSampler:
     """A decoder's `_sample` that takes as long and then says what it is told to, by the reply's
     seed; and what its steps came to.
     """
@@ -82,15 +82,15 @@ class Forced:
         _, logprobs = self._sample_itself(logits, grid, size)
         tokens = []
         for reply, guess in zip(grid.live_replies, grid._current_drafts, strict=True):
-            wanted, start = self.wanted[reply.seed], len(reply.tokens)
-            tokens += [wanted[min(start + step, len(wanted) - 1)] for step in range(1 + len(guess))]
+            target, start = self.wanted[reply.seed], len(reply.tokens)
+            tokens += [target[min(start + step, len(target) - 1)] for step in range(1 + len(guess))]
         self.steps += len(grid.live_replies)
         return tokens, logprobs
 
     def _generate(self, *args: Any) -> None:
-        started = self._clock()
+        start = self._clock()
         self._generate_itself(*args)
-        self.decoding += self._clock() - started
+        self.decoding += self._clock() - start
 
 
 class Result:
@@ -108,20 +108,20 @@ async def _ours(
     assert model._decoder is not None
     if not drafts:
         model._decoder._drafter = None
-    forced = Forced(model._decoder, clock)
+    sampler = ForcedSampler(model._decoder, clock)
     tokens, whole, steps, decoding = 0, 0.0, 0, 0.0
-    for turn, asked in enumerate(turns):
-        for request, text in asked:
+    for turn, requests in enumerate(turns):
+        for request, text in requests:
             ids = model._tokenizer(text, add_special_tokens=False)["input_ids"]
-            forced.wanted[request.seed] = [*ids, model.renderer.end_of_turn]
-        before = forced.steps, forced.decoding
-        started = clock()
-        replies = await model.generate([request for request, _ in asked])
-        seconds = clock() - started
+            sampler.wanted[request.seed] = [*ids, model.renderer.end_of_turn]
+        before = sampler.steps, sampler.decoding
+        start = clock()
+        replies = await model.generate([request for request, _ in requests])
+        seconds = clock() - start
         if turn in timed:
             tokens += sum(reply.completion_tokens for (reply,) in replies)
             whole += seconds
-            steps, decoding = steps + forced.steps - before[0], decoding + forced.decoding - before[1]
+            steps, decoding = steps + sampler.steps - before[0], decoding + sampler.decoding - before[1]
     await model.close()
     return Result(tokens, decoding, whole, steps)
 
@@ -134,21 +134,21 @@ def _generate(
     """
     model = TransformersModel.load(path, dtype="bfloat16", device="cpu")
     tokens, decoding, whole = 0, 0.0, 0.0
-    for asked in turns:
-        rows = [list(model._prompt(request.messages)) for request, _ in asked]
-        lengths = [len(model._tokenizer(text)["input_ids"]) + 1 for _, text in asked]
+    for requests in turns:
+        rows = [list(model._prompt(request.messages)) for request, _ in requests]
+        lengths = [len(model._tokenizer(text)["input_ids"]) + 1 for _, text in requests]
         new = round(statistics.mean(lengths))
         longest = max(map(len, rows))
         ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
         seconds = []
         for count in (1, new):
-            started = clock()
+            start = clock()
             with torch.inference_mode():
                 plain.generate(
                     ids, attention_mask=mask, do_sample=True, top_k=0, max_new_tokens=count, min_new_tokens=count
                 )
-            seconds.append(clock() - started)
+            seconds.append(clock() - start)
         tokens += new * len(rows)
         whole += seconds[1]
         # The first token comes with the prompt.
@@ -168,10 +168,10 @@ async def _play(count: int, num_turns: int) -> list[tuple[Talk, list[str]]]:
     replies: list[list[str]] = [[] for _ in worlds]
     for turn in range(num_turns):
         sampling = Sampling(temperature=1.0, max_new_tokens=48)
-        given = await model.generate(
+        generations = await model.generate(
             [Request(messages=talk, sampling=sampling, seed=turn * count + row) for row, talk in enumerate(talks)]
         )
-        for row, (world, (reply,)) in enumerate(zip(worlds, given, strict=True)):
+        for row, (world, (reply,)) in enumerate(zip(worlds, generations, strict=True)):
             replies[row].append(reply.text)
             observation = world.step(world.parse(reply.text)).observation
             talks[row] = (
@@ -186,12 +186,12 @@ async def _play(count: int, num_turns: int) -> list[tuple[Talk, list[str]]]:
 def _requests(talks: Sequence[tuple[Talk, list[str]]], turn: int) -> list[tuple[Request, str]]:
     """Return what is asked in a turn, and the reply that is given."""
     sampling = Sampling(temperature=1.0, max_new_tokens=128, logprobs=True)
-    asked = []
+    requests = []
     for row, (talk, replies) in enumerate(talks):
         opening = len(talk) - 2 * len(replies)
         messages = talk[: opening + 2 * turn]
-        asked.append((Request(messages=messages, sampling=sampling, seed=turn * len(talks) + row), replies[turn]))
-    return asked
+        requests.append((Request(messages=messages, sampling=sampling, seed=turn * len(talks) + row), replies[turn]))
+    return requests
 
 
 def _model(folder: Path, layers: int) -> Path:

@@ -32,15 +32,15 @@ def measure(folder: Path, *, ingest: int, stored: int, clock: Clock) -> list[Mea
     steps = fill(store, max(20, stored // STEPS_PER_TREE))
     query = "select * from v_lineage where checkpoint_id = 'trained'"
     store.query(query)
-    started = clock()
+    start = clock()
     rows = store.query(query)
-    seconds = clock() - started
+    seconds = clock() - start
     if len(rows) != 5 * min(DATASET_ROWS, steps // STEPS_PER_TREE) or rows["reply"].isna().any():
         raise ValueError(f"v_lineage gave {len(rows)} rows")
     ((tree_id,),) = store.rows("select tree_id from pair where pair_id = 'pair1'")
-    started = clock()
+    start = clock()
     (tree,) = load_trees(store, [tree_id]).values()
-    loading = clock() - started
+    loading = clock() - start
     return [
         Measure(
             name="store_ingest",
@@ -69,18 +69,18 @@ def measure(folder: Path, *, ingest: int, stored: int, clock: Clock) -> list[Mea
 
 async def _ingest(store: Store, trees: int, clock: Clock) -> float:
     store.write({})
-    grown = list(_trees(trees))
-    started = clock()
+    new_trees = list(_trees(trees))
+    start = clock()
     async with Writer(store) as writer:
-        for head, expansions in grown:
+        for head, expansions in new_trees:
             arena = Arena(instance=head.instance, first_observation=head.first_observation, seed=head.seed)
             writer.add(tree_rows(head, arena.tree()))
             for expansion in expansions:
                 writer.add(expansion_rows(head, expansion))
                 await writer.room()
-    seconds = clock() - started
-    stored = store.query("select count(*) as n from node where parent >= 0")["n"][0]
-    return float(stored / seconds)
+    seconds = clock() - start
+    num_steps = store.query("select count(*) as n from node where parent >= 0")["n"][0]
+    return float(num_steps / seconds)
 
 
 def _trees(count: int) -> Iterator[tuple[TreeHead, list[Expansion]]]:
@@ -102,10 +102,10 @@ def _trees(count: int) -> Iterator[tuple[TreeHead, list[Expansion]]]:
         )
         expansions = []
         for expansion in range(EXPANSIONS):
-            first = 1 + WIDTH * expansion
-            parent = max(0, first - WIDTH)
-            draws, created = [], []
-            for child in range(first, first + WIDTH):
+            first_child = 1 + WIDTH * expansion
+            parent = max(0, first_child - WIDTH)
+            draws, nodes = [], []
+            for child in range(first_child, first_child + WIDTH):
                 generation = Generation(
                     text=" ".join(rng.choices(words, k=12)),
                     token_ids=tuple(rng.choices(range(1300), k=30)),
@@ -121,13 +121,13 @@ def _trees(count: int) -> Iterator[tuple[TreeHead, list[Expansion]]]:
                     token_ids=generation.token_ids,
                     finish_reason="stop",
                 )
-                created.append(Node(index=child, parent=parent, depth=expansion + 1, step=step))
+                nodes.append(Node(index=child, parent=parent, depth=expansion + 1, step=step))
                 draws.append(
-                    Draw(parent=parent, node=child, seed=expansion, number=child - first, generation=generation)
+                    Draw(parent=parent, node=child, seed=expansion, number=child - first_child, generation=generation)
                 )
             expansions.append(
                 Expansion(
-                    created=tuple(created), changed=(), draws=tuple(draws), dives_done=int(expansion == EXPANSIONS - 1)
+                    created=tuple(nodes), changed=(), draws=tuple(draws), dives_done=int(expansion == EXPANSIONS - 1)
                 )
             )
         yield head, expansions
@@ -138,13 +138,13 @@ def fill(store: Store, trees: int) -> int:
     steps.
     """
     grow, train = (Path(__file__).with_name(name).read_text() for name in ("synthetic.sql", "synthetic_dataset.sql"))
-    for first in range(0, trees, TREES_PER_BURST):
+    for start in range(0, trees, TREES_PER_BURST):
         with store.transaction() as con:
             con.execute(
-                f"set variable first_tree = {first}; set variable last_tree = {min(trees, first + TREES_PER_BURST)}"
+                f"set variable first_tree = {start}; set variable last_tree = {min(trees, start + TREES_PER_BURST)}"
             )
             con.execute(grow)
-            if first + TREES_PER_BURST >= trees:
+            if start + TREES_PER_BURST >= trees:
                 con.execute(f"set variable trees = {trees}; set variable samples = {min(DATASET_ROWS, trees)}")
                 con.execute(train)
     store.checkpoint()

@@ -85,13 +85,13 @@ def test_the_quick_run_measures_everything(
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["bench.py", "--quick", "--clock", "cpu", "--output", str(output)])
     bench.main()
-    said = capsys.readouterr().out
+    stdout = capsys.readouterr().out
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert {line["name"]: line["goal"] for line in lines} == GOALS
     for line in lines:
         assert line.keys() == {"name", "value", "unit", "goal", "ok"}
         assert line["value"] > 0
-        assert f"| {line['name']} |" in said
+        assert f"| {line['name']} |" in stdout
         if line["goal"] is None:
             assert line["ok"] is None
             continue
@@ -108,18 +108,18 @@ def test_the_benchmark_of_a_gpu_runs_on_a_cpu(tmp_path: Path) -> None:
     """
     output = tmp_path / "gpu.jsonl"
     options = ["--device", "cpu", "--size", "tiny", "--quick", "--peak-tflops", "1", "--output", str(output)]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "tests/bench/gpu.py", *options], cwd=ROOT, capture_output=True, text=True, timeout=3000
     )
-    assert done.returncode == 0, done.stderr
-    found = {line["name"]: line["value"] for line in map(json.loads, output.read_text().splitlines())}
-    assert found.keys() >= {"generation_tokens_per_second", "collection_tokens_per_second", "training_lora_mfu"}
-    assert "generation_against_continuous_batching" in found
-    assert all(value > 0 for value in found.values())
+    assert process.returncode == 0, process.stderr
+    metrics = {line["name"]: line["value"] for line in map(json.loads, output.read_text().splitlines())}
+    assert metrics.keys() >= {"generation_tokens_per_second", "collection_tokens_per_second", "training_lora_mfu"}
+    assert "generation_against_continuous_batching" in metrics
+    assert all(value > 0 for value in metrics.values())
     # With LoRA a third of the work is spared, and no more is counted.
     for kind, least, most in (("full", 1, 1), ("lora", 0.6, 0.75)):
-        per_token = found[f"training_{kind}_mfu"] / found[f"training_{kind}_tokens_per_second"]
-        whole = found["training_full_mfu"] / found["training_full_tokens_per_second"]
+        per_token = metrics[f"training_{kind}_mfu"] / metrics[f"training_{kind}_tokens_per_second"]
+        whole = metrics["training_full_mfu"] / metrics["training_full_tokens_per_second"]
         assert least - 1e-9 <= per_token / whole <= most + 1e-9
 
 
@@ -127,11 +127,22 @@ def test_the_benchmark_of_a_gpu_runs_on_a_cpu(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_the_benchmark_of_a_gpu_runs_where_little_is_installed(tmp_path: Path) -> None:
     """Generation and training are measured without the packages that hold a flywheel together."""
-    gone = {"duckdb", "prefect", "vllm", "openai", "httpx", "fastapi", "uvicorn", "starlette", "hypothesis", "bm25s"}
-    (tmp_path / "sitecustomize.py").write_text(WITHOUT.format(gone=gone), encoding="utf-8")
+    packages = {
+        "duckdb",
+        "prefect",
+        "vllm",
+        "openai",
+        "httpx",
+        "fastapi",
+        "uvicorn",
+        "starlette",
+        "hypothesis",
+        "bm25s",
+    }
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT.format(gone=packages), encoding="utf-8")
     output = tmp_path / "gpu.jsonl"
     options = ["--device", "cpu", "--size", "tiny", "--quick", "--peak-tflops", "1", "--output", str(output)]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "tests/bench/gpu.py", *options],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
@@ -139,12 +150,12 @@ def test_the_benchmark_of_a_gpu_runs_where_little_is_installed(tmp_path: Path) -
         text=True,
         timeout=1000,
     )
-    assert done.returncode == 0, done.stderr
-    assert re.search("collection is left out: (duckdb|httpx) is not installed here", done.stderr)
-    found = {line["name"]: line["value"] for line in map(json.loads, output.read_text().splitlines())}
-    assert found.keys() >= {"generation_tokens_per_second", "training_full_mfu", "training_lora_mfu"}
-    assert not any(name.startswith("collection") for name in found)
-    assert all(value > 0 for value in found.values())
+    assert process.returncode == 0, process.stderr
+    assert re.search("collection is left out: (duckdb|httpx) is not installed here", process.stderr)
+    metrics = {line["name"]: line["value"] for line in map(json.loads, output.read_text().splitlines())}
+    assert metrics.keys() >= {"generation_tokens_per_second", "training_full_mfu", "training_lora_mfu"}
+    assert not any(name.startswith("collection") for name in metrics)
+    assert all(value > 0 for value in metrics.values())
 
 
 def test_flops_of_a_training() -> None:

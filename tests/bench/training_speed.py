@@ -111,8 +111,8 @@ def model_flops(model: Any, rows: Sequence[TokenRow], config: TrainingConfig) ->
     shape = model.config
     passes = 4 if config.lora_r else 6
     embedding = shape.vocab_size * shape.hidden_size
-    tied = 1 if shape.tie_word_embeddings else 2
-    body = sum(parameter.numel() for parameter in model.parameters()) - tied * embedding
+    num_embeddings = 1 if shape.tie_word_embeddings else 2
+    body = sum(parameter.numel() for parameter in model.parameters()) - num_embeddings * embedding
     attention_width = shape.num_hidden_layers * shape.num_attention_heads * shape.head_dim
     tokens = sum(len(row.labels) for row in rows)
     # Scores and sums of values: two products each, over half the row; backward doubles, adapters or
@@ -132,15 +132,15 @@ def peak_flops(device: str, told: float | None) -> tuple[float, str]:
     for part, number in _DATA_SHEETS.items():
         if part in name:
             return number * 1e12, f"data sheet of {name}"
-    side, times = (8192, 20) if device == "cuda" else (2048, 5)
-    one = torch.randn(side, side, device=device, dtype=torch.bfloat16)
-    other = one.clone()
-    one @ other
+    side, num_products = (8192, 20) if device == "cuda" else (2048, 5)
+    matrix = torch.randn(side, side, device=device, dtype=torch.bfloat16)
+    factor = matrix.clone()
+    matrix @ factor
     if device == "cuda":
         torch.cuda.synchronize()
-    started = time.perf_counter()
-    for _ in range(times):
-        one @ other
+    start = time.perf_counter()
+    for _ in range(num_products):
+        matrix @ factor
     if device == "cuda":
         torch.cuda.synchronize()
-    return 2 * side**3 * times / (time.perf_counter() - started), f"matrix products measured on {name}"
+    return 2 * side**3 * num_products / (time.perf_counter() - start), f"matrix products measured on {name}"

@@ -60,40 +60,42 @@ def measure(folder: Path, *, steps: int, clock: Clock) -> list[Measure]:
     median of several visits, and of its first visit the slowest page's.
     """
     store = Store(folder / "store.duckdb")
-    stored = storage.fill(store, max(20, steps // storage.STEPS_PER_TREE))
+    num_steps = storage.fill(store, max(20, steps // storage.STEPS_PER_TREE))
     # A run in its second iteration, after a long training.
     with store.transaction() as con:
-        con.execute(_AT_WORK.read_text(encoding="utf-8").replace("$steps", str(stored)))
+        con.execute(_AT_WORK.read_text(encoding="utf-8").replace("$steps", str(num_steps)))
     write_progress(
         progress_file(folder, "run"),
         StageProgress(iteration=2, stage="reinforce", done=9, total=99, note="steps", began=0.0, told=time.time()),
     )
     index = folder / "texts.sqlite"
-    started = clock()
+    start = clock()
     TextIndex(store, index).refresh(budget_s=float("inf"))
-    indexing = clock() - started
+    indexing = clock() - start
     # Whoever works on a run holds its lock.
     with run_locked(RunRef(workspace=str(folder), run_id="run")):
         seconds = _visits(store, index, clock)
-    usual = {page: sorted(some)[len(some) // 2] for page, some in seconds.items()}
-    first = {page: some[0] for page, some in seconds.items()}
-    slowest, cold = (max(some, key=lambda page: some[page]) for some in (usual, first))
-    size = f"in a store of {stored:,} steps; its texts were indexed in {indexing:.1f} s"
+    medians = {page: sorted(visits)[len(visits) // 2] for page, visits in seconds.items()}
+    first_visits = {page: visits[0] for page, visits in seconds.items()}
+    slowest, cold = (max(visits, key=lambda page: visits[page]) for visits in (medians, first_visits))
+    size = f"in a store of {num_steps:,} steps; its texts were indexed in {indexing:.1f} s"
     return [
         *(
-            Measure(name=f"viewer {page}", value=usual[page], unit="s", note=f"first visit {first[page]:.3f} s")
-            for page in sorted(usual, key=lambda page: -usual[page])
+            Measure(
+                name=f"viewer {page}", value=medians[page], unit="s", note=f"first visit {first_visits[page]:.3f} s"
+            )
+            for page in sorted(medians, key=lambda page: -medians[page])
         ),
         Measure(
             name="viewer_slowest_page",
-            value=usual[slowest],
+            value=medians[slowest],
             unit="s",
             goal="<= 0.3",
             note=f"{slowest.partition('?')[0]} of {len(seconds)} pages, {size}",
         ),
         Measure(
             name="viewer_slowest_first_visit",
-            value=first[cold],
+            value=first_visits[cold],
             unit="s",
             goal="<= 0.3",
             note=f"{cold.partition('?')[0]}, when nobody has looked at it before",
@@ -103,15 +105,15 @@ def measure(folder: Path, *, steps: int, clock: Clock) -> list[Measure]:
 
 def _visits(store: Store, index: Path, clock: Clock) -> dict[str, list[float]]:
     """Return the seconds of each visit of each page, the first one first."""
-    shown = app(store.path, index=index, hosts=LOOPBACK)
+    viewer = app(store.path, index=index, hosts=LOOPBACK)
     # With its lifespan: what the program does before it answers is no visitor's.
-    with TestClient(shown, base_url="http://localhost") as http:
+    with TestClient(viewer, base_url="http://localhost") as http:
         # Whoever asks for a page has come by the first one.
         http.get("/")
         seconds: dict[str, list[float]] = {page: [] for page in PAGES}
         for _ in range(_ROUNDS):
             for page in PAGES:
-                started = clock()
+                start = clock()
                 http.get(page).raise_for_status()
-                seconds[page].append(clock() - started)
+                seconds[page].append(clock() - start)
     return seconds

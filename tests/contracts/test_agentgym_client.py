@@ -65,11 +65,11 @@ def transcript(env: Any, instance: Instance, actions: list[str]) -> list[Any]:
     """Return the first observation and all of each transition but what native worlds say besides
     success.
     """
-    seen: list[Any] = [env.reset(instance)]
+    entries: list[Any] = [env.reset(instance)]
     for action in actions:
         *rest, info = env.step(action)
-        seen.append((*rest, info["success"]))
-    return seen
+        entries.append((*rest, info["success"]))
+    return entries
 
 
 def test_every_world_has_its_environment() -> None:
@@ -79,19 +79,19 @@ def test_every_world_has_its_environment() -> None:
 
 @pytest.mark.parametrize("name", WIRE_FORMATS)
 def test_each_contract_carries_an_episode(name: str) -> None:
-    here = transcript(Line(), LINES[1], ["right", "look", "right", "right"])
+    expected = transcript(Line(), LINES[1], ["right", "look", "right", "right"])
 
     with served_world(Line, WIRE_FORMATS[name], LINES) as world:
         env = client(world, KINDS[name])
         for _ in range(2):
-            assert transcript(env, env.instances("train")[1], ["right", "look", "right", "right"]) == here
+            assert transcript(env, env.instances("train")[1], ["right", "look", "right", "right"]) == expected
         env.close()
         env.close()
 
         # A server without a close keeps what it has; whoever comes next in this process gets it.
         assert len(world.open_ids()) == (0 if WIRE_FORMATS[name].has_close else 1)
         env = client(world, KINDS[name])
-        assert transcript(env, env.instances("train")[1], ["right", "look", "right", "right"]) == here
+        assert transcript(env, env.instances("train")[1], ["right", "look", "right", "right"]) == expected
         env.close()
         assert len(world.bodies(f"{WIRE_FORMATS[name].prefix}/create")) == (2 if WIRE_FORMATS[name].has_close else 1)
 
@@ -99,23 +99,25 @@ def test_each_contract_carries_an_episode(name: str) -> None:
 def test_two_episodes_never_share_an_environment() -> None:
     """AgentGym's SQL server holds 8, and then creates none but gives one of these again."""
     with served_world(Line, WIRE_FORMATS["sqlgym"], LINES) as world:
-        one, other = client(world, worlds.SqlGym), client(world, worlds.SqlGym, retries=0)
-        begin(one, 2)
-        (taken,) = world.open_ids()
-        world.faults["/create", 1] = answer(200, str(taken).encode())
-        said = rf"/create gave environment {taken}, in which another episode is under way; .* lower scale\.concurrency"
-        with pytest.raises(EnvironmentUnavailable, match=said):
-            begin(other)
-        begin(other)
-        assert [env.step("right").observation for env in (one, other)] == ["You are at 1."] * 2
+        first, second = client(world, worlds.SqlGym), client(world, worlds.SqlGym, retries=0)
+        begin(first, 2)
+        (env_id,) = world.open_ids()
+        world.faults["/create", 1] = answer(200, str(env_id).encode())
+        pattern = (
+            rf"/create gave environment {env_id}, in which another episode is under way; .* lower scale\.concurrency"
+        )
+        with pytest.raises(EnvironmentUnavailable, match=pattern):
+            begin(second)
+        begin(second)
+        assert [env.step("right").observation for env in (first, second)] == ["You are at 1."] * 2
 
-        one.close()
-        again = client(world, worlds.SqlGym)
-        begin(again, 1)
-        assert again._remote_environment is not None
-        assert again._remote_environment.env_id == taken
-        again.close()
-        other.close()
+        first.close()
+        third = client(world, worlds.SqlGym)
+        begin(third, 1)
+        assert third._remote_environment is not None
+        assert third._remote_environment.env_id == env_id
+        third.close()
+        second.close()
 
 
 def test_a_server_with_few_environments_keeps_them_after_a_fault() -> None:
@@ -147,10 +149,10 @@ def test_an_action_of_a_served_world_is_a_call_and_what_cannot_be_read_stays_her
         textcraft.TextCraft, WIRE_FORMATS["textcraft"], number_instances(textcraft.TextCraft(), ("test",))
     ) as world:
         env = registry.make("agentgym-textcraft", {"url": world.url, "train": "9", "test": "0-3"}, transcript="native")
-        first = env.instances("test")[0]
-        replies = env.expert(first) or ()
+        instance = env.instances("test")[0]
+        replies = env.expert(instance) or ()
         assert all("<tool_call>" in reply for reply in replies)
-        _, outcomes = play_replies(env, first, ["<tool_call>[]</tool_call>", "I wait.", *replies])
+        _, outcomes = play_replies(env, instance, ["<tool_call>[]</tool_call>", "I wait.", *replies])
         env.close()
     assert "could not be read" in outcomes[0].step.observation
     assert [outcome.step.valid for outcome in outcomes[:2]] == [False, False]
@@ -166,12 +168,12 @@ def test_textcraft_over_http_is_textcraft_in_process() -> None:
         env = worlds.TextCraft(url=world.url)
         assert env.instruction == native.instruction
         for split, position in (("train", 0), ("train", 200), ("test", 50), ("rest", 3)):
-            there, here = env.instances(split)[position], native.instances(split)[position]
-            replies = native.expert(here) or ()
-            assert env.expert(there) == replies
-            assert env.depth(there) == native.depth(here)
+            remote_instance, instance = env.instances(split)[position], native.instances(split)[position]
+            replies = native.expert(instance) or ()
+            assert env.expert(remote_instance) == replies
+            assert env.depth(remote_instance) == native.depth(instance)
             actions = ["inventory", "get 0 nonsense", *(env.parse(reply) for reply in replies)]
-            assert transcript(env, there, actions) == transcript(native, here, actions)
+            assert transcript(env, remote_instance, actions) == transcript(native, instance, actions)
         env.close()
 
         assert check(lambda: worlds.TextCraft(url=world.url), instances_per_split=2) == ()
@@ -187,29 +189,29 @@ def test_two_hundred_environments_open_at_once_and_64_clients_stay_apart() -> No
     native = textcraft.TextCraft()
     numbers = number_instances(native, ("train", "test", "rest"))
 
-    def named() -> Any:
+    def make_env() -> Any:
         return registry.make("textcraft", {})
 
-    with served_world(named, WIRE_FORMATS["textcraft"], numbers) as world, httpx.Client(base_url=world.url) as http:
+    with served_world(make_env, WIRE_FORMATS["textcraft"], numbers) as world, httpx.Client(base_url=world.url) as http:
         http.post("/create", json={})
-        began = time.process_time()
-        opened = [http.post("/create", json={}).json()["id"] for _ in range(200)]
-        assert time.process_time() - began < 3
-        assert len(set(opened)) == 200
-        for env_id in opened:
+        start = time.process_time()
+        env_ids = [http.post("/create", json={}).json()["id"] for _ in range(200)]
+        assert time.process_time() - start < 3
+        assert len(set(env_ids)) == 200
+        for env_id in env_ids:
             http.post("/close", json={"id": env_id})
 
         def visit(number: int) -> None:
             env = worlds.TextCraft(url=world.url, timeout_s=60)
-            there, here = env.instances("train")[number], native.instances("train")[number]
-            with httpx.Client(base_url=world.url, timeout=60) as other:
-                first = env.reset(there)
-                assert first == textcraft.TextCraft().reset(here)
+            remote_instance, instance = env.instances("train")[number], native.instances("train")[number]
+            with httpx.Client(base_url=world.url, timeout=60) as session:
+                first_observation = env.reset(remote_instance)
+                assert first_observation == textcraft.TextCraft().reset(instance)
                 assert env._remote_environment is not None
                 key = {"id": env._remote_environment.env_id}
                 for count in range(1, 4):
-                    said = env.step(f"get {count} oak logs").observation
-                    assert other.get("/observation", params=key).json() == said
+                    observation = env.step(f"get {count} oak logs").observation
+                    assert session.get("/observation", params=key).json() == observation
                 assert env.step("inventory").observation == "Inventory: [oak logs] (6) "
             env.close()
 
@@ -232,15 +234,15 @@ UNCLEAR: dict[str, Fault] = {
 
 
 # A reset has no reward; and at a create, an answer of another form is that of another world.
-AT_RESET = [what for what in UNCLEAR if what not in ("a wrong reward", "no number")]
-AT_CREATE = [what for what in AT_RESET if what != "another shape"]
+AT_RESET = [fault for fault in UNCLEAR if fault not in ("a wrong reward", "no number")]
+AT_CREATE = [fault for fault in AT_RESET if fault != "another shape"]
 
 
 @pytest.mark.parametrize(
     ("at", "what"),
-    [(("/step", number), what) for number in (0, 3) for what in UNCLEAR]
-    + [(("/reset", 0), what) for what in AT_RESET]
-    + [(("/create", 0), what) for what in AT_CREATE],
+    [(("/step", number), fault) for number in (0, 3) for fault in UNCLEAR]
+    + [(("/reset", 0), fault) for fault in AT_RESET]
+    + [(("/create", 0), fault) for fault in AT_CREATE],
 )
 def test_an_episode_goes_on_after_a_fault(line: World, at: tuple[str, int], what: str) -> None:
     line.faults[at] = UNCLEAR[what]
@@ -258,10 +260,10 @@ def test_an_episode_goes_on_after_a_fault(line: World, at: tuple[str, int], what
 
 def no_step_is_sent_twice(world: World) -> bool:
     """Return whether each environment was sent a beginning of the episode, each step of it once."""
-    sent: dict[int, list[str]] = {}
+    actions_by_id: dict[int, list[str]] = {}
     for body in world.bodies("/step"):
-        sent.setdefault(body["id"], []).append(body["action"])
-    return all(actions == STEPS[: len(actions)] for actions in sent.values())
+        actions_by_id.setdefault(body["id"], []).append(body["action"])
+    return all(actions == STEPS[: len(actions)] for actions in actions_by_id.values())
 
 
 def test_a_server_that_hangs_is_left(line: World) -> None:
@@ -289,19 +291,19 @@ def test_what_stays_broken_is_raised(line: World, fault: Fault, error: type[Exce
     begin(env)
     line.faults["/step", -1] = fault
 
-    with pytest.raises(error, match=r"/step.*boom") as raised:
+    with pytest.raises(error, match=r"/step.*boom") as exc_info:
         env.step("right")
 
-    assert isinstance(raised.value, Transient) is transient
+    assert isinstance(exc_info.value, Transient) is transient
     assert len({body["id"] for body in line.bodies("/step")}) == len(line.bodies("/step")) == 2
     env.close()
     assert line.open_ids() == []
 
 
 def test_an_episode_outlives_its_server(line: World) -> None:
-    env, other = client(line), client(line)
+    env, second_env = client(line), client(line)
     begin(env, 2)
-    begin(other, 1)
+    begin(second_env, 1)
     env.step("right")
     before = set(line.open_ids())
     line.stop()
@@ -309,13 +311,13 @@ def test_an_episode_outlives_its_server(line: World) -> None:
     back.start()
 
     assert env.step("right").observation == "You are at 2."
-    assert other.step("right").observation == "You are at 1."
+    assert second_env.step("right").observation == "You are at 1."
 
     back.join()
     assert before.isdisjoint(line.open_ids())
     assert len(line.open_ids()) == 2
     env.close()
-    other.close()
+    second_env.close()
     assert line.open_ids() == []
 
 
@@ -330,13 +332,13 @@ def test_a_server_that_stays_away_is_told_in_one_sentence(line: World) -> None:
 
 def test_two_clients_at_once_do_not_meet(line: World) -> None:
     envs = [client(line) for _ in range(2)]
-    seen: dict[int, Any] = {}
-    both = threading.Barrier(2)
+    results: dict[int, Any] = {}
+    barrier = threading.Barrier(2)
 
     def play_replies(number: int) -> None:
         env = envs[number]
-        both.wait(timeout=300)
-        seen[number] = [transcript(env, env.instances("train")[number], ["right"] * (2 + number)) for _ in range(10)]
+        barrier.wait(timeout=300)
+        results[number] = [transcript(env, env.instances("train")[number], ["right"] * (2 + number)) for _ in range(10)]
 
     threads = [threading.Thread(target=play_replies, args=(number,)) for number in range(2)]
     for thread in threads:
@@ -345,7 +347,7 @@ def test_two_clients_at_once_do_not_meet(line: World) -> None:
         thread.join(timeout=300)
 
     for number in range(2):
-        assert seen[number] == [transcript(Line(), LINES[number], ["right"] * (2 + number))] * 10
+        assert results[number] == [transcript(Line(), LINES[number], ["right"] * (2 + number))] * 10
     assert len(line.open_ids()) == 2
     for env in envs:
         env.close()
@@ -353,16 +355,16 @@ def test_two_clients_at_once_do_not_meet(line: World) -> None:
 
 
 def test_a_world_that_replays_differently_is_a_fault_that_does_not_heal() -> None:
-    made = iter(range(100))
+    counter = iter(range(100))
 
     class Moody(Line):
         def __init__(self) -> None:
             super().__init__()
-            self._mood = next(made)
+            self._mood = next(counter)
 
         def step(self, action: str) -> Transition:
-            moved = super().step(action)
-            return moved._replace(observation=f"{moved.observation} Mood {self._mood}.")
+            transition = super().step(action)
+            return transition._replace(observation=f"{transition.observation} Mood {self._mood}.")
 
     with served_world(Moody, WIRE_FORMATS["textcraft"], LINES) as world:
         env = client(world)
@@ -376,10 +378,10 @@ def test_a_world_that_replays_differently_is_a_fault_that_does_not_heal() -> Non
 
 
 def test_an_environment_closed_under_a_call_is_released_when_the_call_ends(line: World) -> None:
-    entered, go_on = threading.Event(), threading.Event()
+    entry, go_on = threading.Event(), threading.Event()
 
     async def slow(faulty: Any, scope: Scope, receive: Receive, send: Send) -> None:
-        entered.set()
+        entry.set()
         while not go_on.is_set():
             await asyncio.sleep(0.01)
         await faulty.app(scope, receive, send)
@@ -389,7 +391,7 @@ def test_an_environment_closed_under_a_call_is_released_when_the_call_ends(line:
     line.faults["/step", 0] = slow
     stepping = threading.Thread(target=env.step, args=("right",))
     stepping.start()
-    assert entered.wait(timeout=300)
+    assert entry.wait(timeout=300)
 
     env.close()
 
@@ -402,7 +404,7 @@ def test_an_environment_closed_under_a_call_is_released_when_the_call_ends(line:
 
 
 def test_a_server_of_another_world_is_told(line: World) -> None:
-    for kind, said in (
+    for kind, pattern in (
         (
             worlds.WebShop,
             r"this is not an AgentGym server of agentgym-webshop: .*/create: the answer is {.*, not a int",
@@ -410,7 +412,7 @@ def test_a_server_of_another_world_is_told(line: World) -> None:
         (worlds.Maze, r"/maze/create answered 404 .* not an AgentGym server of that world; correct the address"),
     ):
         env = client(line, kind)
-        with pytest.raises(EnvironmentServerError, match=said):
+        with pytest.raises(EnvironmentServerError, match=pattern):
             begin(env)
         env.close()
 
@@ -435,8 +437,8 @@ def test_misuse_is_a_fault(line: World, use: Callable[[AgentGymWorld], Any], sai
 def test_a_server_is_reached_or_it_is_told_which_one_and_how_it_is_had(line: World) -> None:
     client(line).reach()
     absent = f"http://127.0.0.1:{free_port()}"
-    told = rf"agentgym-textcraft: {absent} cannot be reached .*; `agentr env serve textcraft` starts one"
-    with pytest.raises(EnvironmentServerError, match=told):
+    pattern = rf"agentgym-textcraft: {absent} cannot be reached .*; `agentr env serve textcraft` starts one"
+    with pytest.raises(EnvironmentServerError, match=pattern):
         worlds.TextCraft(url=absent, patience_s=0).reach()
 
 
@@ -450,8 +452,8 @@ def test_a_server_with_unsorted_recipes_is_told_at_the_start() -> None:
     elsewhere[order[0]] = numbers[order[0]]
     with served_world(textcraft.TextCraft, WIRE_FORMATS["textcraft"], elsewhere) as world:
         env = worlds.TextCraft(url=world.url)
-        said = r"^agentgym-textcraft: at http.* number \d+ has the goal 'craft .*' and should have .*recipe files"
-        with pytest.raises(EnvironmentServerError, match=said):
+        pattern = r"^agentgym-textcraft: at http.* number \d+ has the goal 'craft .*' and should have .*recipe files"
+        with pytest.raises(EnvironmentServerError, match=pattern):
             env.reach()
         with pytest.raises(EnvironmentServerError, match="number 33 has the goal"):
             env.reset(Instance(environment=env.name, split="train", index=33))
@@ -465,16 +467,16 @@ def test_a_server_with_unsorted_recipes_is_told_at_the_start() -> None:
 
 
 def test_options_are_checked_before_anything_is_sent(tmp_path: Any) -> None:
-    def refused(kind: type[AgentGymWorld] = worlds.WebShop, **options: Any) -> str:
-        with pytest.raises(ConfigError) as raised:
+    def refusal(kind: type[AgentGymWorld] = worlds.WebShop, **options: Any) -> str:
+        with pytest.raises(ConfigError) as exc_info:
             kind(**({"url": "http://127.0.0.1:9"} | options))
-        return str(raised.value)
+        return str(exc_info.value)
 
-    assert "set the option url, or the variable AGENTR_AGENTGYM_WEBSHOP" in refused(url="")
-    assert "`agentr env serve textcraft` starts one" in refused(worlds.TextCraft, url="")
-    assert "it must look like http://127.0.0.1:36001" in refused(url="localhost")
-    assert "timeout_s must be above 0" in refused(timeout_s=0)
-    assert "needs the options train and test" in refused()
-    assert "instance 3 is in both train and test (2 are)" in refused(train="0-4", test="3-9")
+    assert "set the option url, or the variable AGENTR_AGENTGYM_WEBSHOP" in refusal(url="")
+    assert "`agentr env serve textcraft` starts one" in refusal(worlds.TextCraft, url="")
+    assert "it must look like http://127.0.0.1:36001" in refusal(url="localhost")
+    assert "timeout_s must be above 0" in refusal(timeout_s=0)
+    assert "needs the options train and test" in refusal()
+    assert "instance 3 is in both train and test (2 are)" in refusal(train="0-4", test="3-9")
     with pytest.raises(ConfigError, match="has no split 'dev'; it has train, test"):
         worlds.WebShop(url="http://127.0.0.1:9", test="0-9").instances("dev")

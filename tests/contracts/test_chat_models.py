@@ -79,8 +79,8 @@ def server(tiny_model_dir: Path) -> Iterator[Served]:
     """A server of the same model that is loaded in this process."""
     from served import serving
 
-    with serving(lambda: TransformersModel.load(tiny_model_dir, device="cpu", max_batch=32)) as served:
-        yield served
+    with serving(lambda: TransformersModel.load(tiny_model_dir, device="cpu", max_batch=32)) as chat_server:
+        yield chat_server
 
 
 @pytest.fixture
@@ -113,8 +113,8 @@ BACKENDS = ("scripted", "tiny", "workers", "openai")
 
 @pytest.fixture(params=BACKENDS)
 def model(request: pytest.FixtureRequest) -> ChatModel:
-    found: ChatModel = request.getfixturevalue(request.param)
-    return found
+    backend: ChatModel = request.getfixturevalue(request.param)
+    return backend
 
 
 # ---- every backend
@@ -136,7 +136,7 @@ async def test_each_filter_of_sampling_is_heeded_in_one_batch(model: ChatModel) 
     """A filter that leaves the likeliest token alone makes a reply greedy; a penalty changes that
     one. A scripted model is its function, whatever the settings.
     """
-    greedy, free, *filtered, penalised = await answer(
+    greedy, free, *filter_replies, penalty_reply = await answer(
         model,
         request(6, temperature=0.0),
         request(6, temperature=HOT),
@@ -145,44 +145,44 @@ async def test_each_filter_of_sampling_is_heeded_in_one_batch(model: ChatModel) 
         request(6, min_p=1.0),
         request(6, temperature=0.0, repetition_penalty=1.9),
     )
-    assert all(reply == greedy for reply in filtered)
+    assert all(reply == greedy for reply in filter_replies)
     if greedy[0].token_ids:
         assert free[0].token_ids != greedy[0].token_ids
     # The model behind a real vLLM says a word here, of which nothing is repeated.
     if len(set(greedy[0].token_ids)) < len(greedy[0].token_ids):
-        assert penalised[0].token_ids != greedy[0].token_ids
-        assert len(set(penalised[0].token_ids)) > len(set(greedy[0].token_ids))
+        assert penalty_reply[0].token_ids != greedy[0].token_ids
+        assert len(set(penalty_reply[0].token_ids)) > len(set(greedy[0].token_ids))
 
 
 async def test_prompt_tokens_are_those_of_count_tokens(model: ChatModel) -> None:
     requests = [request(3), request(70, n=3)]
-    for asked, group in zip(requests, await answer(model, *requests), strict=True):
-        assert {g.prompt_tokens for g in group} == {model.count_tokens(asked)}
+    for req, group in zip(requests, await answer(model, *requests), strict=True):
+        assert {g.prompt_tokens for g in group} == {model.count_tokens(req)}
     assert model.count_tokens(requests[0]) < model.count_tokens(requests[1])
 
 
 async def test_reply_depends_on_seed_and_number_alone(model: ChatModel) -> None:
-    asked = request(12, seed=5, n=4, temperature=HOT)
-    others = [request(words, seed=words, n=1 + words % 5) for words in (1, 30, 80)]
-    alone = (await answer(model, asked))[0]
-    assert (await answer(model, *others, asked))[-1] == alone
-    assert (await answer(model, replace(asked, n=2)))[0] == alone[:2]
-    assert (await answer(model, replace(asked, seed=6)))[0] != alone
-    assert len({g.text for g in alone}) > 1
+    req = request(12, seed=5, n=4, temperature=HOT)
+    requests = [request(words, seed=words, n=1 + words % 5) for words in (1, 30, 80)]
+    group = (await answer(model, req))[0]
+    assert (await answer(model, *requests, req))[-1] == group
+    assert (await answer(model, replace(req, n=2)))[0] == group[:2]
+    assert (await answer(model, replace(req, seed=6)))[0] != group
+    assert len({g.text for g in group}) > 1
 
 
 async def test_a_reply_that_is_watched_is_the_same_and_its_texts_are_its_beginnings(model: ChatModel) -> None:
     texts: dict[int, list[str]] = {seed: [] for seed in range(1, 8)}
-    asked = [request(8, seed=seed, temperature=HOT, stop=("not",)) for seed in range(8)]
-    watched = [replace(one, on_text=texts[one.seed].append) if one.seed in texts else one for one in asked]
-    assert all(one in asked for one in watched)
-    replies = await answer(model, *watched)
-    assert replies == await answer(model, *asked)
-    for seed, told in texts.items():
+    requests = [request(8, seed=seed, temperature=HOT, stop=("not",)) for seed in range(8)]
+    stream_requests = [replace(req, on_text=texts[req.seed].append) if req.seed in texts else req for req in requests]
+    assert all(req in requests for req in stream_requests)
+    replies = await answer(model, *stream_requests)
+    assert replies == await answer(model, *requests)
+    for seed, prefixes in texts.items():
         (reply,) = replies[seed]
-        assert told == sorted(told, key=len)
-        assert all(reply.text.startswith(text) for text in told)
-    early = [0 < len(text) < len(replies[seed][0].text) for seed, told in texts.items() for text in told]
+        assert prefixes == sorted(prefixes, key=len)
+        assert all(reply.text.startswith(text) for text in prefixes)
+    early = [0 < len(text) < len(replies[seed][0].text) for seed, prefixes in texts.items() for text in prefixes]
     # A server's replies come as a whole.
     assert any(early) == (type(model).__name__ != "OpenAIModel")
 
@@ -208,19 +208,19 @@ async def test_a_stop_string_is_kept_on_demand(model: ChatModel) -> None:
     free = (await answer(model, request(4, seed=1, n=8)))[0]
     stop = free[0].text[4:6]
     cut = (await answer(model, request(4, seed=1, n=8, stop=(stop,))))[0]
-    kept = (await answer(model, request(4, seed=1, n=8, stop=(stop,), include_stop=True)))[0]
-    for without, whole, before in zip(cut, kept, free, strict=True):
+    with_stop = (await answer(model, request(4, seed=1, n=8, stop=(stop,), include_stop=True)))[0]
+    for without, whole, before in zip(cut, with_stop, free, strict=True):
         assert whole.token_ids == without.token_ids
         assert whole.text == without.text + stop * (stop in before.text)
 
 
 async def test_a_reply_ends_at_a_match_and_so_do_its_tokens(model: ChatModel) -> None:
-    asked = request(4, seed=1, n=8, max_new_tokens=40, logprobs=True)
-    free = (await answer(model, asked))[0]
+    req = request(4, seed=1, n=8, max_new_tokens=40, logprobs=True)
+    free = (await answer(model, req))[0]
     end = re.escape(free[0].text[4:7])
     until = f"(?s)(?<={end})(?=.)"
-    drawn = replace(asked, sampling=replace(asked.sampling, until=until))
-    cut = (await answer(model, drawn))[0]
+    until_req = replace(req, sampling=replace(req.sampling, until=until))
+    cut = (await answer(model, until_req))[0]
     fewer = []
     for before, after in zip(free, cut, strict=True):
         match = re.search(until, before.text)
@@ -238,16 +238,16 @@ async def test_a_reply_ends_at_a_match_and_so_do_its_tokens(model: ChatModel) ->
 
 
 async def test_a_reply_goes_on_with_an_unfinished_turn(model: ChatModel) -> None:
-    asked = request(4, seed=2, n=3)
-    begun = replace(asked, messages=(*asked.messages, grown_turn([Span(text="get oak"), Span(text=" log. ")])))
-    further = replace(
-        asked, messages=(*asked.messages, grown_turn([Span(text="get oak"), Span(text=" log. stick table four")]))
+    req = request(4, seed=2, n=3)
+    short_req = replace(req, messages=(*req.messages, grown_turn([Span(text="get oak"), Span(text=" log. ")])))
+    long_req = replace(
+        req, messages=(*req.messages, grown_turn([Span(text="get oak"), Span(text=" log. stick table four")]))
     )
-    replies, others = await answer(model, begun, further)
-    assert {reply.prompt_tokens for reply in replies} == {model.count_tokens(begun)}
-    assert model.count_tokens(asked) < model.count_tokens(begun) < model.count_tokens(further)
-    assert [reply.text for reply in replies] != [reply.text for reply in others]
-    assert (await answer(model, begun))[0] == replies
+    replies, long_replies = await answer(model, short_req, long_req)
+    assert {reply.prompt_tokens for reply in replies} == {model.count_tokens(short_req)}
+    assert model.count_tokens(req) < model.count_tokens(short_req) < model.count_tokens(long_req)
+    assert [reply.text for reply in replies] != [reply.text for reply in long_replies]
+    assert (await answer(model, short_req))[0] == replies
 
 
 async def test_prompt_without_room_is_refused(model: ChatModel) -> None:
@@ -257,30 +257,30 @@ async def test_prompt_without_room_is_refused(model: ChatModel) -> None:
 
 async def test_reply_is_cut_by_the_context(model: ChatModel) -> None:
     words = next(w for w in range(600, 0, -1) if model.count_tokens(request(w)) <= model.context_length - 3)
-    asked = request(words, n=8, max_new_tokens=100)
-    room = model.context_length - model.count_tokens(asked)
-    group = (await answer(model, asked))[0]
+    req = request(words, n=8, max_new_tokens=100)
+    room = model.context_length - model.count_tokens(req)
+    group = (await answer(model, req))[0]
     assert max(g.completion_tokens for g in group) == room
     assert "length" in {g.finish_reason for g in group}
 
 
 async def test_logprobs_on_request(model: ChatModel) -> None:
-    plain, detailed = await answer(model, request(4), request(4, logprobs=True))
+    plain, with_logprobs = await answer(model, request(4), request(4, logprobs=True))
     assert plain[0].logprobs is None
-    assert detailed[0].logprobs is not None
-    assert len(detailed[0].logprobs) == len(detailed[0].token_ids)
-    assert replace(detailed[0], logprobs=None) == plain[0]
+    assert with_logprobs[0].logprobs is not None
+    assert len(with_logprobs[0].logprobs) == len(with_logprobs[0].token_ids)
+    assert replace(with_logprobs[0], logprobs=None) == plain[0]
 
 
 async def test_a_cancelled_request_leaves_the_model_in_order(model: ChatModel) -> None:
-    asked = request(12, seed=5, n=2)
-    before = await answer(model, asked)
+    req = request(12, seed=5, n=2)
+    before = await answer(model, req)
     long = asyncio.create_task(answer(model, request(40, n=16, max_new_tokens=200)))
     await asyncio.sleep(0.02)
     if long.cancel():
         with pytest.raises(asyncio.CancelledError):
             await long
-    assert await answer(model, asked) == before
+    assert await answer(model, req) == before
 
 
 async def test_no_work_after_close(model: ChatModel, tiny_model_dir: Path) -> None:
@@ -301,11 +301,11 @@ async def test_no_work_after_close(model: ChatModel, tiny_model_dir: Path) -> No
 
 
 async def test_a_server_of_ours_changes_nothing(tiny: TransformersModel, openai: OpenAIModel) -> None:
-    asked = [request(words, seed=2**62 + words, n=3, logprobs=True) for words in (3, 12, 30)]
+    requests = [request(words, seed=2**62 + words, n=3, logprobs=True) for words in (3, 12, 30)]
     # A server sends ids, and does not say whose they are.
-    ours = [[replace(g, tokenizer=None) for g in group] for group in await answer(tiny, *asked)]
-    assert await answer(openai, *asked) == ours
-    assert [openai.count_tokens(one) for one in asked] == [tiny.count_tokens(one) for one in asked]
+    expected = [[replace(g, tokenizer=None) for g in group] for group in await answer(tiny, *requests)]
+    assert await answer(openai, *requests) == expected
+    assert [openai.count_tokens(req) for req in requests] == [tiny.count_tokens(req) for req in requests]
     assert openai.context_length == tiny.context_length
 
 
@@ -313,13 +313,13 @@ async def test_a_server_of_ours_changes_nothing(tiny: TransformersModel, openai:
 
 
 async def test_workers_change_nothing(tiny: TransformersModel, workers: Workers) -> None:
-    asked = [request(words, seed=words, n=1 + words % 3, logprobs=True) for words in range(1, 40)]
-    assert {workers.worker_of(one) for one in asked} == set(workers.workers)
-    alone, shared_out = await answer(tiny, *asked), await answer(workers, *asked)
-    for group, other in zip(alone, shared_out, strict=True):
-        for one, same in zip(group, other, strict=True):
-            assert replace(one, logprobs=None) == replace(same, logprobs=None)
-            assert one.logprobs == pytest.approx(same.logprobs, abs=1e-4)
+    requests = [request(words, seed=words, n=1 + words % 3, logprobs=True) for words in range(1, 40)]
+    assert {workers.worker_of(req) for req in requests} == set(workers.workers)
+    groups, worker_groups = await answer(tiny, *requests), await answer(workers, *requests)
+    for group, worker_group in zip(groups, worker_groups, strict=True):
+        for reply, worker_reply in zip(group, worker_group, strict=True):
+            assert replace(reply, logprobs=None) == replace(worker_reply, logprobs=None)
+            assert reply.logprobs == pytest.approx(worker_reply.logprobs, abs=1e-4)
     assert workers.fingerprint == tiny.fingerprint
     assert workers.context_length == tiny.context_length
     assert workers.name == tiny.name
@@ -348,14 +348,14 @@ async def assert_decodes_like_plain_forward_passes(model: TransformersModel) -> 
     # 1 token, around one block of 64, and several blocks; one reply alone, and several on one row
     # of the cache.
     greedy = [request(words, temperature=0.0, logprobs=True) for words in (0, 20, 21, 22, 23, 90)]
-    drawn = [request(words, n=3, seed=words, logprobs=True) for words in (4, 70)]
-    for asked, group in zip([*greedy, *drawn], await answer(model, *greedy, *drawn), strict=True):
-        prompt = model.renderer.render_prompt(asked.messages)
+    stochastic = [request(words, n=3, seed=words, logprobs=True) for words in (4, 70)]
+    for req, group in zip([*greedy, *stochastic], await answer(model, *greedy, *stochastic), strict=True):
+        prompt = model.renderer.render_prompt(req.messages)
         for g in group:
             with torch.inference_mode():
                 ids = torch.tensor([[*prompt, *g.token_ids]])
                 expected = plain(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-            if asked in greedy:
+            if req in greedy:
                 assert list(g.token_ids) == expected.argmax(-1).tolist()
             logprobs = expected[range(len(g.token_ids)), list(g.token_ids)].tolist()
             assert list(g.logprobs or ()) == pytest.approx(logprobs, abs=1e-4)
@@ -383,20 +383,20 @@ async def test_the_few_wide_passes_of_a_gpu_compute_the_same(
 ) -> None:
     from agentr_core.models.local import cache, decoding
 
-    found = []
+    outputs = []
     for sizes in (cache.CPU_PASS_SIZES, cache.GPU_PASS_SIZES):
         monkeypatch.setattr(decoding, "CPU_PASS_SIZES", sizes)
         model = TransformersModel.load(request.getfixturevalue(directory), device="cpu", max_batch=128)
         await assert_decodes_like_plain_forward_passes(model)
         assert model._decoder is not None
-        made = Mock(wraps=model._decoder.prefill._forward)
-        monkeypatch.setattr(cache.Prefill, "_forward", lambda _, *given, made=made: made(*given))
+        forward = Mock(wraps=model._decoder.prefill._forward)
+        monkeypatch.setattr(cache.Prefill, "_forward", lambda _, *args, forward=forward: forward(*args))
         groups = await answer(model, *of_many_lengths())
-        found.append(([g.token_ids for group in groups for g in group], made.call_count))
+        outputs.append(([g.token_ids for group in groups for g in group], forward.call_count))
         monkeypatch.undo()
-    (one, passes), (other, fewer) = found
-    assert one == other
-    assert 0 < fewer < passes / 2
+    (cpu_ids, cpu_passes), (gpu_ids, gpu_passes) = outputs
+    assert cpu_ids == gpu_ids
+    assert 0 < gpu_passes < cpu_passes / 2
 
 
 @pytest.mark.parametrize("window", [2, 40, 100])
@@ -413,10 +413,10 @@ async def test_windows_of_any_size_over_long_replies(
     path = save_windowed_model(tmp_path / "model", use_sliding_window=True, layer_types=kinds, sliding_window=window)
     model = TransformersModel.load(path, device="cpu")
     plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    asked = [request(words, n=n, seed=words, max_new_tokens=150, logprobs=True) for words, n in ((3, 3), (60, 2))]
+    requests = [request(words, n=n, seed=words, max_new_tokens=150, logprobs=True) for words, n in ((3, 3), (60, 2))]
     lengths = []
-    for one, group in zip(asked, await answer(model, *asked), strict=True):
-        prompt = model.renderer.render_prompt(one.messages)
+    for req, group in zip(requests, await answer(model, *requests), strict=True):
+        prompt = model.renderer.render_prompt(req.messages)
         for g in group:
             lengths.append(len(g.token_ids))
             with torch.inference_mode():
@@ -429,16 +429,16 @@ async def test_windows_of_any_size_over_long_replies(
 async def test_sampling_follows_the_models_probabilities(tiny: TransformersModel) -> None:
     import torch
 
-    asked = request(6, n=3000, max_new_tokens=1, logprobs=True)
-    group = (await answer(tiny, asked))[0]
-    observed = torch.zeros(tiny._decoder._vocabulary)  # type: ignore[union-attr]
+    req = request(6, n=3000, max_new_tokens=1, logprobs=True)
+    group = (await answer(tiny, req))[0]
+    frequencies = torch.zeros(tiny._decoder._vocabulary)  # type: ignore[union-attr]
     expected: dict[int, float] = {}
     for g in group:
-        observed[g.token_ids[0]] += 1 / len(group)
+        frequencies[g.token_ids[0]] += 1 / len(group)
         expected[g.token_ids[0]] = 2.718281828 ** (g.logprobs or (0.0,))[0]
     for token, probability in expected.items():
         deviation = (probability * (1 - probability) / len(group)) ** 0.5
-        assert abs(float(observed[token]) - probability) < 5 * deviation + 1e-3
+        assert abs(float(frequencies[token]) - probability) < 5 * deviation + 1e-3
 
 
 async def test_top_p_keeps_the_likeliest_tokens_only(tiny: TransformersModel) -> None:
@@ -458,15 +458,15 @@ async def test_a_penalty_is_that_of_transformers(tiny: TransformersModel, tiny_m
     import torch
     from transformers import AutoModelForCausalLM
 
-    asked = [request(words, temperature=0.0, repetition_penalty=1.3, n=2) for words in (3, 40, 90)]
+    requests = [request(words, temperature=0.0, repetition_penalty=1.3, n=2) for words in (3, 40, 90)]
     plain = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
-    for one, group in zip(asked, await answer(tiny, *asked), strict=True):
-        prompt = torch.tensor([tiny.renderer.render_prompt(one.messages)])
-        made = plain.generate(
+    for req, group in zip(requests, await answer(tiny, *requests), strict=True):
+        prompt = torch.tensor([tiny.renderer.render_prompt(req.messages)])
+        output = plain.generate(
             prompt, attention_mask=torch.ones_like(prompt), do_sample=False, repetition_penalty=1.3, max_new_tokens=24
         )
-        told = tuple(made[0, prompt.shape[1] :].tolist())
-        assert [reply.token_ids for reply in group] == [told, told]
+        ids = tuple(output[0, prompt.shape[1] :].tolist())
+        assert [reply.token_ids for reply in group] == [ids, ids]
 
 
 async def test_settings_of_a_reply_do_not_reach_its_neighbours(tiny: TransformersModel) -> None:
@@ -486,22 +486,22 @@ async def test_settings_of_a_reply_do_not_reach_its_neighbours(tiny: Transformer
         )
         for seed, words in enumerate(draw.choices(range(1, 60), k=30))
     ]
-    for asked, group in zip(requests, await answer(tiny, *requests), strict=True):
-        (alone,) = await answer(tiny, asked)
-        assert [g.token_ids for g in alone] == [g.token_ids for g in group]
+    for req, group in zip(requests, await answer(tiny, *requests), strict=True):
+        (expected,) = await answer(tiny, req)
+        assert [g.token_ids for g in expected] == [g.token_ids for g in group]
 
 
 async def test_log_probabilities_are_those_before_penalty_and_filters(tiny: TransformersModel) -> None:
-    plain, changed = await answer(
+    plain, filter_group = await answer(
         tiny,
         request(6, n=200, max_new_tokens=1, logprobs=True),
         request(6, n=200, max_new_tokens=1, logprobs=True, temperature=0.5, top_k=5, min_p=0.1, repetition_penalty=1.5),
     )
-    told = {g.token_ids: g.logprobs for g in plain}
-    common = [g for g in changed if g.token_ids in told]
+    expected = {g.token_ids: g.logprobs for g in plain}
+    common = [g for g in filter_group if g.token_ids in expected]
     assert common
     for g in common:
-        assert g.logprobs == pytest.approx(told[g.token_ids])
+        assert g.logprobs == pytest.approx(expected[g.token_ids])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -511,13 +511,13 @@ async def test_batch_invariance(tiny: TransformersModel, temperature: float) -> 
         request(words, seed=seed, n=draw.choice((1, 1, 2, 4, 7)), temperature=temperature, logprobs=True)
         for seed, words in enumerate(draw.sample(range(1, 100), 30))
     ]
-    for asked, group in zip(requests, await answer(tiny, *requests), strict=True):
-        (alone,) = await answer(tiny, asked)
-        ((fewer,),) = await answer(tiny, replace(asked, n=1))
-        assert [g.token_ids for g in alone] == [g.token_ids for g in group]
-        assert fewer.token_ids == group[0].token_ids
-        for one, other in zip(alone, group, strict=True):
-            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    for req, group in zip(requests, await answer(tiny, *requests), strict=True):
+        (expected,) = await answer(tiny, req)
+        ((single,),) = await answer(tiny, replace(req, n=1))
+        assert [g.token_ids for g in expected] == [g.token_ids for g in group]
+        assert single.token_ids == group[0].token_ids
+        for reply, batch_reply in zip(expected, group, strict=True):
+            assert reply.logprobs == pytest.approx(batch_reply.logprobs, abs=1e-4)
 
 
 @pytest.mark.parametrize("directory", ["tiny_model_dir", "windowed_model_dir", "all_windowed_model_dir"])
@@ -525,23 +525,25 @@ async def test_batch_invariance(tiny: TransformersModel, temperature: float) -> 
 async def test_prefix_cache_changes_no_token(directory: str, n: int, request: pytest.FixtureRequest) -> None:
     """What was sampled is taken from the cache as what was read; only the last bits may differ."""
     path: Path = request.getfixturevalue(directory)
-    cached, bare = (TransformersModel.load(path, device="cpu", prefix_cache_bytes=size) for size in (1 << 20, 0))
+    cache_model, bare_model = (
+        TransformersModel.load(path, device="cpu", prefix_cache_bytes=size) for size in (1 << 20, 0)
+    )
     messages: tuple[Message, ...] = (Message(role="user", text="craft oak planks " * 20),)
     for turn in range(4):
-        asked = Request(messages=messages, sampling=Sampling(max_new_tokens=40, logprobs=True), seed=turn, n=n)
-        first, second = (await answer(cached, asked))[0], (await answer(bare, asked))[0]
-        for one, other in zip(first, second, strict=True):
-            assert replace(one, logprobs=None) == replace(other, logprobs=None)
-            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
-        said = Message(role="assistant", text=first[-1].text, token_ids=first[-1].token_ids)
-        messages = (*messages, said, Message(role="user", text="Got oak log. "))
-    prompts = [cached.count_tokens(replace(asked, messages=messages[: 2 * turn + 1])) for turn in range(4)]
+        req = Request(messages=messages, sampling=Sampling(max_new_tokens=40, logprobs=True), seed=turn, n=n)
+        first, second = (await answer(cache_model, req))[0], (await answer(bare_model, req))[0]
+        for reply, bare_reply in zip(first, second, strict=True):
+            assert replace(reply, logprobs=None) == replace(bare_reply, logprobs=None)
+            assert reply.logprobs == pytest.approx(bare_reply.logprobs, abs=1e-4)
+        message = Message(role="assistant", text=first[-1].text, token_ids=first[-1].token_ids)
+        messages = (*messages, message, Message(role="user", text="Got oak log. "))
+    prompts = [cache_model.count_tokens(replace(req, messages=messages[: 2 * turn + 1])) for turn in range(4)]
     # All but the first prompt, less half a block and what is new in each turn.
-    assert cached.cached_share() * sum(prompts) > sum(prompts[:-1]) + 3 * (39 - 16)
-    assert bare.cached_share() == 0
-    assert len(bare._decoder._prefix_cache) == 0  # type: ignore[union-attr]
-    await cached.close()
-    await bare.close()
+    assert cache_model.cached_share() * sum(prompts) > sum(prompts[:-1]) + 3 * (39 - 16)
+    assert bare_model.cached_share() == 0
+    assert len(bare_model._decoder._prefix_cache) == 0  # type: ignore[union-attr]
+    await cache_model.close()
+    await bare_model.close()
 
 
 @pytest.mark.parametrize("directory", ["tiny_model_dir", "windowed_model_dir", "all_windowed_model_dir"])
@@ -553,10 +555,10 @@ async def test_drafts_change_no_token_and_save_passes(directory: str, n: int, re
     random number across the edge between two of them.
     """
     path: Path = request.getfixturevalue(directory)
-    drafted, plain = (TransformersModel.load(path, device="cpu", max_batch=64) for _ in range(2))
-    assert drafted._decoder is not None
-    drafted._decoder._drafter = Drafter(4)
-    asked = [
+    draft_model, plain = (TransformersModel.load(path, device="cpu", max_batch=64) for _ in range(2))
+    assert draft_model._decoder is not None
+    draft_model._decoder._drafter = Drafter(4)
+    requests = [
         Request(
             messages=(Message(role="user", text=text * (1 + number % 5)),),
             sampling=Sampling(temperature=number % 2, max_new_tokens=7 + 6 * number, logprobs=True, stop=("oak",)),
@@ -565,24 +567,24 @@ async def test_drafts_change_no_token_and_save_passes(directory: str, n: int, re
         )
         for number, text in enumerate(("craft oak planks ", "get 3 sticks ", "go on ") * 4)
     ]
-    expected = [reply for replies in await answer(plain, *asked) for reply in replies]
+    expected = [reply for replies in await answer(plain, *requests) for reply in replies]
     passes = []
     for _ in range(2):  # The second time, every token is foreseen.
-        before = drafted.passes()
-        replies = [reply for group in await answer(drafted, *asked) for reply in group]
-        passes.append(drafted.passes() - before)
+        before = draft_model.passes()
+        replies = [reply for group in await answer(draft_model, *requests) for reply in group]
+        passes.append(draft_model.passes() - before)
         equal = [
-            (reply, other)
-            for reply, other in zip(replies, expected, strict=True)
-            if replace(reply, logprobs=None) == replace(other, logprobs=None)
+            (reply, plain_reply)
+            for reply, plain_reply in zip(replies, expected, strict=True)
+            if replace(reply, logprobs=None) == replace(plain_reply, logprobs=None)
         ]
         assert len(equal) >= len(expected) - 1
-        for reply, other in equal:
-            assert reply.logprobs == pytest.approx(other.logprobs, abs=1e-4)
-    assert drafted.written() == pytest.approx(2 * plain.written(), rel=0.1)
+        for reply, plain_reply in equal:
+            assert reply.logprobs == pytest.approx(plain_reply.logprobs, abs=1e-4)
+    assert draft_model.written() == pytest.approx(2 * plain.written(), rel=0.1)
     # A draft that is right gives five tokens a pass.
     assert passes[1] < 0.5 * passes[0] <= 0.5 * plain.passes()
-    await drafted.close()
+    await draft_model.close()
     await plain.close()
 
 
@@ -600,7 +602,7 @@ async def test_equal_prompts_share_one_prefill(tiny: TransformersModel, monkeypa
     same = [request(9, seed=seed) for seed in range(4)]
     replies = await answer(tiny, *same)
     assert [(wave.width, len(wave.rows)) for wave in waves] == [(4, 1)]
-    assert replies == [(await answer(tiny, one))[0] for one in same]
+    assert replies == [(await answer(tiny, req))[0] for req in same]
 
 
 async def test_event_loop_stays_responsive(tiny: TransformersModel) -> None:
@@ -633,8 +635,8 @@ async def test_replies_of_a_grouped_query_model_share_a_row(
         original(wave, *rest)
 
     monkeypatch.setattr(model._decoder, "decode", decode)
-    copied = AssertionError("keys and values are copied for each query head")
-    monkeypatch.setattr("transformers.integrations.sdpa_attention.repeat_kv", Mock(side_effect=copied))
+    error = AssertionError("keys and values are copied for each query head")
+    monkeypatch.setattr("transformers.integrations.sdpa_attention.repeat_kv", Mock(side_effect=error))
     await answer(model, request(60, n=8))
     assert [(wave.width, len(wave.rows)) for wave in waves] == [(8, 1)]
     await model.close()
@@ -658,20 +660,22 @@ async def test_grouped_queries_behind_a_sliding_window(
 async def test_bfloat16(tiny_model_dir: Path, tiny: TransformersModel) -> None:
     model = TransformersModel.load(tiny_model_dir, dtype="bfloat16", device="cpu")
     assert model.fingerprint != tiny.fingerprint
-    asked = request(12, n=3, logprobs=True)
+    req = request(12, n=3, logprobs=True)
     assert model._decoder is not None
     drafts, model._decoder._drafter = model._decoder._drafter, None
-    assert await answer(model, asked) == await answer(model, asked)
+    assert await answer(model, req) == await answer(model, req)
     model._decoder._drafter = drafts
-    (first,), (again,) = await answer(model, asked), await answer(model, asked)
-    for reply, other in zip(first, again, strict=True):
+    (first,), (second,) = await answer(model, req), await answer(model, req)
+    for reply, draft_reply in zip(first, second, strict=True):
         # The second time, replies are drafted from the first ones, and rounded otherwise.
-        same = next((i for i, (a, b) in enumerate(zip(reply.token_ids, other.token_ids, strict=False)) if a != b), 24)
+        same = next(
+            (i for i, (a, b) in enumerate(zip(reply.token_ids, draft_reply.token_ids, strict=False)) if a != b), 24
+        )
         assert same > 1
         assert reply.logprobs is not None
-        assert other.logprobs is not None
-        assert reply.logprobs[:same] == pytest.approx(other.logprobs[:same], abs=0.1)
-    assert model.renderer.render_prompt(asked.messages) == tiny.renderer.render_prompt(asked.messages)
+        assert draft_reply.logprobs is not None
+        assert reply.logprobs[:same] == pytest.approx(draft_reply.logprobs[:same], abs=0.1)
+    assert model.renderer.render_prompt(req.messages) == tiny.renderer.render_prompt(req.messages)
     await model.close()
 
 
@@ -693,17 +697,21 @@ async def test_layers_laid_out_anew_compute_the_same_and_follow_new_weights(
     assert type(plain[0]) is torch.nn.Linear, "float32 stays as it is"
 
     weights = load_file(tiny_model_dir / "model.safetensors")
-    doubled = tmp_path / "doubled"
-    shutil.copytree(tiny_model_dir, doubled)
-    save_file({name: 2 * tensor for name, tensor in weights.items()}, doubled / "model.safetensors", {"format": "pt"})
-    asked = request(12, logprobs=True, temperature=0.0, max_new_tokens=1)
-    model, other = (TransformersModel.load(path, dtype="bfloat16", device="cpu") for path in (tiny_model_dir, doubled))
-    before, expected = await answer(model, asked), await answer(other, asked)
-    await model.reload(doubled / "model.safetensors")
-    ((after,),) = await answer(model, asked)
+    double_dir = tmp_path / "doubled"
+    shutil.copytree(tiny_model_dir, double_dir)
+    save_file(
+        {name: 2 * tensor for name, tensor in weights.items()}, double_dir / "model.safetensors", {"format": "pt"}
+    )
+    req = request(12, logprobs=True, temperature=0.0, max_new_tokens=1)
+    model, double_model = (
+        TransformersModel.load(path, dtype="bfloat16", device="cpu") for path in (tiny_model_dir, double_dir)
+    )
+    before, expected = await answer(model, req), await answer(double_model, req)
+    await model.reload(double_dir / "model.safetensors")
+    ((after,),) = await answer(model, req)
     assert after.logprobs == expected[0][0].logprobs != before[0][0].logprobs
     await model.close()
-    await other.close()
+    await double_model.close()
 
 
 def test_fingerprint_follows_the_template(tiny_model_dir: Path, tiny: TransformersModel, tmp_path: Path) -> None:

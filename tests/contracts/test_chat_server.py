@@ -30,14 +30,14 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture
 def client(served: Served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=served.url, api_key="any", max_retries=0) as made:
-        yield made
+    with OpenAI(base_url=served.url, api_key="any", max_retries=0) as api:
+        yield api
 
 
 def test_the_model_is_listed(client: OpenAI) -> None:
-    (listed,) = client.models.list().data
-    assert (listed.id, listed.owned_by) == ("s", "agentr")
-    assert (listed.model_extra or {})["max_model_len"] == 20
+    (model,) = client.models.list().data
+    assert (model.id, model.owned_by) == ("s", "agentr")
+    assert (model.model_extra or {})["max_model_len"] == 20
 
 
 def test_a_conversation_is_answered(client: OpenAI) -> None:
@@ -58,8 +58,8 @@ def test_a_conversation_is_answered(client: OpenAI) -> None:
 
 def test_without_a_seed_one_is_drawn(client: OpenAI) -> None:
     turns: list[Any] = [{"role": "user", "content": "hi"}]
-    said = {client.chat.completions.create(model="s", messages=turns).choices[0].message.content for _ in range(20)}
-    assert len(said) > 1
+    replies = {client.chat.completions.create(model="s", messages=turns).choices[0].message.content for _ in range(20)}
+    assert len(replies) > 1
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,6 @@ def test_without_a_seed_one_is_drawn(client: OpenAI) -> None:
 )
 def test_what_cannot_be_answered_is_refused(client: OpenAI, change: dict[str, Any], status: int, said: str) -> None:
     body = {"model": "s", "messages": [{"role": "user", "content": "hi"}]} | change
-    with pytest.raises(APIStatusError, match=said) as caught:
+    with pytest.raises(APIStatusError, match=said) as error:
         client.post("/chat/completions", cast_to=bytes, body=body)
-    assert caught.value.status_code == status
+    assert error.value.status_code == status

@@ -61,8 +61,12 @@ class Restless(TextCraft):
         return "\n".join(random.sample(lines, len(lines)))
 
     def step(self, action: str) -> Transition:
-        seen = super().step(action)
-        return seen._replace(observation=f"{seen.observation} {random.random()}") if self._numbers else seen
+        transition = super().step(action)
+        return (
+            transition._replace(observation=f"{transition.observation} {random.random()}")
+            if self._numbers
+            else transition
+        )
 
 
 @pytest.mark.parametrize(

@@ -253,8 +253,8 @@ async def test_two_calls_at_once_are_answered_and_trained_in_one_conversation(so
         return text
 
     with running(app()) as url:
-        found, text, env = await played(url, play, reply=reply, context=100_000)
-    assert (text, found.reward) == (ANSWER, 1.0)
-    (part,) = conversations(env, found)
+        trajectory, text, env = await played(url, play, reply=reply, context=100_000)
+    assert (text, trajectory.reward) == (ANSWER, 1.0)
+    (part,) = conversations(env, trajectory)
     assert [message.role for message in part.messages] == ["tools", "user", "assistant", "tool", "tool", "assistant"]
     assert [message.text for message in part.messages if message.train] == [CALLS, ANSWER]

@@ -104,10 +104,10 @@ async def test_the_same_call_after_a_lost_reply_is_the_same_call(url: str, drop:
         agent.end(reward=1)
         return first, second
 
-    found, (first, second), _ = await played(url, play, reply=draws)
+    trajectory, (first, second), _ = await played(url, play, reply=draws)
     assert (first.choices[0].message.content, second.choices[0].message.content) == ("draw 0", "draw 1")
     assert first.id != second.id
-    assert [step.reply for step in found.steps] == ["draw 0", "draw 1"]
+    assert [step.reply for step in trajectory.steps] == ["draw 0", "draw 1"]
 
 
 async def test_an_answer_that_is_lost_before_it_is_settled_is_lost_once() -> None:
@@ -149,10 +149,10 @@ async def test_another_call_after_a_lost_reply_takes_its_place(url: str, drop: D
         agent.end(reward=0.5)
         return replies
 
-    found, replies, env = await played(url, play, reply=draws)
+    trajectory, replies, env = await played(url, play, reply=draws)
     assert replies == ["draw 0", "draw 2", "draw 3"]
-    assert [step.reply for step in found.steps] == replies
-    ((_, messages, _),) = conversations(env, found)
+    assert [step.reply for step in trajectory.steps] == replies
+    ((_, messages, _),) = conversations(env, trajectory)
     texts = ["Hello.", "draw 0", "On.", LEFT["content"], "draw 2", "And on.", "draw 3"]
     assert [message.text for message in messages] == texts
 
@@ -166,8 +166,8 @@ async def test_a_first_reply_that_is_lost_is_no_step_either(url: str, drop: Drop
         agent.says(LEFT)
         agent.end(reward=1)
 
-    found, _, _ = await played(url, play, reply=draws)
-    assert (found.first_observation, [step.reply for step in found.steps]) == (LEFT["content"], ["draw 1"])
+    trajectory, _, _ = await played(url, play, reply=draws)
+    assert (trajectory.first_observation, [step.reply for step in trajectory.steps]) == (LEFT["content"], ["draw 1"])
 
 
 @pytest.mark.parametrize("drop", WAYS)
@@ -179,11 +179,11 @@ async def test_a_reward_is_for_the_replies_that_arrived(url: str, drop: Drop) ->
         drop(draws, agent, HELLO, said("draw 0"), asked("On."))
         agent.end(reward=1)
 
-    found, _, _ = await played(url, play, reply=draws)
-    assert [(step.reply, step.observation, step.reward, step.terminated) for step in found.steps] == [
+    trajectory, _, _ = await played(url, play, reply=draws)
+    assert [(step.reply, step.observation, step.reward, step.terminated) for step in trajectory.steps] == [
         ("draw 0", "", 1.0, True)
     ]
-    assert (found.reward, found.success, found.stop) == (1.0, True, StopReason.SUCCESS)
+    assert (trajectory.reward, trajectory.success, trajectory.stop) == (1.0, True, StopReason.SUCCESS)
 
 
 @pytest.mark.parametrize("drop", WAYS)
@@ -210,55 +210,57 @@ async def test_a_client_that_loses_patience_gets_the_reply_in_its_next_try(url: 
             agent.ask(HELLO, stream=stream)
         draws.go.set()
         patient = agent.client.with_options(timeout=60)
-        with patient.chat.completions.stream(model="policy", messages=[{"role": "user", "content": "Hello."}]) as told:
-            text = told.get_final_completion().choices[0].message.content
+        with patient.chat.completions.stream(
+            model="policy", messages=[{"role": "user", "content": "Hello."}]
+        ) as events:
+            text = events.get_final_completion().choices[0].message.content
         agent.end(reward=1)
         return text
 
-    found, text, _ = await played(url, play, reply=draws)
-    assert (text, [step.reply for step in found.steps], draws.number) == ("draw 0", ["draw 0"], 1)
+    trajectory, text, _ = await played(url, play, reply=draws)
+    assert (text, [step.reply for step in trajectory.steps], draws.number) == ("draw 0", ["draw 0"], 1)
 
 
 async def test_equal_calls_at_once_are_one_call(url: str) -> None:
     draws = Draws(late=0)
 
     def play(agent: Agent) -> Any:
-        with ThreadPoolExecutor(4) as several:
-            first = several.submit(agent.ask, HELLO)
+        with ThreadPoolExecutor(4) as pool:
+            first_call = pool.submit(agent.ask, HELLO)
             assert draws.begun.wait(60)
-            others = [several.submit(agent.ask, HELLO, stream=number == 1) for number in range(3)]
-            while [call.running() for call in others] != [True] * 3:
+            repeats = [pool.submit(agent.ask, HELLO, stream=number == 1) for number in range(3)]
+            while [call.running() for call in repeats] != [True] * 3:
                 pass
             # It waits for its turn, as does the other thread's.
             agent.client.models.list()
             draws.go.set()
-            stream = list(others[1].result())
-            wholes = [call.result() for call in (first, others[0], others[2])]
+            stream = list(repeats[1].result())
+            wholes = [call.result() for call in (first_call, repeats[0], repeats[2])]
         agent.end(reward=1)
         return {whole.id for whole in wholes} | {event.id for event in stream}, wholes
 
-    found, (ids, wholes), _ = await played(url, play, reply=draws)
+    trajectory, (ids, wholes), _ = await played(url, play, reply=draws)
     assert len(ids) == 1
     assert [whole.choices[0].message.content for whole in wholes] == ["draw 0"] * 3
-    assert [step.reply for step in found.steps] == ["draw 0"]
+    assert [step.reply for step in trajectory.steps] == ["draw 0"]
 
 
 async def test_a_call_nobody_waits_for_any_more_is_not_asked(url: str) -> None:
     draws = Draws(late=0)
 
     def play(agent: Agent) -> None:
-        with ThreadPoolExecutor(1) as other:
-            first = other.submit(agent.says, HELLO)
+        with ThreadPoolExecutor(1) as pool:
+            call = pool.submit(agent.says, HELLO)
             assert draws.begun.wait(60)
             with connection(agent, asked("Something else.")):
                 agent.client.models.list()
             agent.client.models.list()
             draws.go.set()
-            first.result()
+            call.result()
         agent.end(reward=1)
 
-    found, _, _ = await played(url, play, reply=draws)
-    assert ([step.reply for step in found.steps], draws.number) == (["draw 0"], 1)
+    trajectory, _, _ = await played(url, play, reply=draws)
+    assert ([step.reply for step in trajectory.steps], draws.number) == (["draw 0"], 1)
 
 
 async def test_a_reward_voids_what_is_pending_and_its_caller_is_told(url: str) -> None:
@@ -266,25 +268,25 @@ async def test_a_reward_voids_what_is_pending_and_its_caller_is_told(url: str) -
 
     def play(agent: Agent) -> list[str]:
         agent.says(HELLO)
-        whys = []
-        with ThreadPoolExecutor(2) as several:
-            waiting = [several.submit(agent.says, HELLO, said("draw 0"), asked("On."))]
+        reasons = []
+        with ThreadPoolExecutor(2) as pool:
+            calls = [pool.submit(agent.says, HELLO, said("draw 0"), asked("On."))]
             assert draws.begun.wait(60)
-            waiting.append(several.submit(agent.says, asked("Another thread.")))
-            while not waiting[1].running():
+            calls.append(pool.submit(agent.says, asked("Another thread.")))
+            while not calls[1].running():
                 pass
             agent.client.models.list()
             assert agent.end(reward=0.5).status_code == 200
-            for call in waiting:
-                with pytest.raises(openai.APIStatusError) as told:
+            for call in calls:
+                with pytest.raises(openai.APIStatusError) as error:
                     call.result()
-                whys.append(told.value.message)
+                reasons.append(error.value.message)
             draws.go.set()
-        return whys
+        return reasons
 
-    found, whys, _ = await played(url, play, reply=draws)
-    assert all("is over: its reward was reported" in why for why in whys)
-    assert ([step.reply for step in found.steps], found.reward, draws.number) == (["draw 0"], 0.5, 2)
+    trajectory, reasons, _ = await played(url, play, reply=draws)
+    assert all("is over: its reward was reported" in reason for reason in reasons)
+    assert ([step.reply for step in trajectory.steps], trajectory.reward, draws.number) == (["draw 0"], 0.5, 2)
 
 
 async def test_a_reply_that_comes_back_did_arrive_whatever_became_of_its_connection(url: str) -> None:
@@ -298,35 +300,35 @@ async def test_a_reply_that_comes_back_did_arrive_whatever_became_of_its_connect
         agent.says(HELLO, said("draw 0"), asked("On."))
         agent.end(reward=1)
 
-    found, _, _ = await played(url, play, reply=draws)
-    assert [step.reply for step in found.steps] == ["draw 0", "draw 1"]
+    trajectory, _, _ = await played(url, play, reply=draws)
+    assert [step.reply for step in trajectory.steps] == ["draw 0", "draw 1"]
 
 
 async def test_a_reward_whose_answer_was_lost_may_be_reported_again(url: str) -> None:
     def play(agent: Agent) -> list[int]:
         agent.says(HELLO)
-        where = urlsplit(url)
+        address = urlsplit(url)
         body = b'{"reward": 1}'
         path = f"/episodes/{agent.told['episode']}/reward"
-        with socket.create_connection((where.hostname, where.port), timeout=60) as door:
-            head = f"POST {path} HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Length: {len(body)}\r\n\r\n"
+        with socket.create_connection((address.hostname, address.port), timeout=60) as door:
+            head = f"POST {path} HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Length: {len(body)}\r\n\r\n"
             door.sendall(head.encode() + body)
             door.recv(1, socket.MSG_PEEK)
         return [agent.end(reward=reward).status_code for reward in (0, 1, 1)]
 
-    found, codes, _ = await played(url, play)
-    assert (found.reward, codes) == (1.0, [410, 200, 410])
+    trajectory, codes, _ = await played(url, play)
+    assert (trajectory.reward, codes) == (1.0, [410, 200, 410])
 
 
 def test_an_episode_whose_agent_did_not_get_it_is_offered_again_at_once(url: str) -> None:
-    where = urlsplit(url)
+    address = urlsplit(url)
     offer = {"environment": "gateway", "split": "train", "index": 0}
     with httpx.Client(base_url=url, timeout=60) as http:
-        offered = http.post("/run/open", json=offer).json()
-        with socket.create_connection((where.hostname, where.port), timeout=60) as door:
-            door.sendall(f"POST /episodes HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Length: 0\r\n\r\n".encode())
+        payload = http.post("/run/open", json=offer).json()
+        with socket.create_connection((address.hostname, address.port), timeout=60) as door:
+            door.sendall(f"POST /episodes HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Length: 0\r\n\r\n".encode())
             door.recv(1, socket.MSG_PEEK)
-        assert http.post("/episodes").json()["episode"] == offered["episode"]
+        assert http.post("/episodes").json()["episode"] == payload["episode"]
         # Nobody is offered one that is played.
         assert http.post("/episodes", json={"wait": 0}).status_code == 204
 
@@ -337,9 +339,9 @@ def test_an_agent_of_a_run_that_was_killed_is_told_at_once(url: str) -> None:
     with httpx.Client(base_url=url, timeout=60) as http, ThreadPoolExecutor(1) as outside:
         with http.stream("POST", "/run/arrive") as presence:
             lines = presence.iter_lines()
-            offered = http.post("/run/open", json={**offer, "run": next(lines)}).json()
-            waiting = outside.submit(sent, url, lambda agent: agent.says(HELLO))
-            assert http.post("/run/next", json={**offered, "wait": 60}).json()["event"] == "call"
+            payload = http.post("/run/open", json={**offer, "run": next(lines)}).json()
+            future = outside.submit(sent, url, lambda agent: agent.says(HELLO))
+            assert http.post("/run/next", json={**payload, "wait": 60}).json()["event"] == "call"
         with pytest.raises(openai.APIStatusError, match="is over: the process of its run ended"):
-            waiting.result()
+            future.result()
         assert http.post("/run/open", json={**offer, "run": "gone"}).json() == {"episode": None}

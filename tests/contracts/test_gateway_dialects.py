@@ -62,10 +62,10 @@ def test_text_arrives_as_it_is_sampled_with_signs_of_life_between(
     monkeypatch.setattr(server, "_PING_SECONDS", 0.05)
     env = world(url)
     with ThreadPoolExecutor(1) as run, httpx.Client(base_url=url, timeout=60) as http:
-        first = run.submit(env.reset, env.instances("train")[0])
+        reset = run.submit(env.reset, env.instances("train")[0])
         base = http.post("/episodes").json()["base_url"]
         with http.stream("POST", f"{base}/{path}", json={**BODIES[path], "stream": True}) as answer:
-            first.result()
+            reset.result()
             texts = pieces(answer.iter_lines())
             assert next(texts) == "wait", "before any text"
             listener = env.listener()
@@ -103,8 +103,8 @@ async def test_a_stream_that_was_cut_is_answered_again_with_the_same_reply(
         agent.end(reward=1)
         return [content(path, answer) for answer in answers]
 
-    found, replies, _ = await played(url, play, reply=draw)
-    assert replies == ["draw 0", "draw 1"] == [step.reply for step in found.steps]
+    trajectory, replies, _ = await played(url, play, reply=draw)
+    assert replies == ["draw 0", "draw 1"] == [step.reply for step in trajectory.steps]
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ async def test_an_episode_that_is_over_ends_the_clients_of_each_dialect(url: str
     def play(agent: Agent) -> float:
         agent.says(HELLO)
         agent.end(reward=1)
-        begun = time.monotonic()
+        start = time.monotonic()
         patient = agent.client.with_options(max_retries=2)
         with pytest.raises(openai.NotFoundError, match="is over"):
             patient.chat.completions.create(model="policy", messages=[{"role": "user", "content": "?"}])
@@ -120,12 +120,12 @@ async def test_an_episode_that_is_over_ends_the_clients_of_each_dialect(url: str
             patient.responses.create(model="policy", input="?")
         with anthropic.Anthropic(base_url=agent.told["anthropic_url"], api_key="none") as client:
             for stream in (False, True):
-                with pytest.raises(anthropic.APIStatusError, match="is over") as told:
+                with pytest.raises(anthropic.APIStatusError, match="is over") as error:
                     client.messages.create(
                         model="policy", max_tokens=9, messages=[{"role": "user", "content": "?"}], stream=stream
                     )
-                assert told.value.status_code == 410
-        return time.monotonic() - begun
+                assert error.value.status_code == 410
+        return time.monotonic() - start
 
     _, seconds, _ = await played(url, play)
     assert seconds < 10
@@ -136,10 +136,10 @@ def test_a_fault_in_a_stream_is_the_end_of_it(url: str, path: str, monkeypatch: 
     monkeypatch.setattr(server, "_HEAD_SECONDS", 0.0)
     env = world(url)
     with ThreadPoolExecutor(1) as run, httpx.Client(base_url=url, timeout=60) as http:
-        first = run.submit(env.reset, env.instances("train")[0])
+        reset = run.submit(env.reset, env.instances("train")[0])
         base = http.post("/episodes").json()["base_url"]
         with http.stream("POST", f"{base}/{path}", json={**BODIES[path], "stream": True}) as answer:
-            first.result()
+            reset.result()
             lines = answer.iter_lines()
             next(lines)
             env.release("no more")
@@ -171,10 +171,10 @@ async def test_models_are_listed_and_tokens_counted_for_the_clients_of_messages(
             names = [model.id for model in client.models.list()]
             body: dict[str, Any] = {"model": "policy", "messages": [HELLO]}
             before = client.messages.count_tokens(**body).input_tokens
-            used = client.messages.create(max_tokens=9, **body).usage.input_tokens
+            usage = client.messages.create(max_tokens=9, **body).usage.input_tokens
             after = client.messages.count_tokens(**body).input_tokens
         agent.end(reward=1)
-        return names, before, used, after
+        return names, before, usage, after
 
-    _, (names, before, used, after), _ = await played(url, play)
-    assert (names, before, after) == (["policy"], 2, used)
+    _, (names, before, usage, after), _ = await played(url, play)
+    assert (names, before, after) == (["policy"], 2, usage)

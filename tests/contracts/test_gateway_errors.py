@@ -101,34 +101,34 @@ async def test_each_faulty_request_is_told_its_reason_and_the_episode_goes_on(ur
         agent.end(reward=1)
         return answers
 
-    found, answers, _ = await played(url, play)
+    trajectory, answers, _ = await played(url, play)
     for (path, body, status, part, field), (code, error) in zip(FAULTY, answers, strict=True):
         assert (code, error["param"]) == (status, field), (path, str(body)[:80], error)
         assert part in error["message"], (path, error)
-    assert (found.reward, len(found.steps)) == (1.0, 1)
+    assert (trajectory.reward, len(trajectory.steps)) == (1.0, 1)
 
 
 async def test_calls_and_rewards_that_come_too_late_are_told_so(url: str) -> None:
     def play(agent: Agent) -> list[Any]:
         agent.says(HELLO)
         agent.end(reward=0.5)
-        late = []
+        responses = []
         with httpx.Client(base_url=url, timeout=60) as http:
             for episode in (agent.told["episode"], "elsewhere"):
-                late += [
+                responses += [
                     http.post(f"/episodes/{episode}/v1/chat/completions", json=chat()),
                     http.post(f"/episodes/{episode}/reward", json={"reward": 0.5}),
                     http.post(f"/episodes/{episode}/failed", json={}),
                     http.get(f"/episodes/{episode}/v1/models"),
                 ]
-        return [(answer.status_code, fault(answer)["code"], fault(answer)["message"]) for answer in late]
+        return [(answer.status_code, fault(answer)["code"], fault(answer)["message"]) for answer in responses]
 
-    found, late, _ = await played(url, play)
-    assert found.reward == 0.5
-    over = [(status, "episode_over") for status in (404, 410, 410, 410)]
-    assert [answer[:2] for answer in late] == over + [(404, "episode_not_found")] * 4
-    assert all("is over: its reward was reported; take another one" in message for _, _, message in late[:4])
-    assert all("episode elsewhere is not known here; take another one" in message for _, _, message in late[4:])
+    trajectory, answers, _ = await played(url, play)
+    assert trajectory.reward == 0.5
+    errors = [(status, "episode_over") for status in (404, 410, 410, 410)]
+    assert [answer[:2] for answer in answers] == errors + [(404, "episode_not_found")] * 4
+    assert all("is over: its reward was reported; take another one" in message for _, _, message in answers[:4])
+    assert all("episode elsewhere is not known here; take another one" in message for _, _, message in answers[4:])
 
 
 async def test_every_other_answer_has_the_form_too(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,8 +148,8 @@ async def test_every_other_answer_has_the_form_too(url: str, monkeypatch: pytest
 
     monkeypatch.setattr(server, "_model_description", broken)
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
-        offered = (await http.post("/run/open", json={"environment": "gateway", "split": "train", "index": 0})).json()
-        answer = await http.get(f"/episodes/{offered['episode']}/v1/models")
+        payload = (await http.post("/run/open", json={"environment": "gateway", "split": "train", "index": 0})).json()
+        answer = await http.get(f"/episodes/{payload['episode']}/v1/models")
     assert answer.status_code == 500
     assert "RuntimeError: two plus two is five" in fault(answer)["message"]
 
@@ -164,34 +164,34 @@ async def test_a_conversation_that_the_model_cannot_read_is_refused_and_another_
 
     def play(agent: Agent) -> Any:
         tools: list[Any] = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
-        whys = []
+        reasons = []
         for history in ([HELLO], [HELLO], [HELLO, said("reply 1"), asked("On.")]):
-            with pytest.raises(openai.BadRequestError) as told:
+            with pytest.raises(openai.BadRequestError) as error:
                 agent.ask(*history, tools=tools)
-            whys.append(told.value.message)
+            reasons.append(error.value.message)
             agent.says(*history)
         agent.end(reward=1)
-        return whys
+        return reasons
 
-    found, whys, _ = await played(url, play, reply=reply)
-    assert all("the chat template does not tell the model of its tools" in why for why in whys)
-    assert [step.reply for step in found.steps] == ["reply 1", "reply 1", "reply 3"]
+    trajectory, reasons, _ = await played(url, play, reply=reply)
+    assert all("the chat template does not tell the model of its tools" in reason for reason in reasons)
+    assert [step.reply for step in trajectory.steps] == ["reply 1", "reply 1", "reply 3"]
 
 
 async def test_a_fault_of_the_run_is_told_as_it_is(url: str) -> None:
     def broken(messages: tuple[Message, ...], seed: int, number: int) -> str:
         raise RuntimeError("two plus two is five")
 
-    whys = []
+    reasons = []
 
     def play(agent: Agent) -> None:
-        with pytest.raises(openai.NotFoundError) as told:
+        with pytest.raises(openai.NotFoundError) as error:
             agent.says(HELLO)
-        whys.append(told.value.message)
+        reasons.append(error.value.message)
 
     with pytest.raises(RuntimeError):
         await played(url, play, reply=broken)
-    assert "is over: its run had a fault: RuntimeError: two plus two is five" in whys[0]
+    assert "is over: its run had a fault: RuntimeError: two plus two is five" in reasons[0]
 
 
 async def test_a_token_is_asked_of_agents_and_runs() -> None:
@@ -204,13 +204,13 @@ async def test_a_token_is_asked_of_agents_and_runs() -> None:
         with pytest.raises(EnvironmentServerError, match="AGENTR_GATEWAY_TOKEN"):
             world(url).reach()
         world(url, token=TOKEN).reach()
-        found, names, _ = await played(url, spoken, token=TOKEN)
-        assert (names, found.reward) == (["policy"], 1.0)
+        trajectory, names, _ = await played(url, model_names, token=TOKEN)
+        assert (names, trajectory.reward) == (["policy"], 1.0)
         async with httpx.AsyncClient(base_url=url) as http:
             assert (await http.post(f"/episodes?token={TOKEN}", json={"wait": 0})).status_code == 204
 
 
-def spoken(agent: Agent) -> list[str]:
+def model_names(agent: Agent) -> list[str]:
     names = [model.id for model in agent.client.models.list()]
     assert [agent.client.models.retrieve(name).id for name in ("policy", "small/one")] == ["policy", "small/one"]
     agent.says(HELLO)

@@ -152,9 +152,9 @@ async def test_each_request_gets_an_answer_or_an_error_of_its_dialect() -> None:
     transport = httpx.ASGITransport(app())
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http, asyncio.TaskGroup() as group:
         offer = {"environment": "gateway", "split": "train", "index": 0}
-        offered = (await http.post("/run/open", json=offer)).json()["episode"]
+        episode = (await http.post("/run/open", json=offer)).json()["episode"]
         base = (await http.post("/episodes")).json()["base_url"]
-        run = group.create_task(replying(http, offered))
+        run = group.create_task(replying(http, episode))
         for number in range(REQUESTS):
             path, content = request(random.Random(number))
             answer = await http.post(f"{base}/{path}", content=content)

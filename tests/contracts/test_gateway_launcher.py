@@ -54,7 +54,7 @@ class Work:
         return [str(episode) for episode in self.episodes if not isinstance(episode, Trajectory)]
 
 
-async def offered(url: str, index: int = 1, *, max_steps: int = 9, **options: Any) -> Trajectory:
+async def offer_episode(url: str, index: int = 1, *, max_steps: int = 9, **options: Any) -> Trajectory:
     """Return an episode that whoever takes it plays."""
     model = ScriptedModel(count, context_length=1000)
 
@@ -76,7 +76,7 @@ async def work(
     copies = Launcher(settings, url=url, token="", print_line=done.lines.append)
     task = asyncio.ensure_future(copies.run())
     options = {"patience_s": 4.0, **(options or {})}
-    offers = asyncio.gather(*(offered(url, **options) for _ in range(episodes)), return_exceptions=True)
+    offers = asyncio.gather(*(offer_episode(url, **options) for _ in range(episodes)), return_exceptions=True)
     await asyncio.wait((task, offers), return_when=asyncio.FIRST_COMPLETED)
     while not task.done() and not copies.summary().startswith("0 at work"):
         await asyncio.sleep(0.01)
@@ -164,10 +164,10 @@ async def test_a_copy_finds_its_episode_in_variables_placeholders_and_files(
     )
     assert (done.error, done.rewards) == (None, [1.0])
     (log,) = tmp_path.joinpath("logs").iterdir()
-    told = json.loads(log.read_text(encoding="utf-8"))
-    id = told["AGENTR_EPISODE"]
+    report = json.loads(log.read_text(encoding="utf-8"))
+    id = report["AGENTR_EPISODE"]
     assert log.name == f"train-1-{id}.log"
-    assert told["words"][4:] == ["train-1", "Süß?", "1", "{task}", "${task}", '{a={"b"}}']
+    assert report["words"][4:] == ["train-1", "Süß?", "1", "{task}", "${task}", '{a={"b"}}']
     expected = {
         "OPENAI_BASE_URL": f"{url}/episodes/{id}/v1",
         "OPENAI_API_BASE": f"{url}/episodes/{id}/v1",
@@ -177,18 +177,18 @@ async def test_a_copy_finds_its_episode_in_variables_placeholders_and_files(
         "AGENTR_EPISODE_URL": f"{url}/episodes/{id}",
         "AGENTR_SPLIT": "train",
         "AGENTR_INDEX": "1",
-        "AGENTR_TASK_FILE": f"{told['cwd']}/task.json",
-        "AGENTR_FOLDER": told["cwd"],
+        "AGENTR_TASK_FILE": f"{report['cwd']}/task.json",
+        "AGENTR_FOLDER": report["cwd"],
         "CODEX_HOME": "mine",
         "NO_PROXY": "elsewhere,127.0.0.1",
-        "PWD": told["cwd"],
+        "PWD": report["cwd"],
         "PI_OFFLINE": "1",
     }
-    assert {name: told[name] for name in expected} == expected
-    assert told["OPENAI_API_KEY"] == told["ANTHROPIC_API_KEY"] == told["ANTHROPIC_AUTH_TOKEN"]
-    assert json.loads(told["AGENTR_TASK"]) == tasks[1]
-    assert not Path(told["cwd"]).exists()
-    assert not Path(told["CLAUDE_CONFIG_DIR"]).exists()
+    assert {name: report[name] for name in expected} == expected
+    assert report["OPENAI_API_KEY"] == report["ANTHROPIC_API_KEY"] == report["ANTHROPIC_AUTH_TOKEN"]
+    assert json.loads(report["AGENTR_TASK"]) == tasks[1]
+    assert not Path(report["cwd"]).exists()
+    assert not Path(report["CLAUDE_CONFIG_DIR"]).exists()
 
 
 @pytest.mark.slow
@@ -198,8 +198,8 @@ async def test_a_task_that_is_too_long_for_a_variable_is_in_its_file(url: str, t
     done = await work(url, "ask", "variables", "reward:1", options=options, log_folder=tmp_path / "logs")
     assert (done.error, done.rewards) == (None, [1.0])
     (log,) = tmp_path.joinpath("logs").iterdir()
-    told = json.loads(log.read_text(encoding="utf-8"))
-    assert (told["task"], "AGENTR_TASK" in told) == (2**19 + 12, False)
+    report = json.loads(log.read_text(encoding="utf-8"))
+    assert (report["task"], "AGENTR_TASK" in report) == (2**19 + 12, False)
     done = await work(url, "{task}", options=options)
     assert "its task is too long for an argument, or cannot be one; use {task_file}" in done.reasons[0]
 
@@ -265,13 +265,13 @@ async def test_a_gateway_that_goes_away_is_waited_for(monkeypatch: pytest.Monkey
         settings = Launch(command=(*AGENT, "ask", "reward:1"), num_copies=2)
         copies = Launcher(settings, url=url, token="", print_line=lines.append)
         task = asyncio.ensure_future(copies.run())
-        assert (await offered(url)).reward == 1
+        assert (await offer_episode(url)).reward == 1
         while "1 rewarded" not in copies.summary():
             await asyncio.sleep(0.01)
     while not lines:
         await asyncio.sleep(0.01)
     with running(app(), port=int(url.rpartition(":")[2])):
-        assert (await offered(url)).reward == 1
+        assert (await offer_episode(url)).reward == 1
         while not copies.summary().startswith("0 at work"):
             await asyncio.sleep(0.01)
         task.cancel()
@@ -293,9 +293,9 @@ async def test_an_address_without_a_gateway_is_told(monkeypatch: pytest.MonkeyPa
     with pytest.raises(EnvironmentServerError, match=r"cannot be reached .*`agentr gateway` starts one"):
         await nothing.run()
     with running(app("secret")) as url:
-        locked = Launcher(Launch(command=AGENT, num_copies=1), url=url, token="wrong", print_line=print)
+        intruder = Launcher(Launch(command=AGENT, num_copies=1), url=url, token="wrong", print_line=print)
         with pytest.raises(EnvironmentServerError, match=r"answered 401 .* or it wants another token"):
-            await locked.run()
+            await intruder.run()
 
 
 def test_a_command_is_checked_before_anything_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +324,7 @@ def test_lines_that_say_no_reward(line: str) -> None:
 
 @pytest.mark.slow
 async def test_with_half_of_the_copies_killed_each_episode_ends_whole_or_as_a_failure(url: str) -> None:
-    chance, met, killed = random.Random(5), set[int](), list[int]()
+    chance, met, pids = random.Random(5), set[int](), list[int]()
 
     async def kill() -> None:
         while True:
@@ -337,7 +337,7 @@ async def test_with_half_of_the_copies_killed_each_episode_ends_whole_or_as_a_fa
                         if chance.random() < 0.3:
                             await asyncio.sleep(chance.random() * 0.2)
                             process.kill()
-                            killed.append(process.pid)
+                            pids.append(process.pid)
 
     killer = asyncio.ensure_future(kill())
     words = ("ask", "sleep:0.05", "ask", "sleep:0.05", "ask", "reward:1")
@@ -346,6 +346,6 @@ async def test_with_half_of_the_copies_killed_each_episode_ends_whole_or_as_a_fa
     whole = [each for each in done.episodes if isinstance(each, Trajectory)]
     assert [(len(each.steps), each.reward) for each in whole] == [(3, 1.0)] * len(whole)
     assert 0 < len(whole) < 12
-    assert killed
+    assert pids
     for reason in done.reasons:
         assert re.search(r"the agent gave it up: (was )?ended (by SIG(KILL|TERM)|with status)", reason), reason

@@ -26,7 +26,7 @@ def url() -> Iterator[str]:
         yield address
 
 
-def confused(agent: Agent) -> None:
+def play_threads(agent: Agent) -> None:
     """Have two threads in turn, respell one of them, forget a reply, and begin anew."""
     left, right = [asked("get oak log")], [asked("craft stick")]
     for _ in range(2):
@@ -39,19 +39,19 @@ def confused(agent: Agent) -> None:
 
 async def test_each_recorded_reply_is_what_the_model_replies_to_its_prompt(url: str, tiny_model_dir: Path) -> None:
     model = TransformersModel.load(tiny_model_dir, device="cpu")
-    found, _, env = await played(url, confused, model=model, sampling=SAMPLING, side_calls="train")
-    assert len(found.steps) == 6
-    for position, step in enumerate(found.steps):
-        read = transcript_of(env).prompt(env, found.first_observation, found.steps[:position])
-        request = Request(messages=read, sampling=SAMPLING, seed=derive_seed(1, "step", position))
-        ((again,),) = await model.generate([request])
-        assert (again.token_ids, again.text) == (step.token_ids, step.reply)
+    trajectory, _, env = await played(url, play_threads, model=model, sampling=SAMPLING, side_calls="train")
+    assert len(trajectory.steps) == 6
+    for position, step in enumerate(trajectory.steps):
+        messages = transcript_of(env).prompt(env, trajectory.first_observation, trajectory.steps[:position])
+        request = Request(messages=messages, sampling=SAMPLING, seed=derive_seed(1, "step", position))
+        ((reply,),) = await model.generate([request])
+        assert (reply.token_ids, reply.text) == (step.token_ids, step.reply)
     # What is trained of a conversation are these tokens, and each once.
-    trained: list[int] = []
-    for part in conversations(env, found):
-        rendered = model.renderer.render_sample(part.messages)
-        labels = [label for label in rendered.labels if label != -100]
-        trained += part.positions
-        assert labels == [token for position in part.positions for token in found.steps[position].token_ids]
-    assert sorted(trained) == list(range(6))
+    positions: list[int] = []
+    for part in conversations(env, trajectory):
+        row = model.renderer.render_sample(part.messages)
+        labels = [label for label in row.labels if label != -100]
+        positions += part.positions
+        assert labels == [token for position in part.positions for token in trajectory.steps[position].token_ids]
+    assert sorted(positions) == list(range(6))
     await model.close()

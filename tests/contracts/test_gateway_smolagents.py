@@ -34,18 +34,18 @@ def answer(messages: tuple[Message, ...], seed: int, number: int) -> str:
 
 def solve(agent: Agent) -> Any:
     model = OpenAIModel("policy", api_base=agent.told["base_url"], api_key="none")
-    said = ToolCallingAgent([weight], model, verbosity_level=0).run("What does the anvil weigh?")
+    result = ToolCallingAgent([weight], model, verbosity_level=0).run("What does the anvil weigh?")
     model.client.close()
-    agent.end(reward=float(said == "It weighs 3 kg."))
-    return said
+    agent.end(reward=float(result == "It weighs 3 kg."))
+    return result
 
 
 async def test_an_agent_of_smolagents_is_trained_on_what_it_sent() -> None:
     with running(app()) as url:
-        found, said, env = await played(url, solve, reply=answer, context=100_000)
-    assert (said, found.reward, found.success) == ("It weighs 3 kg.", 1.0, True)
+        trajectory, result, env = await played(url, solve, reply=answer, context=100_000)
+    assert (result, trajectory.reward, trajectory.success) == ("It weighs 3 kg.", 1.0, True)
     # It writes its calls as text into its history, where the id of a call tells which reply it was.
-    ((_, messages, _),) = conversations(env, found)
+    ((_, messages, _),) = conversations(env, trajectory)
     assert [message.role for message in messages] == ["tools", "system", "user", "assistant", "user", "assistant"]
-    assert [message.text for message in messages if message.train] == [step.reply for step in found.steps]
+    assert [message.text for message in messages if message.train] == [step.reply for step in trajectory.steps]
     assert "Observation:" in messages[4].text

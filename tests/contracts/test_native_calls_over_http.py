@@ -31,11 +31,14 @@ NativeLine = native_class(Line)
 
 
 def calls(*arguments: str, content: str | None = None) -> dict[str, Any]:
-    told = [
+    tool_calls = [
         {"id": f"theirs{n}", "type": "function", "function": {"name": "act", "arguments": text}}
         for n, text in enumerate(arguments)
     ]
-    return {"message": {"role": "assistant", "content": content, "tool_calls": told}, "finish_reason": "tool_calls"}
+    return {
+        "message": {"role": "assistant", "content": content, "tool_calls": tool_calls},
+        "finish_reason": "tool_calls",
+    }
 
 
 def says(content: str) -> dict[str, Any]:
@@ -45,7 +48,7 @@ def says(content: str) -> dict[str, Any]:
 @contextmanager
 def answering(*choices: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Serve a model that gives these answers in turn, and checks what it is sent as servers do."""
-    left, bodies = list(choices), []
+    answers, bodies = list(choices), []
 
     async def models(_: HttpRequest) -> JSONResponse:
         return JSONResponse({"data": [{"id": "m", "max_model_len": 4096}]})
@@ -63,7 +66,7 @@ def answering(*choices: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, An
                 assert not open_ids, "a call without its result"
                 open_ids = [call["id"] for call in message.get("tool_calls", ())]
         usage = {"prompt_tokens": 7, "completion_tokens": 5}
-        return JSONResponse({"choices": [{"index": 0, **left.pop(0)}], "usage": usage})
+        return JSONResponse({"choices": [{"index": 0, **answers.pop(0)}], "usage": usage})
 
     routes = [Route("/v1/models", models), Route("/v1/chat/completions", complete, methods=["POST"])]
     with running(Starlette(routes=routes)) as url:
@@ -71,9 +74,9 @@ def answering(*choices: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, An
 
 
 @asynccontextmanager
-async def connected(url: str) -> AsyncIterator[OpenAIModel]:
-    where, config = Endpoint(url=url, key=""), ServerConfig(model="m", max_retries=0)
-    model = await asyncio.to_thread(OpenAIModel.connect, where, config)
+async def connect_model(url: str) -> AsyncIterator[OpenAIModel]:
+    endpoint, config = Endpoint(url=url, key=""), ServerConfig(model="m", max_retries=0)
+    model = await asyncio.to_thread(OpenAIModel.connect, endpoint, config)
     try:
         yield model
     finally:
@@ -91,20 +94,23 @@ async def test_an_episode_is_played_by_calls() -> None:
         calls('{"action": "right"}', '{"action": "right"}'),
     )
     with answering(*choices) as (url, bodies):
-        async with connected(url) as model:
+        async with connect_model(url) as model:
 
             async def ask(request: Request) -> list[Generation]:
                 return (await model.generate([request]))[0]
 
-            played = await roll_out_episode(instance(1), NativeLine(), ask, max_steps=9, sampling=Sampling(), seed=0)
-    assert played.success
-    assert [one.valid for one in played.steps] == [True, False, False, True, False, True, True]
-    assert "not valid JSON" in played.steps[2].observation
-    assert read_results(played.steps[3].observation, 2) == ("You are at 0.", "You are at 1.")
-    assert "(call 2; none was made)" in played.steps[4].observation
-    assert read_results(played.steps[6].observation, 2) == ("You are at 3.", NOT_MADE_RESULT)
+            trajectory = await roll_out_episode(
+                instance(1), NativeLine(), ask, max_steps=9, sampling=Sampling(), seed=0
+            )
+    assert trajectory.success
+    assert [step.valid for step in trajectory.steps] == [True, False, False, True, False, True, True]
+    assert "not valid JSON" in trajectory.steps[2].observation
+    assert read_results(trajectory.steps[3].observation, 2) == ("You are at 0.", "You are at 1.")
+    assert "(call 2; none was made)" in trajectory.steps[4].observation
+    assert read_results(trajectory.steps[6].observation, 2) == ("You are at 3.", NOT_MADE_RESULT)
     assert (
-        played.steps[0].reply == 'I go.\n<tool_call>\n{"name": "act", "arguments": {"action": "right"}}\n</tool_call>'
+        trajectory.steps[0].reply
+        == 'I go.\n<tool_call>\n{"name": "act", "arguments": {"action": "right"}}\n</tool_call>'
     )
     for body in bodies:
         assert body["tools"] == [ACT_TOOL.definition]
@@ -112,17 +118,20 @@ async def test_an_episode_is_played_by_calls() -> None:
     roles = [message["role"] for message in bodies[-1]["messages"]]
     turns = ["assistant", "tool", *("assistant", "user") * 2, "assistant", "tool", "tool", "assistant", "user"]
     assert roles == ["system", "user", *turns, "assistant", "tool"]
-    several = bodies[-1]["messages"][8]
-    assert several["content"] == "Back and forth."
-    assert [json.loads(call["function"]["arguments"])["action"] for call in several["tool_calls"]] == ["left", "right"]
-    first = bodies[-1]["messages"][2]
-    assert (first["content"], len(first["tool_calls"])) == ("I go.", 1)
-    assert json.loads(first["tool_calls"][0]["function"]["arguments"]) == {"action": "right"}
+    double_call = bodies[-1]["messages"][8]
+    assert double_call["content"] == "Back and forth."
+    assert [json.loads(call["function"]["arguments"])["action"] for call in double_call["tool_calls"]] == [
+        "left",
+        "right",
+    ]
+    single_call = bodies[-1]["messages"][2]
+    assert (single_call["content"], len(single_call["tool_calls"])) == ("I go.", 1)
+    assert json.loads(single_call["tool_calls"][0]["function"]["arguments"]) == {"action": "right"}
 
 
 async def test_a_call_of_a_model_that_was_offered_nothing_is_a_fault() -> None:
     with answering(calls('{"action": "right"}')) as (url, bodies):
-        async with connected(url) as model:
+        async with connect_model(url) as model:
             request = Request(messages=(Message(role="user", text="?"),), sampling=Sampling(), seed=0)
             with pytest.raises(ModelFault, match="none was offered"):
                 await model.generate([request])
@@ -139,15 +148,15 @@ def test_what_a_window_parted_is_told_as_text() -> None:
         Message(role="assistant", text=call),
         Message(role="user", text="What?"),
     ]
-    told = wire_messages(turns)
-    assert [(one["role"], one["content"]) for one in told] == [
+    messages = wire_messages(turns)
+    assert [(message["role"], message["content"]) for message in messages] == [
         ("user", "Go."),
         ("assistant", "I rest."),
         ("user", "You are at 3."),
         ("assistant", call),
         ("user", "What?"),
     ]
-    assert not any("tool_calls" in one for one in told)
+    assert not any("tool_calls" in message for message in messages)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +171,6 @@ def test_calls_with_fewer_results_are_told_as_text(results: list[str], told: lis
     """An agent outside may answer one of two calls, and nobody knows which."""
     reply = call_reply(ACT_TOOL, "left") + call_reply(ACT_TOOL, "right")
     turns = [Message(role="assistant", text=reply), *(Message(role="tool", text=text) for text in results)]
-    sent = wire_messages([Message(role="user", text="Go."), *turns])[1:]
-    assert [(one["role"], "tool_calls" in one) for one in sent] == told
-    assert [one["content"] for one in sent[1:]] == results
+    messages = wire_messages([Message(role="user", text="Go."), *turns])[1:]
+    assert [(message["role"], "tool_calls" in message) for message in messages] == told
+    assert [message["content"] for message in messages[1:]] == results

@@ -38,16 +38,16 @@ class StrictModel(ScriptedModel):
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
         for request in requests:
-            asked = self.count_tokens(request) + request.sampling.max_new_tokens
-            if asked > self.context_length:
-                raise PromptTooLong(f"this model's maximum context length is {CONTEXT}; you asked for {asked}")
+            num_tokens = self.count_tokens(request) + request.sampling.max_new_tokens
+            if num_tokens > self.context_length:
+                raise PromptTooLong(f"this model's maximum context length is {CONTEXT}; you asked for {num_tokens}")
         return await super().generate(requests)
 
 
 @pytest.fixture(scope="module")
 def strict() -> Iterator[Served]:
-    with serving(StrictModel) as served:
-        yield served
+    with serving(StrictModel) as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -56,10 +56,10 @@ def _forget(strict: Served) -> None:
 
 
 @asynccontextmanager
-async def connected(server: Served, *, context: int = 0, **options: Any) -> Any:
+async def connect_model(server: Served, *, context: int = 0, **options: Any) -> Any:
     config = ServerConfig(**{"model": "strict", "max_retries": 1, "connect_seconds": 600.0, **options})
-    where = Endpoint(url=server.url, key="")
-    model = await asyncio.to_thread(OpenAIModel.connect, where, config, context_length=context)
+    endpoint = Endpoint(url=server.url, key="")
+    model = await asyncio.to_thread(OpenAIModel.connect, endpoint, config, context_length=context)
     try:
         yield model
     finally:
@@ -80,7 +80,7 @@ def limits(server: Served) -> list[int]:
 
 
 async def test_a_reply_that_fits_by_far_is_asked_for_once(strict: Served) -> None:
-    async with connected(strict) as model:
+    async with connect_model(strict) as model:
         await model.generate([ask("hi")])
         assert limits(strict) == [100]
 
@@ -88,17 +88,17 @@ async def test_a_reply_that_fits_by_far_is_asked_for_once(strict: Served) -> Non
 @pytest.mark.parametrize("words", [140, 160, 200, 214])
 async def test_what_is_left_beside_the_servers_own_template_is_asked_for(strict: Served, words: int) -> None:
     """At 269e248 each of these was `PromptTooLong`: the estimate knew nothing of the template."""
-    async with connected(strict, n_per_request=1) as model:
-        ((one, two),) = await model.generate([ask("a " * words, n=2)])
+    async with connect_model(strict, n_per_request=1) as model:
+        ((first, second),) = await model.generate([ask("a " * words, n=2)])
     room = min(100, CONTEXT - TEMPLATE - words - 1)
-    assert (one.completion_tokens, two.completion_tokens) == (room, room)
-    assert one.prompt_tokens == TEMPLATE + words + 1
+    assert (first.completion_tokens, second.completion_tokens) == (room, room)
+    assert first.prompt_tokens == TEMPLATE + words + 1
     assert limits(strict)[-2:] == [room, room]
     assert len(strict.bodies) <= 5, "refused, measured, answered"
 
 
 async def test_a_conversation_that_the_server_measured_to_be_too_long_ends_its_path(strict: Served) -> None:
-    async with connected(strict) as model:
+    async with connect_model(strict) as model:
         with pytest.raises(PromptTooLong, match="leaves no room for a reply at http"):
             await DirectSampler(model, concurrency=2).sample(ask("a " * 260))
         with pytest.raises(PromptTooLong, match="leaves no room"):
@@ -107,7 +107,7 @@ async def test_a_conversation_that_the_server_measured_to_be_too_long_ends_its_p
 
 async def test_no_path_ends_by_an_estimate(strict: Served) -> None:
     """Words of twelve bytes count as four tokens by the estimate, and are one."""
-    async with connected(strict) as model:
+    async with connect_model(strict) as model:
         request = ask("abcdefghijk " * 100)
         assert model.count_tokens(request) > CONTEXT
         ((reply,),) = [await DirectSampler(model, concurrency=2).sample(request)]
@@ -117,7 +117,7 @@ async def test_no_path_ends_by_an_estimate(strict: Served) -> None:
 
 async def test_a_refusal_that_cannot_be_true_is_a_fault(strict: Served) -> None:
     refusal = refuse(400, "This model's maximum context length is 256 tokens", "context_length_exceeded")
-    async with connected(strict) as model:
+    async with connect_model(strict) as model:
         strict.faults += [refusal] * 20
         with pytest.raises(ModelFault, match=r"refuses a conversation of at most .* tokens") as caught:
             await model.generate([ask("hi")])
@@ -131,7 +131,7 @@ async def test_a_context_that_is_shorter_than_the_server_says_is_found(
     """A server that says 256 and refuses more than 60: the reply is had, and the warning says what
     to set.
     """
-    async with connected(strict) as model:
+    async with connect_model(strict) as model:
         refusal = refuse(400, "context length exceeded")
         strict.faults += [refusal, altered(lambda data: None), refusal]
         ((reply,),) = await model.generate([ask("hi")])
@@ -141,7 +141,7 @@ async def test_a_context_that_is_shorter_than_the_server_says_is_found(
 
 
 async def test_a_probe_that_is_refused_for_another_reason_is_done_without(strict: Served) -> None:
-    async with connected(strict) as model:
+    async with connect_model(strict) as model:
         strict.faults += [refuse(400, "maximum context length"), refuse(400, "max_tokens must be at least 16")]
         ((reply,),) = await model.generate([ask("hi")])
         assert limits(strict) == [100, 1, 50]
@@ -159,7 +159,7 @@ async def test_a_probe_that_is_refused_for_another_reason_is_done_without(strict
     ],
 )
 async def test_the_words_of_known_servers_are_understood(strict: Served, status: int, said: str) -> None:
-    async with connected(strict) as model:
+    async with connect_model(strict) as model:
         strict.faults.append(refuse(status, said))
         await model.generate([ask("hi")])
         assert limits(strict) == [100, 1, 50]
@@ -176,7 +176,7 @@ async def test_the_words_of_known_servers_are_understood(strict: Served, status:
     ],
 )
 async def test_a_refusal_is_understood_in_whatever_form_a_server_words_it(strict: Served, body: Any) -> None:
-    async with connected(strict) as model:
+    async with connect_model(strict) as model:
         strict.faults.append(answer(400, (body if isinstance(body, str) else json.dumps(body)).encode()))
         await model.generate([ask("hi")])
         assert limits(strict) == [100, 1, 50]
@@ -186,8 +186,8 @@ async def test_a_refusal_is_understood_in_whatever_form_a_server_words_it(strict
 
 
 async def test_the_shorter_of_two_contexts_is_taken(strict: Served) -> None:
-    for configured, expected in ((0, 256), (200, 200), (4096, 256)):
-        async with connected(strict, context=configured) as model:
+    for context, expected in ((0, 256), (200, 200), (4096, 256)):
+        async with connect_model(strict, context=context) as model:
             assert model.context_length == expected
 
 

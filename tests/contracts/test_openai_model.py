@@ -42,8 +42,8 @@ def script(messages: tuple[Message, ...], seed: int, number: int) -> str:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with serving(lambda: ScriptedModel(script, name="script", context_length=64)) as served:
-        yield served
+    with serving(lambda: ScriptedModel(script, name="script", context_length=64)) as service:
+        yield service
 
 
 @pytest.fixture(autouse=True)
@@ -56,10 +56,10 @@ def _calm(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def connected(server: Served, *, context: int = 0, key: str = KEY, **options: Any) -> Any:
+async def connect_model(server: Served, *, context: int = 0, key: str = KEY, **options: Any) -> Any:
     config = ServerConfig(**{"model": "script", "max_retries": 2, "connect_seconds": 600.0, **options})
-    where = Endpoint(url=server.url, key=key)
-    model = await asyncio.to_thread(OpenAIModel.connect, where, config, context_length=context)
+    endpoint = Endpoint(url=server.url, key=key)
+    model = await asyncio.to_thread(OpenAIModel.connect, endpoint, config, context_length=context)
     try:
         yield model
     finally:
@@ -98,7 +98,7 @@ HEALING: dict[str, tuple[Fault, type[AgentrError], str]] = {
 @pytest.mark.parametrize("packed", [False, True])
 async def test_an_answer_that_is_too_large_is_not_read_to_its_end(server: Served, packed: bool) -> None:
     large = b" " * (MIB + 1)
-    async with connected(server, answer_mib=1) as model:
+    async with connect_model(server, answer_mib=1) as model:
         expected = await model.generate([ask()])
         server.faults.append(
             answer(200, gzip.compress(large), **{"content-encoding": "gzip"}) if packed else answer(200, large)
@@ -109,15 +109,15 @@ async def test_an_answer_that_is_too_large_is_not_read_to_its_end(server: Served
 
 
 async def test_an_answer_that_cannot_be_unpacked_is_asked_for_again(server: Served) -> None:
-    async with connected(server) as model:
+    async with connect_model(server) as model:
         expected = await model.generate([ask()])
-        server.faults += [answer(200, b"{}", **{"content-encoding": packed}) for packed in ("gzip", "zstd")]
+        server.faults += [answer(200, b"{}", **{"content-encoding": encoding}) for encoding in ("gzip", "zstd")]
         assert await model.generate([ask()]) == expected
 
 
 @pytest.mark.parametrize("name", HEALING)
 async def test_a_passing_fault_is_healed(server: Served, name: str) -> None:
-    async with connected(server) as model:
+    async with connect_model(server) as model:
         expected = await model.generate([ask()])
         server.bodies.clear()
         server.faults += [HEALING[name][0], HEALING[name][0]]
@@ -128,10 +128,10 @@ async def test_a_passing_fault_is_healed(server: Served, name: str) -> None:
 
 @pytest.mark.parametrize("name", HEALING)
 async def test_a_lasting_fault_becomes_an_error_and_never_a_reply(server: Served, name: str) -> None:
-    fault, error, said = HEALING[name]
-    async with connected(server) as model:
+    fault, error, pattern = HEALING[name]
+    async with connect_model(server) as model:
         server.faults += [fault] * 3
-        with pytest.raises(error, match=f"(?s){said}.*; 3 tries in .*given up") as caught:
+        with pytest.raises(error, match=f"(?s){pattern}.*; 3 tries in .*given up") as caught:
             await model.generate([ask()])
         assert type(caught.value) is error
         assert (len(server.bodies), server.faults) == (3, [])
@@ -153,7 +153,7 @@ async def test_a_lasting_fault_becomes_an_error_and_never_a_reply(server: Served
 async def test_what_will_not_heal_is_not_tried_again(
     server: Served, fault: Fault, error: type[AgentrError], said: str
 ) -> None:
-    async with connected(server) as model:
+    async with connect_model(server) as model:
         server.faults.append(fault)
         with pytest.raises(error, match=said) as caught:
             await model.generate([ask()])
@@ -162,23 +162,23 @@ async def test_what_will_not_heal_is_not_tried_again(
 
 
 async def test_a_server_that_hangs_is_left(server: Served) -> None:
-    async with connected(server) as model:
+    async with connect_model(server) as model:
         expected = await model.generate([ask()])
-    async with connected(server, timeout_seconds=3.0, max_retries=5) as model:
+    async with connect_model(server, timeout_seconds=3.0, max_retries=5) as model:
         server.faults.append(hang)
         assert await model.generate([ask()]) == expected
-    async with connected(server, timeout_seconds=0.3, max_retries=1) as model:
+    async with connect_model(server, timeout_seconds=0.3, max_retries=1) as model:
         server.faults += [hang, hang]
         with pytest.raises(ModelUnavailable, match=r"did not answer in time; .* server\.timeout_seconds \(0\.3\)"):
             await model.generate([ask()])
 
 
 async def test_the_server_says_when_to_come_back(server: Served) -> None:
-    async with connected(server, retry_seconds=600.0) as model:
+    async with connect_model(server, retry_seconds=600.0) as model:
         server.faults.append(refuse(429, retry_after="1"))
-        begun = time.monotonic()
+        start = time.monotonic()
         await model.generate([ask()])
-        assert time.monotonic() - begun >= 1
+        assert time.monotonic() - start >= 1
         server.faults.append(refuse(503, retry_after="3600"))
         with pytest.raises(ModelUnavailable, match=r"1 try in \d+ s, given up"):
             await model.generate([ask()])
@@ -188,7 +188,7 @@ async def test_connections_are_as_many_as_the_recipe_says(server: Served) -> Non
     """That a client really opens more than it does by itself is tested with vLLM's, in
     tests/core.
     """
-    async with connected(server, concurrency=1500) as model:
+    async with connect_model(server, concurrency=1500) as model:
         pool = model._client._client._transport._pool
         assert (pool._max_connections, pool._max_keepalive_connections) == (1500, 1500)
         assert model._client.timeout.pool is None
@@ -196,7 +196,7 @@ async def test_connections_are_as_many_as_the_recipe_says(server: Served) -> Non
 
 
 async def test_one_request_at_fault_does_not_touch_the_others(server: Served) -> None:
-    async with connected(server) as model:
+    async with connect_model(server) as model:
         relay = DirectSampler(model, concurrency=64)
         server.faults.append(refuse(400))
         answers = await asyncio.gather(*(relay.sample(ask(seed=s)) for s in range(20)), return_exceptions=True)
@@ -207,29 +207,29 @@ async def test_one_request_at_fault_does_not_touch_the_others(server: Served) ->
 
 async def test_a_server_that_is_started_again_is_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentr_core.models.openai.chat.random.random", lambda: 0.5)
-    with serving(lambda: ScriptedModel(script, name="script")) as served:
-        async with connected(served, concurrency=4, max_retries=30, retry_seconds=120.0) as model:
+    with serving(lambda: ScriptedModel(script, name="script")) as service:
+        async with connect_model(service, concurrency=4, max_retries=30, retry_seconds=120.0) as model:
             relay = DirectSampler(model, concurrency=4)
-            waiting = [asyncio.create_task(relay.sample(ask(seed=seed))) for seed in range(60)]
-            while len(served.bodies) < 8:
+            tasks = [asyncio.create_task(relay.sample(ask(seed=seed))) for seed in range(60)]
+            while len(service.bodies) < 8:
                 await asyncio.sleep(0.005)
-            await asyncio.to_thread(served.stop)
-            assert not all(task.done() for task in waiting), "the server must be missed"
+            await asyncio.to_thread(service.stop)
+            assert not all(task.done() for task in tasks), "the server must be missed"
             await asyncio.sleep(0.5)
-            await asyncio.to_thread(served.start)
-            answers = await asyncio.gather(*waiting)
+            await asyncio.to_thread(service.start)
+            answers = await asyncio.gather(*tasks)
     assert [[g.text for g in a] for a in answers] == [[f"hi: word {s} 0", f"hi: word {s} 1"] for s in range(60)]
 
 
 async def test_no_more_requests_are_under_way_than_the_recipe_allows(server: Served) -> None:
-    async with connected(server, concurrency=3) as model:
+    async with connect_model(server, concurrency=3) as model:
         await asyncio.gather(*(model.generate([ask(seed=seed)]) for seed in range(30)))
         assert server.most <= 3
         assert len(server.bodies) == 30
 
 
 async def test_a_cancelled_request_frees_its_place(server: Served) -> None:
-    async with connected(server, concurrency=1) as model:
+    async with connect_model(server, concurrency=1) as model:
         server.faults.append(hang)
         stuck = asyncio.create_task(model.generate([ask()]))
         while not server.bodies:
@@ -241,7 +241,7 @@ async def test_a_cancelled_request_frees_its_place(server: Served) -> None:
 
 
 async def test_a_server_without_n_is_asked_once_for_each_reply(server: Served) -> None:
-    async with connected(server, n_per_request=1) as model:
+    async with connect_model(server, n_per_request=1) as model:
         (replies,) = await model.generate([ask(n=3)])
         assert [body["n"] for body in server.bodies] == [1, 1, 1]
         assert replies[0].text == "hi: word 5 0"
@@ -250,7 +250,7 @@ async def test_a_server_without_n_is_asked_once_for_each_reply(server: Served) -
 
 
 async def test_a_request_carries_what_the_recipe_says(server: Served) -> None:
-    async with connected(
+    async with connect_model(
         server, send_seed=False, max_tokens_field="max_completion_tokens", extra_body={"user": "u"}
     ) as m:
         await m.generate([ask(n=1, stop=("STOP",), temperature=0.5, top_p=0.9)])
@@ -264,22 +264,22 @@ async def test_a_request_carries_what_the_recipe_says(server: Served) -> None:
 
 
 async def test_tokens_are_the_servers_count_without_token_ids(server: Served) -> None:
-    async with connected(server) as model:
-        ((one, two),) = await model.generate([ask(n=2)])
-        assert one.prompt_tokens == two.prompt_tokens == 2
-        assert one.completion_tokens + two.completion_tokens == 2 * 4
-        assert (one.token_ids, one.logprobs) == ((), None)
+    async with connect_model(server) as model:
+        ((first, second),) = await model.generate([ask(n=2)])
+        assert first.prompt_tokens == second.prompt_tokens == 2
+        assert first.completion_tokens + second.completion_tokens == 2 * 4
+        assert (first.token_ids, first.logprobs) == ((), None)
 
 
 async def test_an_estimate_errs_on_the_long_side_and_the_server_has_the_last_word(
     server: Served, tiny_model_dir: Path
 ) -> None:
-    async with connected(server, context=100_000) as model:
+    async with connect_model(server, context=100_000) as model:
         text = "craft four oak planks using one oak log " * 5
         assert len(text) / 4 < model.count_tokens(ask(text)) < len(text) / 2
         with pytest.raises(PromptTooLong, match="leaves no room for a reply at http"):
             await model.generate([ask("word " * 80)])
-    async with connected(server, tokenizer=str(tiny_model_dir)) as model:
+    async with connect_model(server, tokenizer=str(tiny_model_dir)) as model:
         assert model.count_tokens(ask()) == model.count_tokens(replace(ask(), n=7))
         with pytest.raises(PromptTooLong, match="in the context of 64 of script"):
             await model.generate([ask(text)])
@@ -294,17 +294,17 @@ async def test_a_tokenizer_tells_whether_its_prompts_open_a_thought(
     begins = "<|im_start|>assistant\n"
     template.write_text(template.read_text().replace(begins, f"{begins}<think>\n"))
     for folder, thinks in ((tiny_model_dir, False), (copy, True)):
-        async with connected(server, tokenizer=str(folder)) as model:
+        async with connect_model(server, tokenizer=str(folder)) as model:
             (replies,) = await model.generate([ask()])
             assert {reply.thinks for reply in replies} == {thinks}
 
 
 async def test_replies_differ_by_what_decides_them(server: Served) -> None:
-    async with connected(server) as one, connected(server, extra_body={"user": "x"}) as other:
-        assert one.fingerprint != other.fingerprint
-    async with connected(server, concurrency=7) as same:
-        assert one.fingerprint == same.fingerprint
-    assert one.context_length == 64
+    async with connect_model(server) as first, connect_model(server, extra_body={"user": "x"}) as second:
+        assert first.fingerprint != second.fingerprint
+    async with connect_model(server, concurrency=7) as same:
+        assert first.fingerprint == same.fingerprint
+    assert first.context_length == 64
 
 
 @pytest.mark.parametrize(
@@ -312,12 +312,12 @@ async def test_replies_differ_by_what_decides_them(server: Served) -> None:
 )
 async def test_the_key_is_in_no_error(server: Served, fault: Fault, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
-    async with connected(server, max_retries=0) as model:
+    async with connect_model(server, max_retries=0) as model:
         server.faults.append(fault)
         with pytest.raises(AgentrError) as caught:
             await model.generate([ask()])
-    told = "".join(traceback.format_exception(caught.value)) + caplog.text + repr(Endpoint(url=server.url, key=KEY))
-    assert KEY not in told
+    text = "".join(traceback.format_exception(caught.value)) + caplog.text + repr(Endpoint(url=server.url, key=KEY))
+    assert KEY not in text
 
 
 # ---- what a user is told
@@ -361,7 +361,7 @@ def test_an_address_with_a_secret_is_refused_unspoken() -> None:
         assert "hunter2" not in str(caught.value)
 
 
-def looked_up(url: str, **options: Any) -> int:
+def look_up_context(url: str, **options: Any) -> int:
     return served_context_length(Endpoint(url=url, key=KEY), ServerConfig(**{"model": "script", **options}), 0)
 
 
@@ -369,13 +369,13 @@ def test_an_unreachable_server_is_named() -> None:
     with pytest.raises(
         ModelUnavailable, match=r"http://127\.0\.0\.1:9/v1 cannot be reached .*; start the server, or correct"
     ):
-        looked_up("http://127.0.0.1:9/v1")
+        look_up_context("http://127.0.0.1:9/v1")
 
 
 def test_an_unknown_model_is_told_what_there_is(server: Served) -> None:
-    assert looked_up(server.url) == 64
+    assert look_up_context(server.url) == 64
     with pytest.raises(EndpointError, match=r"has no model 'nix'; it has script: set server\.model"):
-        looked_up(server.url, model="nix")
+        look_up_context(server.url, model="nix")
 
 
 def listing(status: int, body: bytes) -> Callable[[], Iterator[str]]:
@@ -418,7 +418,7 @@ def test_a_server_that_does_not_say_what_it_has(
 ) -> None:
     for url in listing(status, json.dumps(body).encode())():
         with pytest.raises(error, match=said) as caught:
-            looked_up(url)
+            look_up_context(url)
         assert KEY not in str(caught.value)
         if error is ConfigError:
             config = ServerConfig(model="script")

@@ -39,7 +39,7 @@ ACTIONS = ["9", "0", "what", "5", "7"]
 
 
 @contextmanager
-def served(**settings: Any) -> Iterator[tuple[Guessing, str]]:
+def serve(**settings: Any) -> Iterator[tuple[Guessing, str]]:
     guessing = Guessing(**settings)
     with running(guessing.app, sockets=True) as url:
         yield guessing, url
@@ -69,7 +69,7 @@ RIGHT = [
 
 
 def test_an_episode_is_one_connection_which_ends_with_it() -> None:
-    with served() as (guessing, url):
+    with serve() as (guessing, url):
         env = client(url)
         assert transcript(env, ACTIONS) == RIGHT
         with pytest.raises(EnvironmentFault, match="a step after the end"):
@@ -81,7 +81,7 @@ def test_an_episode_is_one_connection_which_ends_with_it() -> None:
 
 
 def test_an_episode_stops_at_the_step_limit() -> None:
-    with served() as (guessing, url):
+    with serve() as (guessing, url):
         env = client(url, step_limit=2)
         assert transcript(env, ["9", "9"])[-1] == ("Lower.", 0.0, False, True, {"success": False})
         with pytest.raises(EnvironmentFault, match="a step after the end"):
@@ -103,7 +103,7 @@ FAULTS = {
 @pytest.mark.parametrize("at", [("step", 0), ("step", 3), ("reset", 0)])
 @pytest.mark.parametrize("what", FAULTS)
 def test_an_episode_goes_on_after_a_fault(what: str, at: tuple[str, int]) -> None:
-    with served(faults={at: FAULTS[what]}) as (guessing, url):
+    with serve(faults={at: FAULTS[what]}) as (guessing, url):
         env = client(url)
         assert transcript(env, ACTIONS) == RIGHT
         # Nothing is sent twice on one connection, and the fresh one repeats what was done.
@@ -114,7 +114,7 @@ def test_an_episode_goes_on_after_a_fault(what: str, at: tuple[str, int]) -> Non
 
 
 def test_an_answer_that_comes_late_is_not_taken_for_the_next() -> None:
-    with served(faults={("step", 1): "hang"}) as (guessing, url):
+    with serve(faults={("step", 1): "hang"}) as (guessing, url):
         env = client(url, timeout_s=0.2)
         assert transcript(env, ACTIONS) == RIGHT
         assert len(guessing.seen) == 2
@@ -122,7 +122,7 @@ def test_an_answer_that_comes_late_is_not_taken_for_the_next() -> None:
 
 def test_a_fault_that_stays_is_told_and_no_reward() -> None:
     boom = FAULTS["an exception"]
-    with served(faults={("step", number): boom for number in range(9)}) as (_, url):
+    with serve(faults={("step", number): boom for number in range(9)}) as (_, url):
         env = client(url)
         env.reset(game())
         with pytest.raises(EnvironmentRefusal, match="EXECUTION_ERROR: boom; if it means a bad action, set bad_action"):
@@ -155,7 +155,7 @@ def test_a_server_that_resets_the_handshake_is_absent() -> None:
 
 
 def test_too_large_an_answer_is_told_once() -> None:
-    with served(faults={("step", 0): "x" * 2**21}) as (guessing, url):
+    with serve(faults={("step", 0): "x" * 2**21}) as (guessing, url):
         env = client(url, answer_mib=1)
         env.reset(game())
         with pytest.raises(IllTypedAnswer, match=r"more than 1 MiB; raise environment\.options\.answer_mib"):
@@ -164,18 +164,18 @@ def test_too_large_an_answer_is_told_once() -> None:
 
 
 def test_a_full_server_is_waited_for() -> None:
-    with served(places=1) as (guessing, url):
-        env, other = client(url), client(url)
+    with serve(places=1) as (guessing, url):
+        env, second_env = client(url), client(url)
         env.reset(game())
         timer = threading.Timer(0.3, env.close)
         timer.start()
-        assert transcript(other, ACTIONS) == RIGHT
+        assert transcript(second_env, ACTIONS) == RIGHT
         timer.join()
-        third, full = client(url), client(url, patience_s=0.1)
-        third.reset(game())
+        third_env, full = client(url), client(url, patience_s=0.1)
+        third_env.reset(game())
         with pytest.raises(EnvironmentUnavailable, match=r"no place free \(Server at capacity\); lower scale\.concurr"):
             full.reset(game())
-        third.close()
+        third_env.close()
         assert guessing.count("reset") == 3
 
 
@@ -193,7 +193,7 @@ def test_a_restart_is_waited_for_and_the_episode_restored() -> None:
     port = free_port()
     env = client(f"http://127.0.0.1:{port}")
     with running(Guessing().app, sockets=True, port=port):
-        first = [env.reset(game()), *(tuple(env.step(action)) for action in ACTIONS[:2])]
+        entries = [env.reset(game()), *(tuple(env.step(action)) for action in ACTIONS[:2])]
 
     def later() -> None:
         time.sleep(0.5)
@@ -203,28 +203,30 @@ def test_a_restart_is_waited_for_and_the_episode_restored() -> None:
     done, thread = threading.Event(), threading.Thread(target=later)
     thread.start()
     try:
-        assert [*first, *(tuple(env.step(action)) for action in ACTIONS[2:])] == RIGHT
+        assert [*entries, *(tuple(env.step(action)) for action in ACTIONS[2:])] == RIGHT
     finally:
         done.set()
         thread.join()
 
 
 def test_what_a_bad_action_is_an_option_says() -> None:
-    with served(raises=True) as (_, url):
+    with serve(raises=True) as (_, url):
         env = client(url, bad_action="refused")
-        told = transcript(env, ACTIONS)
-        assert told[3] == ("EXECUTION_ERROR: what is not a valid guess", 0.0, False, False, REFUSED)
-        assert told[-1] == RIGHT[-1]
+        entries = transcript(env, ACTIONS)
+        assert entries[3] == ("EXECUTION_ERROR: what is not a valid guess", 0.0, False, False, REFUSED)
+        assert entries[-1] == RIGHT[-1]
         env = client(url, action="metadata", bad_action="refused")
-        told = transcript(env, ["no object", '{"a": 1}'])
-        assert all(step[4] == REFUSED and "VALIDATION_ERROR: Invalid message; guess:" in step[0] for step in told[1:])
+        entries = transcript(env, ["no object", '{"a": 1}'])
+        assert all(
+            step[4] == REFUSED and "VALIDATION_ERROR: Invalid message; guess:" in step[0] for step in entries[1:]
+        )
 
 
 REFUSED = {"success": False, "valid": False}
 
 
 def test_rewards_are_summed_or_the_last_one_counts() -> None:
-    with served(standing=True) as (_, url):
+    with serve(standing=True) as (_, url):
         assert [step[1] for step in transcript(client(url, rewards="last"), ["0", "6", "8", "7"])[1:]] == [
             0,
             0.5,
@@ -244,7 +246,7 @@ def test_rewards_are_summed_or_the_last_one_counts() -> None:
 
 
 def test_a_success_is_what_the_recipe_says() -> None:
-    with served() as (_, url):
+    with serve() as (_, url):
         assert transcript(client(url, success="metadata.won"), ACTIONS) == RIGHT
         env = client(url, success="metadata.one")
         env.reset(game())
@@ -256,7 +258,7 @@ def test_a_success_is_what_the_recipe_says() -> None:
 
 
 def test_splits_are_those_of_the_task_api() -> None:
-    with served(tasks={"practice": 5, "held-out": 3}) as (guessing, url):
+    with serve(tasks={"practice": 5, "held-out": 3}) as (guessing, url):
         env = client(url, train="", test="")
         assert {split: len(env.instances(split)) for split in env.splits()} == {"train": 5, "test": 3}
         assert env.reset(env.instances("test")[2]) == "Game 1002: guess a number from 0 to 9."
@@ -264,22 +266,22 @@ def test_splits_are_those_of_the_task_api() -> None:
         assert not env.flaws()
         env.close()
         assert len(client(url, train="practice", test="1-2").instances("test")) == 2
-        for options, said in (
+        for options, message in (
             ({"train": "attic"}, "has the splits practice, held-out, and none for option train"),
             ({"train": "held-out", "test": "held-out"}, "instance 0 is in both train and test"),
             ({"test": "1-3"}, "option test has the number 3, and split held-out of the server has 3"),
         ):
-            with pytest.raises((EnvironmentServerError, ConfigError), match=said):
+            with pytest.raises((EnvironmentServerError, ConfigError), match=message):
                 client(url, **({"train": "", "test": ""} | options)).splits()
     with (
-        served() as (_, url),
+        serve() as (_, url),
         pytest.raises(EnvironmentServerError, match=r'lists no splits, so say .* train: "0-799"'),
     ):
         client(url, train="").splits()
 
 
 def test_a_template_says_what_a_reset_is_sent() -> None:
-    with served() as (guessing, url):
+    with serve() as (guessing, url):
         arguments = {"seed": "{index}", "name": "{split}-{index}", "deep": [{"n": "{index}"}], "size": 1}
         env = client(url, reset_arguments=arguments)
         env.reset(game(4))
@@ -300,10 +302,10 @@ def test_a_template_says_what_a_reset_is_sent() -> None:
 def test_what_cannot_be_trained_on_is_named(
     settings: dict[str, Any], options: dict[str, Any], rule: str, said: str
 ) -> None:
-    with served(**settings) as (guessing, url):
+    with serve(**settings) as (guessing, url):
         env = client(url, **options)
-        ((found, sentence),) = env.flaws()
-        assert found == rule
+        ((flaw, sentence),) = env.flaws()
+        assert flaw == rule
         with pytest.raises(EnvironmentServerError, match=said):
             env.reach()
         env.close()
@@ -315,12 +317,12 @@ def test_what_cannot_be_trained_on_is_named(
 
 
 def test_a_sound_server_keeps_the_contract_and_promises_take_it_at_its_word() -> None:
-    with served() as (_, url):
+    with serve() as (_, url):
         assert check(lambda: client(url)) == ()
         client(url).reach()
-    with served(heeds=False) as (_, url):
+    with serve(heeds=False) as (_, url):
         assert not client(url, instances_differ=True).flaws()
-    with served(restless=True) as (_, url):
+    with serve(restless=True) as (_, url):
         assert not client(url, instances_differ=True, repeatability="never").flaws()
     with pytest.raises(EnvironmentServerError, match=r"cannot be reached.*`agentr env serve textcraft --protocol open"):
         client(url, patience_s=0.1).reach()
@@ -328,22 +330,22 @@ def test_a_sound_server_keeps_the_contract_and_promises_take_it_at_its_word() ->
 
 def test_the_doctor_says_it_of_a_server_at_hand() -> None:
     options = {"train": "0-8", "test": "9-12", "success": "reward >= 1"}
-    with served(heeds=False) as (_, url):
+    with serve(heeds=False) as (_, url):
         (diagnosis,) = diagnose("openenv", options | {"url": url})
         assert diagnosis["status"] == "broken"
         assert "arguments: openenv: the reset argument seed has no effect" in diagnosis["detail"]
-    with served(raises=True) as (_, url):
+    with serve(raises=True) as (_, url):
         (diagnosis,) = diagnose("openenv", options | {"url": url})
         assert "EXECUTION_ERROR: florble the quux is not a valid guess; if it means a bad" in diagnosis["detail"]
         (diagnosis,) = diagnose("openenv", options | {"url": url, "bad_action": "refused"})
         assert diagnosis["ok"]
-    with served(places=1) as (_, url):
+    with serve(places=1) as (_, url):
         (diagnosis,) = diagnose("openenv", options | {"url": url, "patience_s": 0.2})
         assert "has no place free" in diagnosis["detail"]
 
 
 def test_tools_are_native_calls() -> None:
-    with served(tools=True) as (guessing, url):
+    with serve(tools=True) as (guessing, url):
         options = {"url": url, "train": "0-8", "test": "9", "success": "reward >= 1"}
         env = registry.make("openenv", options, transcript="native")
         assert env.transcript is not None
@@ -351,21 +353,21 @@ def test_tools_are_native_calls() -> None:
         assert tool.definition["function"]["parameters"]["properties"] == {"number": {"type": "integer"}}
         env.reset(game())
         replies = ["I wait.", "<tool_call>[]</tool_call>", call("guess", "{}"), call("ask", "{}")]
-        told = [act(env, reply).step for reply in [*replies, call("guess", '{"number": 7}')]]
-        assert [step.valid for step in told] == [False, False, False, False, None]
-        assert told[2].observation == "number is missing"
-        assert "there is no such tool; there are guess" in told[3].observation
-        assert (told[4].observation, told[4].reward, told[4].success) == ("Right.", 1.0, True)
+        results = [act(env, reply).step for reply in [*replies, call("guess", '{"number": 7}')]]
+        assert [step.valid for step in results] == [False, False, False, False, None]
+        assert results[2].observation == "number is missing"
+        assert "there is no such tool; there are guess" in results[3].observation
+        assert (results[4].observation, results[4].reward, results[4].success) == ("Right.", 1.0, True)
         steps = [message["data"] for message in guessing.seen[-1] if message["type"] == "step"]
         assert steps[-1] == {"type": "call_tool", "tool_name": "guess", "arguments": {"number": 7}}
-    with served() as (guessing, url):
+    with serve() as (guessing, url):
         env = registry.make("openenv", options | {"url": url}, transcript="native")
         env.reset(game())
         assert act(env, call("act", '{"guess": "7"}')).step.success
 
 
 def test_the_calls_of_a_reply_are_sent_one_after_the_other() -> None:
-    with served(tools=True) as (guessing, url):
+    with serve(tools=True) as (guessing, url):
         options = {"url": url, "train": "0-8", "test": "9", "success": "reward >= 1"}
         env = registry.make("openenv", options, transcript="native")
         env.reset(game())
@@ -375,14 +377,14 @@ def test_the_calls_of_a_reply_are_sent_one_after_the_other() -> None:
         assert "there is no such tool; there are guess" in results[1]
         assert results[2:] == ("Right.", NOT_MADE_RESULT)
         assert (step.valid, step.reward, step.success, step.terminated) == (False, 1.0, True, True)
-        told = [message["data"] for seen in guessing.seen for message in seen if message["type"] == "step"]
-        sent = [message["arguments"] for message in told if message["type"] == "call_tool"]
-        assert sent == [{"number": 3}, {"number": 7}]
+        requests = [message["data"] for messages in guessing.seen for message in messages if message["type"] == "step"]
+        arguments = [message["arguments"] for message in requests if message["type"] == "call_tool"]
+        assert arguments == [{"number": 3}, {"number": 7}]
         env.reset(game())
-        first = act(env, low + low).step
-        again = registry.make("openenv", options, transcript="native")
-        restore_state(again, game(), [first])
-        assert act(again, right).step.success
+        first_step = act(env, low + low).step
+        fresh_env = registry.make("openenv", options, transcript="native")
+        restore_state(fresh_env, game(), [first_step])
+        assert act(fresh_env, right).step.success
 
 
 def call(name: str, arguments: str) -> str:
@@ -405,7 +407,7 @@ def test_wrong_options_are_told(options: dict[str, Any], said: str) -> None:
 
 
 def test_an_address_of_something_else_is_told() -> None:
-    with served() as (_, url):
+    with serve() as (_, url):
         with pytest.raises(EnvironmentServerError, match=r"answered 40.: this is no OpenEnv server"):
             client(f"{url}/elsewhere").reset(game())
         with pytest.raises(EnvironmentServerError, match="has the fields guess, metadata, and no word"):

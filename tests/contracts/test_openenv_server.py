@@ -39,7 +39,7 @@ LINES = {"train": [line_instance(index) for index in range(4)], "test": [line_in
 
 
 @contextmanager
-def served(make: Callable[[], Environment] = Line, **settings: Any) -> Iterator[str]:
+def serve(make: Callable[[], Environment] = Line, **settings: Any) -> Iterator[str]:
     with running(app(make, "line", LINES, **settings), sockets=True) as url:
         yield url
 
@@ -50,12 +50,12 @@ def ask(socket: Connection, kind: str, data: Any = None) -> dict[str, Any]:
     return answer
 
 
-def joined(url: str, query: str = "") -> Connection:
+def open_socket(url: str, query: str = "") -> Connection:
     return connect(f"{url.replace('http', 'ws')}/ws{query}", proxy=None)
 
 
 def test_an_episode_on_the_wire() -> None:
-    with served() as url, joined(url) as socket:
+    with serve() as url, open_socket(url) as socket:
         begun = ask(socket, "reset", {"split": "train", "index": 0, "episode_id": "e"})
         where = {"split": "train", "index": 0}
         text = {"text": "The goal is 2 to the right.", "instruction": "Walk right to the goal.", "step_limit": 10}
@@ -94,11 +94,11 @@ def test_an_episode_on_the_wire() -> None:
     ],
 )
 def test_rewards_sum_to_that_of_the_episode_which_ends_by_itself(actions: list[str], rewards: list[float]) -> None:
-    with served() as url, joined(url) as socket:
+    with serve() as url, open_socket(url) as socket:
         ask(socket, "reset", {"seed": 5})
-        told = [ask(socket, "step", {"reply": f"Action: {action}"})["data"] for action in actions]
-        assert [answer["reward"] for answer in told] == rewards
-        assert [answer["done"] for answer in told] == [False] * (len(actions) - 1) + [True]
+        answers = [ask(socket, "step", {"reply": f"Action: {action}"})["data"] for action in actions]
+        assert [answer["reward"] for answer in answers] == rewards
+        assert [answer["done"] for answer in answers] == [False] * (len(actions) - 1) + [True]
 
 
 class Broken(Line):
@@ -116,29 +116,29 @@ class Broken(Line):
     ("action", "said"), [("stop", "The world broke: ZeroDivision"), ("look", "The simulator is g")]
 )
 def test_a_fault_is_an_error_and_the_episode_is_lost(action: str, said: str) -> None:
-    with served(Broken) as url, joined(url) as socket:
+    with serve(Broken) as url, open_socket(url) as socket:
         ask(socket, "reset", {"seed": 0})
-        told = ask(socket, "step", {"reply": action})
-        assert (told["type"], told["data"]["code"]) == ("error", "EXECUTION_ERROR")
-        assert told["data"]["message"].startswith(said)
+        answer = ask(socket, "step", {"reply": action})
+        assert (answer["type"], answer["data"]["code"]) == ("error", "EXECUTION_ERROR")
+        assert answer["data"]["message"].startswith(said)
         assert "the episode was lost" in ask(socket, "step", {"reply": "right"})["data"]["message"]
         assert ask(socket, "reset", {"seed": 0})["type"] == "observation"
 
 
 def test_each_client_has_a_place_and_no_more_than_there_are() -> None:
-    with served(max_slots=2) as url, joined(url) as one:
-        ask(one, "reset", {"seed": 0})
-        with joined(url) as two, joined(url) as three:
-            ask(two, "reset", {"seed": 1})
-            assert [ask(one, "step", {"reply": "right"})["data"]["observation"]["text"] for _ in range(2)][-1] == (
+    with serve(max_slots=2) as url, open_socket(url) as first:
+        ask(first, "reset", {"seed": 0})
+        with open_socket(url) as second, open_socket(url) as third:
+            ask(second, "reset", {"seed": 1})
+            assert [ask(first, "step", {"reply": "right"})["data"]["observation"]["text"] for _ in range(2)][-1] == (
                 "You are at 2."
             )
-            assert ask(two, "state")["data"]["step_count"] == 0
-            told = json.loads(three.recv(timeout=60))["data"]
-            assert (told["code"], told["active_sessions"], told["max_sessions"]) == ("CAPACITY_REACHED", 2, 2)
+            assert ask(second, "state")["data"]["step_count"] == 0
+            error = json.loads(third.recv(timeout=60))["data"]
+            assert (error["code"], error["active_sessions"], error["max_sessions"]) == ("CAPACITY_REACHED", 2, 2)
             with pytest.raises(ConnectionClosed):
-                three.recv(timeout=60)
-    with served(idle_s=0.1) as url, joined(url) as socket:
+                third.recv(timeout=60)
+    with serve(idle_s=0.1) as url, open_socket(url) as socket:
         with pytest.raises(ConnectionClosed):
             socket.recv(timeout=60)
         assert socket.close_code == 1001
@@ -157,10 +157,10 @@ class Slow(Line):
 
 
 def test_a_world_that_blocks_keeps_nobody_waiting() -> None:
-    with served(Slow) as url, ThreadPoolExecutor(10) as pool:
+    with serve(Slow) as url, ThreadPoolExecutor(10) as pool:
 
         def play(_: int) -> float:
-            with joined(url) as socket:
+            with open_socket(url) as socket:
                 ask(socket, "reset", {"seed": 0})
                 began = time.monotonic()
                 ask(socket, "step", {"reply": "right"})
@@ -174,11 +174,11 @@ def test_what_cannot_be_made_is_told_and_takes_no_place() -> None:
     def broken() -> Environment:
         raise EnvironmentFault("there is no simulator")
 
-    with served(broken, max_slots=1) as url:
+    with serve(broken, max_slots=1) as url:
         for _ in range(2):
-            with joined(url) as socket:
-                told = json.loads(socket.recv(timeout=60))["data"]
-                assert told == {"code": "FACTORY_ERROR", "message": "The world cannot be made: there is no simulator."}
+            with open_socket(url) as socket:
+                error = json.loads(socket.recv(timeout=60))["data"]
+                assert error == {"code": "FACTORY_ERROR", "message": "The world cannot be made: there is no simulator."}
 
 
 WRONG: Mapping[str, tuple[Any, str, str]] = {
@@ -197,31 +197,31 @@ WRONG: Mapping[str, tuple[Any, str, str]] = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_message_gets_a_sentence_and_the_connection_lives(what: str) -> None:
-    message, code, said = WRONG[what]
-    with served() as url, joined(url) as socket:
+    message, code, part = WRONG[what]
+    with serve() as url, open_socket(url) as socket:
         socket.send(message if isinstance(message, str) else json.dumps(message))
-        told = json.loads(socket.recv(timeout=60))
-        assert (told["type"], told["data"]["code"]) == ("error", code)
-        assert said in told["data"]["message"]
+        answer = json.loads(socket.recv(timeout=60))
+        assert (answer["type"], answer["data"]["code"]) == ("error", code)
+        assert part in answer["data"]["message"]
         assert ask(socket, "reset", {"seed": 1})["type"] == "observation"
-        wrong = ask(socket, "step", {"text": "right"})["data"]
-        assert wrong["code"] == "VALIDATION_ERROR"
+        error = ask(socket, "step", {"text": "right"})["data"]
+        assert error["code"] == "VALIDATION_ERROR"
         assert ask(socket, "step", {"reply": "right"})["type"] == "observation"
 
 
 def test_what_no_client_of_ours_sends_is_refused() -> None:
-    with served() as url:
-        with joined(url) as socket:
+    with serve() as url:
+        with open_socket(url) as socket:
             socket.send("[1]")
             assert json.loads(socket.recv(timeout=60))["data"]["code"] == "SESSION_ERROR"
             with pytest.raises(ConnectionClosed):
                 socket.recv(timeout=60)
-        with joined(url, "?session_id=x") as socket:
+        with open_socket(url, "?session_id=x") as socket:
             assert json.loads(socket.recv(timeout=60))["data"]["code"] == "SESSION_ERROR"
         # A page of any site may open a WebSocket to this machine.
         with pytest.raises(InvalidStatus, match="403"):
             connect(f"{url.replace('http', 'ws')}/ws", origin="http://elsewhere.example", proxy=None)  # type: ignore[arg-type]
-        with joined(url) as socket:
+        with open_socket(url) as socket:
             with suppress(ConnectionClosed):
                 socket.send("x" * 2**21)
             with pytest.raises(ConnectionClosed):
@@ -229,7 +229,7 @@ def test_what_no_client_of_ours_sends_is_refused() -> None:
 
 
 def test_http_is_what_openenv_validates_and_lists_the_tasks() -> None:
-    with served() as url, httpx.Client(base_url=url) as http:
+    with serve() as url, httpx.Client(base_url=url) as http:
         assert http.get("/health").json() == {"status": "healthy"}
         assert http.get("/openapi.json").json()["info"]["version"].startswith("1.")
         assert {"/reset", "/step", "/state"} <= http.get("/openapi.json").json()["paths"].keys()
@@ -241,8 +241,8 @@ def test_http_is_what_openenv_validates_and_lists_the_tasks() -> None:
         assert http.get("/LINE/splits").json() == splits
         assert http.post("/line/num_tasks", json={"split": "train"}).json() == {"num_tasks": 4}
         assert http.post("/line/task", json={"split": "test", "index": 0}).json()["task"]["split"] == "test"
-        ranged = http.post("/line/task_range", json={"split": "train", "start": 1, "stop": 3}).json()["tasks"]
-        assert [task["index"] for task in ranged] == [1, 2]
+        tasks = http.post("/line/task_range", json={"split": "train", "start": 1, "stop": 3}).json()["tasks"]
+        assert [task["index"] for task in tasks] == [1, 2]
         assert http.post("/reset", json={"seed": 1}).json()["observation"]["step_limit"] == 10
         for path, body, status in (
             ("/line/task", {"split": "test", "index": 1}, 422),
@@ -255,11 +255,11 @@ def test_http_is_what_openenv_validates_and_lists_the_tasks() -> None:
 
 
 def episode(env: Environment, instance: Instance, actions: list[str]) -> list[Any]:
-    told: list[Any] = [env.reset(instance)]
+    outcomes: list[Any] = [env.reset(instance)]
     for action in actions:
         observation, reward, terminated, _, info = env.step(action)
-        told.append((observation, reward, terminated, info["success"], info.get("valid")))
-    return told
+        outcomes.append((observation, reward, terminated, info["success"], info.get("valid")))
+    return outcomes
 
 
 def test_episodes_of_textcraft_are_those_in_the_process() -> None:
@@ -269,11 +269,11 @@ def test_episodes_of_textcraft_are_those_in_the_process() -> None:
         env = OpenEnv(url=url, success="success", observation="{text}")
         assert not env.flaws()
         for split, position in (("train", 0), ("train", 200), ("test", 50)):
-            here, there = splits[split][position], env.instances(split)[position]
-            actions = ["inventory", "get 0 nonsense", *map(native.parse, native.expert(here) or ())]
-            told = episode(env, there, actions)
-            assert [step[:4] for step in told] == [step[:4] for step in episode(native, here, actions)]
-            assert told[-1][1:4] == (1.0, True, True)
+            native_instance, remote_instance = splits[split][position], env.instances(split)[position]
+            actions = ["inventory", "get 0 nonsense", *map(native.parse, native.expert(native_instance) or ())]
+            steps = episode(env, remote_instance, actions)
+            assert [step[:4] for step in steps] == [step[:4] for step in episode(native, native_instance, actions)]
+            assert steps[-1][1:4] == (1.0, True, True)
         env.close()
 
 
@@ -283,12 +283,16 @@ def test_a_graded_reward_is_that_of_the_last_step() -> None:
     (gold, *_) = world.problem(splits["train"][0]).golds
     with running(app(lambda: Reasoning(questions=["numbers"]), "reasoning", splits), sockets=True) as url:
         for answer, reward in ((gold, 1.0), ("nothing", 0.0)):
-            with joined(url) as socket:
+            with open_socket(url) as socket:
                 ask(socket, "reset", {"split": "train", "index": 0})
-                told = ask(socket, "step", {"reply": f"<think>hm</think>\n<answer>\\boxed{{{answer}}}</answer>"})[
+                result = ask(socket, "step", {"reply": f"<think>hm</think>\n<answer>\\boxed{{{answer}}}</answer>"})[
                     "data"
                 ]
-                assert (told["reward"], told["done"], told["observation"]["success"]) == (reward, True, reward > 0)
+                assert (result["reward"], result["done"], result["observation"]["success"]) == (
+                    reward,
+                    True,
+                    reward > 0,
+                )
 
 
 # Bad input.
@@ -314,18 +318,18 @@ def bear(url: str, messages: list[str], bodies: list[tuple[str, str]]) -> int:
     answers, each of which is what was asked for or a sentence.
     """
     answers = 0
-    socket = joined(url)
+    socket = open_socket(url)
     for message in messages:
         socket.send(message)
-        told = json.loads(socket.recv(timeout=60))
+        reply = json.loads(socket.recv(timeout=60))
         answers += 1
-        assert told["type"] in ("error", "observation", "state", "mcp"), told
-        if told["type"] == "error":
-            sentence(told["data"]["message"])
-            if told["data"]["code"] == "SESSION_ERROR":
+        assert reply["type"] in ("error", "observation", "state", "mcp"), reply
+        if reply["type"] == "error":
+            sentence(reply["data"]["message"])
+            if reply["data"]["code"] == "SESSION_ERROR":
                 with pytest.raises(ConnectionClosed):
                     socket.recv(timeout=60)
-                socket = joined(url)
+                socket = open_socket(url)
     assert ask(socket, "reset", {"index": 0})["type"] == "observation"
     assert ask(socket, "step", {"reply": "right"})["data"]["observation"]["text"] == "You are at 1."
     socket.close()
@@ -346,10 +350,10 @@ def sentence(text: str) -> None:
     assert len(text) < 500
 
 
-def fuzzed(examples: int) -> int:
+def fuzz(examples: int) -> int:
     """Return how many requests got an answer, of so many examples of about ten each."""
     answers = 0
-    with served() as url:
+    with serve() as url:
 
         @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
         @given(
@@ -365,14 +369,14 @@ def fuzzed(examples: int) -> int:
 
 @pytest.mark.slow
 def test_bad_input_gets_one_sentence() -> None:
-    assert fuzzed(40) > 200
+    assert fuzz(40) > 200
 
 
 @pytest.mark.long
 def test_ten_thousand_bad_requests_get_one_sentence_each() -> None:
     answers = 0
     while answers < 10_000:
-        answers += fuzzed(400)
+        answers += fuzz(400)
 
 
 # Kills.
@@ -394,7 +398,7 @@ def textcraft(port: int) -> Iterator[subprocess.Popen[str]]:
         process.stdout.close()
 
 
-def killed(episodes: int, kills: int) -> tuple[int, int]:
+def play_with_kills(episodes: int, kills: int) -> tuple[int, int]:
     """Play episodes in four threads on a server that is killed so many times; return how many
     differ from those in the process, and how many steps there were.
     """
@@ -405,18 +409,18 @@ def killed(episodes: int, kills: int) -> tuple[int, int]:
     def play(number: int) -> bool:
         split = ("train", "test")[number % 2]
         position = number % len(splits[split])
-        here = splits[split][position]
+        instance = splits[split][position]
         # The server ends an episode with its twentieth step, the process does not.
-        actions = ["inventory", *map(native.parse, TextCraft().expert(here) or ())][:19]
+        actions = ["inventory", *map(native.parse, TextCraft().expert(instance) or ())][:19]
         world = OpenEnv(
             url=f"http://127.0.0.1:{port}", success="success", observation="{text}", patience_s=600, timeout_s=300
         )
-        told = episode(world, world.instances(split)[position], actions)
+        outcomes = episode(world, world.instances(split)[position], actions)
         world.close()
         with lock:
             done[0] += 1
             steps[0] += len(actions)
-        return [step[:4] for step in told] == [step[:4] for step in episode(TextCraft(), here, actions)]
+        return [step[:4] for step in outcomes] == [step[:4] for step in episode(TextCraft(), instance, actions)]
 
     def kill() -> None:
         for round_ in range(kills + 1):
@@ -442,12 +446,12 @@ def killed(episodes: int, kills: int) -> tuple[int, int]:
 
 @pytest.mark.slow
 def test_no_episode_is_lost_or_changed_by_kills() -> None:
-    assert killed(24, 2)[0] == 0
+    assert play_with_kills(24, 2)[0] == 0
 
 
 @pytest.mark.long
 def test_a_thousand_episodes_and_ten_kills() -> None:
-    differing, steps = killed(1000, 10)
+    differing, steps = play_with_kills(1000, 10)
     sys.stderr.write(f"1,000 episodes of {steps:,} steps, ten kills: {differing} differ\n")
     assert differing == 0
 

@@ -29,11 +29,11 @@ def of_expert(env: Environment, instance: Instance) -> list[str]:
 @pytest.mark.slow
 def test_textcraft_tells_its_state() -> None:
     envs = TextCraft(), TextCraft()
-    found = StatePairs()
+    counts = StatePairs()
     for instance in envs[0].instances("train")[::60]:
-        found += state_pairs(envs, instance, [*of_expert(envs[0], instance), "inventory"], num_episodes=20)
-    assert found.pairs > 500
-    assert found.elsewhere == 0, found.example
+        counts += state_pairs(envs, instance, [*of_expert(envs[0], instance), "inventory"], num_episodes=20)
+    assert counts.pairs > 500
+    assert counts.elsewhere == 0, counts.example
 
 
 @pytest.mark.slow
@@ -42,15 +42,15 @@ def test_webshop_tells_its_state(tmp_path: Path) -> None:
 
     def clicks(env: Environment) -> list[str]:
         assert isinstance(env, WebShop)
-        shown = buttons(env.shop.catalogue, env._visit)
-        return [*(f"click[{button}]" for button in shown), *searches]
+        labels = buttons(env.shop.catalogue, env._visit)
+        return [*(f"click[{button}]" for button in labels), *searches]
 
-    found = StatePairs()
+    counts = StatePairs()
     for instance in envs[0].instances("train")[::200]:
         searches = [action for action in of_expert(envs[0], instance) if not action.startswith("click")]
-        found += state_pairs(envs, instance, clicks, num_episodes=10)
-    assert found.pairs > 500
-    assert found.elsewhere == 0, found.example
+        counts += state_pairs(envs, instance, clicks, num_episodes=10)
+    assert counts.pairs > 500
+    assert counts.elsewhere == 0, counts.example
 
 
 @pytest.mark.slow
@@ -63,23 +63,23 @@ def test_alfworld_tells_its_state(tmp_path: Path) -> None:
         assert isinstance(env, AlfWorld)
         return [*env._current_game().commands, NONSENSE]
 
-    found = StatePairs()
+    counts = StatePairs()
     for instance in envs[0].instances("train")[:3]:
-        found += state_pairs(envs, instance, commands, num_episodes=10, max_steps=30)
-    assert found.pairs > 300
-    assert found.elsewhere == 0, found.example
+        counts += state_pairs(envs, instance, commands, num_episodes=10, max_steps=30)
+    assert counts.pairs > 300
+    assert counts.elsewhere == 0, counts.example
 
 
 @pytest.mark.slow
 def test_sciworld_tells_its_state() -> None:
     envs = SciWorld(), SciWorld()
-    found = StatePairs()
+    counts = StatePairs()
     for task in ("boil", "power-component"):
         instance = Instance(environment="sciworld", split="train", index=first_numbers("agentgym")[task])
         actions = [*of_expert(envs[0], instance), "look around", "inventory", "wait1", "go to hallway"]
-        found += state_pairs(envs, instance, actions, num_episodes=4, max_steps=15)
-    assert found.pairs > 30
-    assert found.elsewhere <= MAX_DIFFERENT_SHARE * found.pairs, found.example
+        counts += state_pairs(envs, instance, actions, num_episodes=4, max_steps=15)
+    assert counts.pairs > 30
+    assert counts.elsewhere <= MAX_DIFFERENT_SHARE * counts.pairs, counts.example
 
 
 class Vague(TextCraft):
@@ -91,12 +91,12 @@ class Vague(TextCraft):
 
 @pytest.mark.slow
 def test_a_state_that_leaves_out_what_matters_is_told() -> None:
-    found: list[StatePairs] = []
-    faults = check(Vague, instances_per_split=2, on_states=found.append)
+    counts: list[StatePairs] = []
+    faults = check(Vague, instances_per_split=2, on_states=counts.append)
     assert {fault.rule for fault in faults} == {"state"}
-    assert found[0].elsewhere > MAX_DIFFERENT_SHARE * found[0].pairs
+    assert counts[0].elsewhere > MAX_DIFFERENT_SHARE * counts[0].pairs
     assert faults[0].detail.startswith(
-        f"{found[0].pairs:,} pairs of equal state and action, {found[0].elsewhere:,} led"
+        f"{counts[0].pairs:,} pairs of equal state and action, {counts[0].elsewhere:,} led"
     )
     assert ", such as textcraft/" in faults[0].detail
 
@@ -108,9 +108,9 @@ def test_what_rarely_leads_elsewhere_is_no_violation() -> None:
 
 
 def test_a_world_without_a_state_is_not_asked() -> None:
-    found: list[StatePairs] = []
-    assert check(CombinationLock, instances_per_split=1, on_states=found.append) == ()
-    assert found == []
+    counts: list[StatePairs] = []
+    assert check(CombinationLock, instances_per_split=1, on_states=counts.append) == ()
+    assert counts == []
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_a_world_without_a_state_is_not_asked() -> None:
 def test_the_doctor_counts_states(kind: type[TextCraft], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_FACTORY_BY_NAME", {"world": kind})
     monkeypatch.setattr(registry, "entry_points", lambda **_: [SimpleNamespace(name="world")])
-    (found,) = diagnose("world", {})
-    assert (found["status"] == "broken") is (kind is Vague)
-    assert set(found["states"]) == {"pairs", "elsewhere"}
-    assert re.fullmatch(told, found["detail"]), found["detail"]
+    (report,) = diagnose("world", {})
+    assert (report["status"] == "broken") is (kind is Vague)
+    assert set(report["states"]) == {"pairs", "elsewhere"}
+    assert re.fullmatch(told, report["detail"]), report["detail"]

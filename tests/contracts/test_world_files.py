@@ -116,8 +116,8 @@ def run_of(tiny_model_dir: Path, tmp_path: Path) -> Callable[[str, dict[str, Any
 
 
 def test_every_world_has_files_here() -> None:
-    shipped = distribution(DISTRIBUTION).entry_points.select(group=registry.ENTRY_POINT_GROUP)
-    assert set(WORLDS) == {world.name for world in shipped}
+    entry_points = distribution(DISTRIBUTION).entry_points.select(group=registry.ENTRY_POINT_GROUP)
+    assert set(WORLDS) == {world.name for world in entry_points}
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -131,35 +131,35 @@ def test_a_file_that_changes_makes_another_run(
     folder = tmp_path / "data"
     folder.mkdir()
     options = WORLDS[world](folder)
-    first, files = run_of(world, options), list(_files(folder))
-    assert run_of(world, options) == first
+    run, files = run_of(world, options), list(_files(folder))
+    assert run_of(world, options) == run
     for path in files:
         before, times = path.read_bytes(), path.stat()
         # Of the same length, with the same time of modification.
         path.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-        assert run_of(world, options) != first, f"{path} is no part of the run"
+        assert run_of(world, options) != run, f"{path} is no part of the run"
         path.write_bytes(before)
-        assert run_of(world, options) == first, f"the content of {path} is back"
+        assert run_of(world, options) == run, f"the content of {path} is back"
 
 
 @pytest.mark.parametrize("world", ["textcraft", "agentgym-textcraft", "reasoning", "webshop"])
 def test_shipped_files_are_in_no_id_until_they_change(
     world: str, tmp_path: Path, run_of: Callable[[str, dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = run_of(world, {})
-    shipped = world_paths(parse({"name": "r", "model": {"path": "m"}, "environment": {"name": world}}))
-    assert shipped
-    assert set(shipped) <= set(SHIPPED_SHA256)
+    run = run_of(world, {})
+    paths = world_paths(parse({"name": "r", "model": {"path": "m"}, "environment": {"name": world}}))
+    assert paths
+    assert set(paths) <= set(SHIPPED_SHA256)
     elsewhere = tmp_path / "data"
-    for name, path in shipped.items():
-        there = elsewhere / Path(name).relative_to("data")
-        there.parent.mkdir(parents=True, exist_ok=True)
-        (shutil.copytree if Path(path).is_dir() else shutil.copy)(path, there)
+    for name, path in paths.items():
+        target = elsewhere / Path(name).relative_to("data")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if Path(path).is_dir() else shutil.copy)(path, target)
     monkeypatch.setattr(system, "DATA_ROOTS", (elsewhere,))
     monkeypatch.setattr(registry, "DATA_ROOTS", (elsewhere,))
-    assert run_of(world, {}) == known, "an installed package has them elsewhere"
-    ids = {known}
+    assert run_of(world, {}) == run, "an installed package has them elsewhere"
+    ids = {run}
     for file in _files(elsewhere):
         file.write_bytes(file.read_bytes() + b"\n")
         ids.add(run_of(world, {}))
@@ -183,9 +183,9 @@ def test_a_run_of_questions_keeps_its_id(tmp_path: Path) -> None:
     file = tmp_path / "q.jsonl"
     file.write_text("{}", encoding="utf-8")
     options = {"questions": [str(file), "numbers"], "corpus": f"{tmp_path}/./q.jsonl"}
-    asked = recipe("reasoning", options, tmp_path, tmp_path)
+    run_recipe = recipe("reasoning", options, tmp_path, tmp_path)
     digest = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
-    assert input_files(asked) == {str(file): digest, f"{tmp_path}/./q.jsonl": digest}
+    assert input_files(run_recipe) == {str(file): digest, f"{tmp_path}/./q.jsonl": digest}
 
 
 @pytest.fixture
@@ -194,14 +194,14 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     millisecond.
     """
     names: list[str] = []
-    own = file_sha256
+    original = file_sha256
 
-    def read(file: Path) -> str:
+    def recorded_sha256(file: Path) -> str:
         names.append(file.name)
-        return own(file)
+        return original(file)
 
     monkeypatch.setattr(system, "_MIN_CACHED_BYTES", 0)
-    monkeypatch.setattr(system, "file_sha256", read)
+    monkeypatch.setattr(system, "file_sha256", recorded_sha256)
     return names
 
 
@@ -214,16 +214,16 @@ def test_a_large_folder_is_read_once(tmp_path: Path, hashed: list[str], monkeypa
     folder.mkdir()
     for name in ("a", "b"):
         folder.joinpath(name).write_text(name, encoding="utf-8")
-    first = content_sha256(folder, cache)
-    assert content_sha256(folder, cache) == first
+    digest = content_sha256(folder, cache)
+    assert content_sha256(folder, cache) == digest
     assert hashed == ["a", "b"] * 2, "what is young is read again"
     _old(monkeypatch)
-    assert content_sha256(folder, cache) == first
+    assert content_sha256(folder, cache) == digest
     del hashed[:]
-    assert content_sha256(folder, cache) == first
+    assert content_sha256(folder, cache) == digest
     assert hashed == []
-    moved = folder.rename(tmp_path / "moved")
-    assert content_sha256(moved, cache) == first
+    target = folder.rename(tmp_path / "moved")
+    assert content_sha256(target, cache) == digest
 
 
 def test_no_other_content_is_taken_for_a_known_one(
@@ -252,11 +252,11 @@ def test_no_other_content_is_taken_for_a_known_one(
         os.utime(file, ns=(5, 5))
 
     write("one")
-    known = {content_sha256(file, cache)}
+    digests = {content_sha256(file, cache)}
     for number, change in enumerate((write, replace, link, write), start=1):
         change(f"t{number}o")
-        known.add(content_sha256(file, cache))
-        assert len(known) == number + 1, change
+        digests.add(content_sha256(file, cache))
+        assert len(digests) == number + 1, change
 
 
 @pytest.mark.parametrize("content", ["", "[", "[]", "{}", '{".": []}'])
@@ -266,12 +266,12 @@ def test_a_damaged_memory_is_made_anew(
     _old(monkeypatch)
     file, cache = tmp_path / "file", tmp_path / "cache"
     file.write_text("one", encoding="utf-8")
-    first = content_sha256(file, cache)
+    digest = content_sha256(file, cache)
     (memory,) = (cache / "hashes").iterdir()
-    kept = memory.read_text(encoding="utf-8")
+    text = memory.read_text(encoding="utf-8")
     memory.write_text(content, encoding="utf-8")
-    assert content_sha256(file, cache) == first
-    assert memory.read_text(encoding="utf-8") == kept
+    assert content_sha256(file, cache) == digest
+    assert memory.read_text(encoding="utf-8") == text
 
 
 def test_links_in_a_folder_are_followed_and_may_go_round(tmp_path: Path) -> None:
@@ -282,6 +282,6 @@ def test_links_in_a_folder_are_followed_and_may_go_round(tmp_path: Path) -> None
     folder.joinpath("linked").symlink_to(beside)
     folder.joinpath("back").symlink_to(folder)
     folder.joinpath("nowhere").symlink_to(tmp_path / "missing")
-    first = content_sha256(folder, tmp_path / "cache")
+    digest = content_sha256(folder, tmp_path / "cache")
     beside.joinpath("file").write_text("two", encoding="utf-8")
-    assert content_sha256(folder, tmp_path / "cache") != first
+    assert content_sha256(folder, tmp_path / "cache") != digest

@@ -68,11 +68,11 @@ def test_a_thread_keeps_its_connection_and_shares_it_with_none(ports: Ports) -> 
     def ask() -> int:
         return int(server.post("/", {}))
 
-    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+    with ThreadPoolExecutor(1) as first_pool, ThreadPoolExecutor(1) as second_pool:
         # One after the other: a pool would give the second thread the connection of the first.
-        first, second = one.submit(ask).result(), other.submit(ask).result()
+        first, second = first_pool.submit(ask).result(), second_pool.submit(ask).result()
         assert first != second
-        assert (one.submit(ask).result(), other.submit(ask).result()) == (first, second)
+        assert (first_pool.submit(ask).result(), second_pool.submit(ask).result()) == (first, second)
 
 
 def test_the_connection_of_a_thread_ends_with_it(ports: Ports) -> None:
@@ -110,7 +110,7 @@ class Endless(BaseHTTPRequestHandler):
 def test_an_answer_is_neither_larger_nor_later_than_allowed(path: str, error: type[Exception], said: str) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        began = time.monotonic()
+        start = time.monotonic()
         with pytest.raises(error, match=said):
             Connection(
                 f"http://127.0.0.1:{server.server_port}",
@@ -118,7 +118,7 @@ def test_an_answer_is_neither_larger_nor_later_than_allowed(path: str, error: ty
                 patience_s=0,
                 answer_mib=1,
             ).post(path, {})
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - start < 2
         server.shutdown()
 
 

@@ -177,9 +177,9 @@ def test_errors_come_in_the_style_of_the_family() -> None:
         assert client.post("/close", json={"id": 999}).json() is False
         assert client.get("/observation").status_code == 422
 
-        made = client.post("/create", json={}).json()
-        key = {"id": made["id"]}
-        assert made["observation"].startswith("The goal is")
+        answer = client.post("/create", json={}).json()
+        key = {"id": answer["id"]}
+        assert answer["observation"].startswith("The goal is")
         assert client.post("/reset", json=key | {"data_idx": 77}).json() == {"error": "The data_idx 77 is not served."}
         assert client.post("/reset", json=key | {"data_idx": 1}).json()["observation"] == "The goal is 3 to the right."
         assert client.post("/step", json=key | {"action": "right"}).json()["observation"] == "You are at 1."
@@ -188,7 +188,7 @@ def test_errors_come_in_the_style_of_the_family() -> None:
         assert client.post("/close", json=key).json() is True
         assert client.post("/close", json=key).json() is False
         assert client.post("/step", json=key | {"action": "right"}).json() == {
-            "error": f"The id {made['id']} is not valid."
+            "error": f"The id {answer['id']} is not valid."
         }
 
     with TestClient(app(Line, WIRE_FORMATS["webshop"], LINES)) as client:
@@ -196,8 +196,8 @@ def test_errors_come_in_the_style_of_the_family() -> None:
         unready = client.post("/step", json={"env_idx": env_idx, "action": "look"})
         assert (unready.status_code, "was never reset" in unready.text) == (500, True)
         assert client.post("/reset", json={"env_idx": env_idx, "session_id": 0}).json()[1] is None
-        stepped = client.post("/step", json={"env_idx": env_idx, "action": "look"}).json()
-        assert stepped == {"state": "You are at 0.", "reward": 0.0, "done": False, "truncated": False, "info": None}
+        step = client.post("/step", json={"env_idx": env_idx, "action": "look"}).json()
+        assert step == {"state": "You are at 0.", "reward": 0.0, "done": False, "truncated": False, "info": None}
 
 
 @pytest.mark.parametrize("path", ["/create", "/reset", "/step", "/close"])
@@ -216,20 +216,22 @@ def test_errors_come_in_the_style_of_the_family() -> None:
 )
 def test_what_is_no_request_is_answered_as_such(path: str, body: bytes) -> None:
     with TestClient(app(Line, WIRE_FORMATS["textcraft"], LINES)) as client:
-        told = client.post(path, content=body)
-        if path == "/create" and told.status_code == 200:
+        response = client.post(path, content=body)
+        if path == "/create" and response.status_code == 200:
             # It has no field that could be wrong.
             return
-        assert told.status_code == 422
-        assert told.json()["detail"][0]["msg"]
-        assert len(told.content) < 1000
+        assert response.status_code == 422
+        assert response.json()["detail"][0]["msg"]
+        assert len(response.content) < 1000
 
 
 def test_ids_are_taken_as_strings_and_a_reset_needs_no_number() -> None:
     with TestClient(app(Line, WIRE_FORMATS["textcraft"], LINES)) as client:
         key = {"id": str(client.post("/create", json={}).json()["id"])}
-        begun = [client.post("/reset", json=key | more).json()["observation"] for more in ({}, {"data_idx": None})]
-        assert begun == ["The goal is 2 to the right."] * 2
+        observations = [
+            client.post("/reset", json=key | more).json()["observation"] for more in ({}, {"data_idx": None})
+        ]
+        assert observations == ["The goal is 2 to the right."] * 2
         assert (
             client.post("/reset", json=key | {"data_idx": "1"}).json()["observation"] == "The goal is 3 to the right."
         )
@@ -259,19 +261,19 @@ def test_a_graded_world_is_served_with_the_reward_of_its_grader() -> None:
 
 
 def test_idle_environments_are_closed_and_ids_are_not_used_again() -> None:
-    made: list[Line] = []
+    lines: list[Line] = []
 
     def make() -> Line:
-        made.append(Line())
-        return made[-1]
+        lines.append(Line())
+        return lines[-1]
 
     pool = SlotPool(make, WIRE_FORMATS["sciworld"], LINES, idle_s=0)
     first, second = (pool.create({})["id"] for _ in range(2))
 
-    assert [line.closed for line in made] == [True, False]
+    assert [line.closed for line in lines] == [True, False]
     assert pool.ids() == [second] == [first + 1]
     pool.close_all()
-    assert made[1].closed
+    assert lines[1].closed
 
 
 class Network(httpx.BaseTransport):

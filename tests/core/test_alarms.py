@@ -147,7 +147,7 @@ EVALUATE = replace(CRITIQUE, name="evaluate", roles=("actor",))
 EXPLORE = replace(CRITIQUE, name="explore", roles=("actor",), gathers=True)
 
 
-class Heard(list[Alarm]):
+class AlarmLog(list[Alarm]):
     """The alarms that people were told of."""
 
     @property
@@ -155,7 +155,7 @@ class Heard(list[Alarm]):
         return [alarm.name for alarm in self]
 
 
-def begun(folder: Path, heard: Heard, *overrides: str) -> RunContext:
+def start_context(folder: Path, heard: AlarmLog, *overrides: str) -> RunContext:
     """Return the workplace of a run whose first two iterations have begun."""
     server = {"backend": "openai", "server": {"model": "m", "base_url": "http://nowhere/v1"}}
     recipe = parse({"name": "r", "model": server}, overrides)
@@ -173,12 +173,12 @@ def answer(ctx: RunContext, iteration: int, replies: Sequence[str], *, cut: int 
     for number, reply in enumerate(replies):
         key = f"{iteration}-{number}"
         ending: FinishReason = "length" if number < cut else "stop"
-        spoken_as = Generation(text=reply, token_ids=(1,), finish_reason=ending, prompt_tokens=1, completion_tokens=1)
-        spoken = Step(reply=reply, action="go", observation="seen", reward=0.0, token_ids=(1,), finish_reason=ending)
+        generation = Generation(text=reply, token_ids=(1,), finish_reason=ending, prompt_tokens=1, completion_tokens=1)
+        step = Step(reply=reply, action="go", observation="seen", reward=0.0, token_ids=(1,), finish_reason=ending)
         episode = Trajectory(
             instance=Instance(environment="toy", split="train", index=number),
             first_observation="Start.",
-            steps=(spoken,),
+            steps=(step,),
             reward=0.0,
             success=False,
             stop=StopReason.STEP_LIMIT,
@@ -189,7 +189,7 @@ def answer(ctx: RunContext, iteration: int, replies: Sequence[str], *, cut: int 
                 episode,
                 source="rollout",
                 iteration_id=ctx.iteration_id(iteration),
-                draws={0: Draw(seed=1, number=0, generation=spoken_as)},
+                draws={0: Draw(seed=1, number=0, generation=generation)},
             )
         )
     ctx.store.write(merge(units))
@@ -199,10 +199,10 @@ def judge(ctx: RunContext, iteration: int, verdicts: Sequence[Verdict]) -> None:
     """Store a tree for each verdict of the judge on a step that is worth less than its sibling."""
     units: list[Rows] = []
     key = ctx.iteration_id(iteration)
-    won = Step(reply="win", action="win", observation="yes", reward=1.0, terminated=True, success=True, token_ids=(1,))
-    lost = Step(reply="lose", action="lose", observation="no", reward=0.0, terminated=True, token_ids=(2,))
-    good = Node(index=1, parent=0, depth=1, step=won, visits=1, value_sum=1.0, terminal=True, stop=StopReason.SUCCESS)
-    bad = Node(index=2, parent=0, depth=1, step=lost, visits=1, terminal=True, stop=StopReason.FAILURE)
+    win = Step(reply="win", action="win", observation="yes", reward=1.0, terminated=True, success=True, token_ids=(1,))
+    loss = Step(reply="lose", action="lose", observation="no", reward=0.0, terminated=True, token_ids=(2,))
+    good = Node(index=1, parent=0, depth=1, step=win, visits=1, value_sum=1.0, terminal=True, stop=StopReason.SUCCESS)
+    bad = Node(index=2, parent=0, depth=1, step=loss, visits=1, terminal=True, stop=StopReason.FAILURE)
     root = Node(index=0, parent=-1, depth=0, step=None, visits=2, value_sum=1.0)
     for number, verdict in enumerate(verdicts):
         instance, tree_id = Instance(environment="toy", split="train", index=number), f"t{iteration}-{number}"
@@ -236,17 +236,22 @@ GOOD, BAD, UNREAD = [Verdict.GOOD], [Verdict.BAD], [Verdict.UNPARSABLE]
 
 @pytest.mark.slow
 def test_a_judge_that_always_says_good_is_noticed(tmp_path: Path) -> None:
-    heard = Heard()
-    ctx = begun(tmp_path, heard)
+    alarms = AlarmLog()
+    ctx = start_context(tmp_path, alarms)
     judge(ctx, 1, GOOD * 3)
     check_stage(ctx, 1, CRITIQUE)
-    assert heard == [], "three paths prove nothing"
+    assert alarms == [], "three paths prove nothing"
     judge(ctx, 1, GOOD * 12)
     check_stage(ctx, 1, CRITIQUE)
     check_stage(ctx, 1, CRITIQUE)
-    assert {alarm.id for alarm in heard} == {alarm.id for alarm in load_alarms(ctx.store, ctx.iteration_id(1))}
-    (kept,) = load_alarms(ctx.store, ctx.iteration_id(1))
-    assert (kept.name, kept.stage, kept.step, kept.reaction) == ("judge_agreement", "critique", None, "tell")
+    assert {alarm.id for alarm in alarms} == {alarm.id for alarm in load_alarms(ctx.store, ctx.iteration_id(1))}
+    (stored_alarm,) = load_alarms(ctx.store, ctx.iteration_id(1))
+    assert (stored_alarm.name, stored_alarm.stage, stored_alarm.step, stored_alarm.reaction) == (
+        "judge_agreement",
+        "critique",
+        None,
+        "tell",
+    )
     assert ctx.store.query("select run_id, iteration, name from v_alarms").values.tolist() == [
         ["r", 1, "judge_agreement"]
     ]
@@ -255,55 +260,57 @@ def test_a_judge_that_always_says_good_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_judge_that_the_oracle_contradicts_is_noticed(tmp_path: Path) -> None:
-    heard = Heard()
-    ctx = begun(tmp_path, heard)
+    alarms = AlarmLog()
+    ctx = start_context(tmp_path, alarms)
     judge(ctx, 1, BAD * 12)
     check_stage(ctx, 1, CRITIQUE)
-    assert heard == []
+    assert alarms == []
     ctx.store.write(merge(oracle_rows(f"t1-{number}", {2: Verdict.GOOD}) for number in range(12)))
     check_stage(ctx, 1, CRITIQUE)
-    assert heard.names == ["judge_agreement"]
+    assert alarms.names == ["judge_agreement"]
 
 
 @pytest.mark.slow
 def test_a_judge_that_drifts_is_noticed_where_it_is_still_better_than_nothing(tmp_path: Path) -> None:
-    heard = Heard()
-    ctx = begun(tmp_path, heard)
+    alarms = AlarmLog()
+    ctx = start_context(tmp_path, alarms)
     judge(ctx, 1, BAD * 30)
     check_stage(ctx, 1, CRITIQUE)
     judge(ctx, 2, [*BAD * 15, *GOOD * 15])
     check_stage(ctx, 2, CRITIQUE)
-    assert heard.names == ["judge_drift"]
-    assert heard[0].iteration_id == ctx.iteration_id(2)
+    assert alarms.names == ["judge_drift"]
+    assert alarms[0].iteration_id == ctx.iteration_id(2)
 
 
 @pytest.mark.slow
 def test_verdicts_that_cannot_be_read_are_noticed(tmp_path: Path) -> None:
-    heard = Heard()
-    ctx = begun(tmp_path, heard, "alarms.judge_agreement=null")
+    alarms = AlarmLog()
+    ctx = start_context(tmp_path, alarms, "alarms.judge_agreement=null")
     judge(ctx, 1, [*BAD * 20, *UNREAD * 4])
     check_stage(ctx, 1, CRITIQUE)
-    assert heard == []
+    assert alarms == []
     judge(ctx, 2, [*BAD * 10, *UNREAD * 10])
     check_stage(ctx, 2, CRITIQUE)
-    assert heard.names == ["unreadable_replies"]
+    assert alarms.names == ["unreadable_replies"]
 
 
 @pytest.mark.slow
 def test_cut_and_empty_replies_of_a_stage_are_noticed(tmp_path: Path) -> None:
-    heard = Heard()
-    ctx = begun(tmp_path, heard)
+    alarms = AlarmLog()
+    ctx = start_context(tmp_path, alarms)
     answer(ctx, 1, ["go"] * 20, cut=5)
     check_stage(ctx, 1, EXPLORE)
-    assert heard == []
+    assert alarms == []
     answer(ctx, 2, [*["go"] * 14, *[" "] * 6], cut=12)
     check_stage(ctx, 2, EVALUATE)
-    assert heard == [], "they are of another stage"
+    assert alarms == [], "they are of another stage"
     check_stage(ctx, 2, EXPLORE)
-    assert heard.names == ["cut_replies", "empty_replies"]
+    assert alarms.names == ["cut_replies", "empty_replies"]
 
 
-def evaluated(ctx: RunContext, *, low: float, high: float, losses: Sequence[float] = (), reward: float = 0.0) -> None:
+def store_evaluation(
+    ctx: RunContext, *, low: float, high: float, losses: Sequence[float] = (), reward: float = 0.0
+) -> None:
     """Store what an iteration trained, by loss or by a rising or falling reward, and what its model
     gained.
     """
@@ -348,17 +355,17 @@ FALLING, RISING = (0.5, 0.4, 0.3, 0.2), (0.2, 0.3, 0.4, 0.5)
 def test_success_that_falls_while_training_goes_well_is_noticed(
     tmp_path: Path, trained: dict[str, object], low: float, high: float, raised: bool
 ) -> None:
-    heard = Heard()
-    ctx = begun(tmp_path, heard)
-    evaluated(ctx, low=low, high=high, **trained)  # type: ignore[arg-type]
+    alarms = AlarmLog()
+    ctx = start_context(tmp_path, alarms)
+    store_evaluation(ctx, low=low, high=high, **trained)  # type: ignore[arg-type]
     check_stage(ctx, 1, EVALUATE)
-    assert heard.names == ["held_out_drop"] * raised
+    assert alarms.names == ["held_out_drop"] * raised
 
 
 @pytest.mark.slow
 def test_validations_that_fall_while_reward_rises_are_noticed(tmp_path: Path) -> None:
-    heard = Heard()
-    ctx = begun(tmp_path, heard, "alarms.contrast=null")
+    alarms = AlarmLog()
+    ctx = start_context(tmp_path, alarms, "alarms.contrast=null")
     key = ctx.iteration_id(1)
     for number, wins in enumerate((30, 28, 10, 9), start=1):
         units = [rl_step(key, number, 0.1 * number)]
@@ -379,14 +386,14 @@ def test_validations_that_fall_while_reward_rises_are_noticed(tmp_path: Path) ->
         ctx.store.write(merge(units))
         watch_step(ctx, 1, "reinforce", number, {"eval_success": wins / 40})
         # Fewer than four steps do not tell whether the reward rises.
-        assert heard.names == ["held_out_drop"] * (number == 4)
-    assert heard[0].step == 4
+        assert alarms.names == ["held_out_drop"] * (number == 4)
+    assert alarms[0].step == 4
 
 
 @pytest.mark.slow
 async def test_half_of_an_error_budget_is_told_once(tmp_path: Path) -> None:
-    heard, told = Heard(), list[UnitError]()
-    ctx = await asyncio.to_thread(begun, tmp_path, heard, "errors={budget: 0.2, retries: 0}")
+    alarms, errors = AlarmLog(), list[UnitError]()
+    ctx = await asyncio.to_thread(start_context, tmp_path, alarms, "errors={budget: 0.2, retries: 0}")
 
     async def work(number: int) -> int:
         if number % 5 == 0:
@@ -397,7 +404,7 @@ async def test_half_of_an_error_budget_is_told_once(tmp_path: Path) -> None:
         store = ctx.on_error(writer, "explore", 1)
 
         def keep(error: UnitError) -> None:
-            told.append(error)
+            errors.append(error)
             store(error)
 
         await run_all(
@@ -408,19 +415,19 @@ async def test_half_of_an_error_budget_is_told_once(tmp_path: Path) -> None:
             on_error=keep,
             concurrency=1,
         )
-    assert [error.spent for error in told] == [0.25, 0.5, 0.75, 1.0]
-    assert heard.names == ["error_budget"] * 3
-    (kept,) = load_alarms(ctx.store, ctx.iteration_id(1))
-    assert "50% of the error budget is spent" in kept.message
+    assert [error.spent for error in errors] == [0.25, 0.5, 0.75, 1.0]
+    assert alarms.names == ["error_budget"] * 3
+    (stored_alarm,) = load_alarms(ctx.store, ctx.iteration_id(1))
+    assert "50% of the error budget is spent" in stored_alarm.message
     await asyncio.to_thread(check_stage, ctx, 1, EXPLORE)
-    assert [alarm.id for alarm in heard] == [kept.id] * 4, "who tells people tells each once"
+    assert [alarm.id for alarm in alarms] == [stored_alarm.id] * 4, "who tells people tells each once"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reaction", ["stop", "back"])
 def test_a_run_ends_after_a_stage_until_the_alarm_is_silent(tmp_path: Path, reaction: str) -> None:
-    heard = Heard()
-    ctx = begun(tmp_path, heard, f"alarms.reaction={reaction}")
+    alarms = AlarmLog()
+    ctx = start_context(tmp_path, alarms, f"alarms.reaction={reaction}")
     judge(ctx, 1, GOOD * 12)
     for _ in range(2):
         with pytest.raises(AlarmRaised, match=r"alarm judge_agreement: .* same command goes on after this stage"):
@@ -432,7 +439,7 @@ def test_a_run_ends_after_a_stage_until_the_alarm_is_silent(tmp_path: Path, reac
 
 @pytest.mark.slow
 def test_a_report_has_a_line_for_each_alarm(tmp_path: Path) -> None:
-    ctx = begun(tmp_path, Heard())
+    ctx = start_context(tmp_path, AlarmLog())
     assert alarm_section(ctx, 1) == ()
     judge(ctx, 1, GOOD * 12)
     check_stage(ctx, 1, CRITIQUE)

@@ -33,22 +33,22 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def opened(homes: Path, *, admissible_commands: bool = False) -> AlfWorld:
+def make_env(homes: Path, *, admissible_commands: bool = False) -> AlfWorld:
     return AlfWorld(data_dir=str(homes), cache_dir=str(homes / "cache"), admissible_commands=admissible_commands)
 
 
 @pytest.mark.parametrize("admissible", [False, True])
 def test_it_keeps_the_contract(homes: Path, admissible: bool) -> None:
-    assert check(lambda: opened(homes, admissible_commands=admissible), instances_per_split=2) == ()
+    assert check(lambda: make_env(homes, admissible_commands=admissible), instances_per_split=2) == ()
 
 
 def test_the_expert_wins_each_kind_of_task(homes: Path) -> None:
-    env = opened(homes)
+    env = make_env(homes)
     instances = env.instances("train")
     for instance in instances:
-        first, outcomes = play_replies(env, instance, env.expert(instance) or ())
-        assert "\nYour task is to: " in first
-        assert "Welcome" not in first
+        observation, outcomes = play_replies(env, instance, env.expert(instance) or ())
+        assert "\nYour task is to: " in observation
+        assert "Welcome" not in observation
         last = outcomes[-1]
         assert (last.step.reward, last.step.success, last.step.terminated) == (1.0, True, True), instance.key
         assert all(outcome.step.reward == 0.0 and outcome.step.valid for outcome in outcomes[:-1])
@@ -58,40 +58,40 @@ def test_the_expert_wins_each_kind_of_task(homes: Path) -> None:
 
 
 def test_what_is_not_possible_changes_nothing(homes: Path) -> None:
-    env = opened(homes, admissible_commands=True)
-    first = env.reset(env.instances("test")[0])
-    listed = first.rpartition("\n")[2]
-    assert listed.startswith("AVAILABLE ACTIONS: go to ")
+    env = make_env(homes, admissible_commands=True)
+    observation = env.reset(env.instances("test")[0])
+    actions = observation.rpartition("\n")[2]
+    assert actions.startswith("AVAILABLE ACTIONS: go to ")
     for action in ("take mug 9 from moon 1", "", "go to desk 1\nlook", "help me"):
         step = env.step(action)
-        assert step[:4] == (f"Nothing happens.\n{listed}", 0.0, False, False)
+        assert step[:4] == (f"Nothing happens.\n{actions}", 0.0, False, False)
         assert step.info == {"success": False, "valid": False}
     env.close()
 
 
 def test_a_snapshot_outlives_another_game_and_a_close(homes: Path) -> None:
-    env = opened(homes)
-    instance, other = env.instances("train")[:2]
+    env = make_env(homes)
+    instance, second = env.instances("train")[:2]
     actions = [env.parse(reply) for reply in env.expert(instance) or ()]
     env.reset(instance)
-    kept = []
+    records = []
     for action in actions:
-        kept.append((env.snapshot(), action, env.step(action)))
-    for snapshot, action, seen in reversed(kept):
+        records.append((env.snapshot(), action, env.step(action)))
+    for snapshot, action, step in reversed(records):
         env.restore(snapshot)
-        assert env.step(action) == seen
-    env.reset(other)
-    for snapshot, action, seen in kept:
+        assert env.step(action) == step
+    env.reset(second)
+    for snapshot, action, step in records:
         env.restore(snapshot)
-        assert env.step(action) == seen
+        assert env.step(action) == step
     env.close()
-    env.restore(kept[-1][0])
+    env.restore(records[-1][0])
     assert env.step(actions[-1]).info["success"]
     env.close()
 
 
 async def test_a_search_tree_replays(homes: Path) -> None:
-    env = opened(homes)
+    env = make_env(homes)
     instance = env.instances("train")[0]
     actions = [env.parse(reply) for reply in env.expert(instance) or ()]
     wrong = ["look", *["go to the moon"] * (len(actions) - 1)]
@@ -101,10 +101,10 @@ async def test_a_search_tree_replays(homes: Path) -> None:
 
     paths = [path.trajectory for path in leaf_paths(tree, "tree")]
     assert {path.success for path in paths} == {True, False}
-    fresh = opened(homes)
+    fresh = make_env(homes)
     for path in paths:
-        first, outcomes = play_replies(fresh, instance, [step.reply for step in path.steps])
-        assert first == path.first_observation
+        observation, outcomes = play_replies(fresh, instance, [step.reply for step in path.steps])
+        assert observation == path.first_observation
         assert [(o.step.observation, o.step.reward) for o in outcomes] == [
             (s.observation, s.reward) for s in path.steps
         ]
@@ -173,6 +173,6 @@ def test_the_script_makes_the_same_games_again(homes: Path, tmp_path: Path) -> N
         }
 
     maker().make(tmp_path, GAMES | {"train": 2})
-    again = files(tmp_path)
-    assert again.items() <= files(homes).items()
-    assert len(again) == 3 * 6
+    hashes = files(tmp_path)
+    assert hashes.items() <= files(homes).items()
+    assert len(hashes) == 3 * 6

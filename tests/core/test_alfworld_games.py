@@ -56,8 +56,8 @@ def test_games_that_cannot_be_played_do_not_count(root: Path, tmp_path: Path) ->
 def test_the_list_is_kept_until_a_file_changes(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = tmp_path / "cache"
     games = list_games(root, "train", cache)
-    with monkeypatch.context() as patched:
-        patched.setattr(json, "loads", lambda _: pytest.fail("games were read again"))
+    with monkeypatch.context() as patch:
+        patch.setattr(json, "loads", lambda _: pytest.fail("games were read again"))
         assert list_games(root, "train", cache) == games
     write(root, "train/task-a-train/trial_0")
     assert len(list_games(root, "train", cache)) == 3
@@ -65,8 +65,8 @@ def test_the_list_is_kept_until_a_file_changes(root: Path, tmp_path: Path, monke
     write(root, "train/task-a-train/trial_0", solvable=False)
     assert list_games(root, "train", cache) == games
 
-    for known in cache.iterdir():
-        known.write_text("[", encoding="utf-8")
+    for path in cache.iterdir():
+        path.write_text("[", encoding="utf-8")
     with pytest.raises(DataFileError, match=r"list of games .* is damaged; delete it"):
         list_games(root, "train", cache)
 
@@ -100,18 +100,18 @@ def test_games_with_other_numbers_than_agentgyms_are_not_served(
     monkeypatch.setattr(http_server, "serve", lambda *_, **__: pytest.fail("it was served"))
     options = {"data_dir": str(root), "cache_dir": str(tmp_path / "cache")}
 
-    told = r"number \d is in split train for clients and would be alfworld/.*: set the option ids_dir"
-    with pytest.raises(ConfigError, match=told):
+    pattern = r"number \d is in split train for clients and would be alfworld/.*: set the option ids_dir"
+    with pytest.raises(ConfigError, match=pattern):
         environments.serve("alfworld", options, host="", port=0, splits=splits, idle_s=60, most=1, say=pytest.fail)
 
 
 def test_agentgyms_numbers(root: Path, tmp_path: Path, installed: None) -> None:
     write(root, "valid_train/task-d/trial_7")
-    named = {
+    mappings = {
         "train": [{"item_id": 3, "task_type": "task-b-train", "task_id": "trial_2"}],
         "test": [{"item_id": 2420, "task_type": "task-d", "task_id": "trial_7"}],
     }
-    for split, entries in named.items():
+    for split, entries in mappings.items():
         (tmp_path / f"mappings_{split}.json").write_text(json.dumps(entries), encoding="utf-8")
     env = AlfWorld(data_dir=str(root), ids_dir=str(tmp_path), cache_dir=str(tmp_path / "cache"))
     assert {split: [each.index for each in env.instances(split)] for split in env.splits()} == {
@@ -143,36 +143,38 @@ def test_instances_and_texts_are_had_without_the_engine(root: Path, tmp_path: Pa
 def test_misuse_is_told_in_one_sentence(
     root: Path, tmp_path: Path, installed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told(kind: type[AgentrError], act: object) -> str:
+    def error_text(kind: type[AgentrError], act: object) -> str:
         assert callable(act)
-        with pytest.raises(kind) as raised:
+        with pytest.raises(kind) as caught:
             act()
-        assert "\n" not in str(raised.value)
-        return str(raised.value)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
 
     cache = str(tmp_path / "cache")
-    assert "ALFWORLD_DATA" in told(ConfigError, AlfWorld)
-    assert f"{tmp_path} has no folder train" in told(ConfigError, lambda: AlfWorld(data_dir=str(tmp_path)))
+    assert "ALFWORLD_DATA" in error_text(ConfigError, AlfWorld)
+    assert f"{tmp_path} has no folder train" in error_text(ConfigError, lambda: AlfWorld(data_dir=str(tmp_path)))
     env = AlfWorld(data_dir=str(root), cache_dir=cache)
-    assert "no split 'dev'; it has train, seen, test" in told(ConfigError, lambda: env.instances("dev"))
+    assert "no split 'dev'; it has train, seen, test" in error_text(ConfigError, lambda: env.instances("dev"))
     for wrong in ("alfworld/test/2", "alfworld/test/-1", "alfworld/attic/0", "textcraft/test/0"):
         name, split, index = wrong.split("/")
         instance = Instance(environment=name, split=split, index=int(index))
-        assert f"alfworld has no instance {wrong}; it has" in told(EnvironmentFault, lambda i=instance: env.reset(i))
-    assert "call reset first" in told(EnvironmentFault, lambda: env.step("look"))
+        assert f"alfworld has no instance {wrong}; it has" in error_text(
+            EnvironmentFault, lambda i=instance: env.reset(i)
+        )
+    assert "call reset first" in error_text(EnvironmentFault, lambda: env.step("look"))
     (root / "valid_seen").rename(root / "elsewhere")
-    assert f"{root / 'valid_seen'} cannot be read" in told(ConfigError, lambda: env.instances("seen"))
+    assert f"{root / 'valid_seen'} cannot be read" in error_text(ConfigError, lambda: env.instances("seen"))
 
     for wrong in ("1.5.4", "1.8.0"):
         monkeypatch.setattr(world, "version", lambda name, found=wrong: found)
-        assert f"TextWorld 1.6 or 1.7, but {wrong} is installed" in told(ConfigError, AlfWorld)
+        assert f"TextWorld 1.6 or 1.7, but {wrong} is installed" in error_text(ConfigError, AlfWorld)
 
     def none(name: str) -> str:
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(world, "version", none)
-    said = told(ConfigError, AlfWorld)
-    assert "needs the package textworld: in the checkout, pip install -c constraints.txt -e '.[alfworld]'" in said
+    message = error_text(ConfigError, AlfWorld)
+    assert "needs the package textworld: in the checkout, pip install -c constraints.txt -e '.[alfworld]'" in message
 
 
 def test_the_variable_stands_in_for_the_folder(root: Path, installed: None) -> None:

@@ -73,8 +73,8 @@ class Odd(Line):
 
     def reset(self, instance: Instance) -> Any:
         self._index = instance.index
-        first = super().reset(instance)
-        return self._first if self._first != "" and instance.index == self._at else first
+        observation = super().reset(instance)
+        return self._first if self._first != "" and instance.index == self._at else observation
 
     def step(self, action: str) -> Any:
         return self._answer if self._index == self._at and self._first == "" else super().step(action)
@@ -90,17 +90,17 @@ def test_an_ill_typed_step_is_refused(name: str) -> None:
 
 
 def test_numbers_and_flags_of_numpy_are_taken_as_what_they_are() -> None:
-    given = GOOD._replace(
+    transition = GOOD._replace(
         reward=np.float32(0.5), terminated=np.bool_(True), info={"success": np.bool_(True), "valid": None}
     )
-    env = Odd(given)
+    env = Odd(transition)
     env.reset(instance(1))
     step = act(env, "Action: right").step
     assert (step.reward, step.terminated, step.success, step.valid) == (0.5, True, True, None)
     assert [type(step.reward), type(step.terminated), type(step.success)] == [float, bool, bool]
 
 
-async def played(make: Any) -> tuple[dict[str, EpisodeResult], list[UnitError]]:
+async def play_episodes(make: Any) -> tuple[dict[str, EpisodeResult], list[UnitError]]:
     errors: list[UnitError] = []
     player = Player(
         environments=EnvironmentPool(lambda _: make()), sample=Policy(["right"]), max_steps=9, sampling=Sampling()
@@ -117,7 +117,7 @@ async def played(make: Any) -> tuple[dict[str, EpisodeResult], list[UnitError]]:
 
 @pytest.mark.parametrize("name", ILL)
 async def test_it_costs_its_episode_and_not_the_stage(name: str) -> None:
-    results, errors = await played(lambda: Odd(ILL[name][0]))
+    results, errors = await play_episodes(lambda: Odd(ILL[name][0]))
     assert [key for key in results if results[key].trajectory.success] == list(results)
     assert len(results) == 3
     assert [(e.key, e.kind, e.phase, e.is_final) for e in errors] == [
@@ -127,7 +127,7 @@ async def test_it_costs_its_episode_and_not_the_stage(name: str) -> None:
 
 @pytest.mark.parametrize("first", [None, 7, "a\udc00"])
 async def test_a_first_observation_that_is_no_text_costs_its_episode(first: Any) -> None:
-    results, errors = await played(lambda: Odd(None, first=first))
+    results, errors = await play_episodes(lambda: Odd(None, first=first))
     assert (len(results), [e.phase for e in errors]) == (3, ["reset"])
 
 
@@ -162,8 +162,8 @@ def test_the_contract_catches_what_the_door_refuses() -> None:
             return ("train", "test")
 
         def step(self, action: str) -> Transition:
-            made = super().step(action)
-            return made._replace(info={**made.info, "success": str(made.info["success"])})
+            transition = super().step(action)
+            return transition._replace(info={**transition.info, "success": str(transition.info["success"])})
 
     assert any("info[\"success\"] is 'False'" in v.detail for v in check(Split))
 
@@ -234,14 +234,14 @@ def ask(text: str, **sampling: Any) -> Request:
 @pytest.mark.parametrize("sampler", ["batcher", "relay"])
 @pytest.mark.parametrize("name", BAD_REPLIES)
 async def test_an_ill_typed_reply_is_the_fault_of_its_request_alone(name: str, sampler: str) -> None:
-    changes, said = BAD_REPLIES[name]
+    changes, message = BAD_REPLIES[name]
     model = Giving(**changes)
     sample = (Batcher(model, max_batch=8) if sampler == "batcher" else DirectSampler(model, concurrency=8)).sample
-    one, odd, other = await asyncio.gather(*map(sample, (ask("a"), ask("odd"), ask("b"))), return_exceptions=True)
+    first, odd, second = await asyncio.gather(*map(sample, (ask("a"), ask("odd"), ask("b"))), return_exceptions=True)
     assert type(odd) is ModelFault
-    assert said in str(odd)
+    assert message in str(odd)
     assert str(odd).isprintable()
-    assert one == other == [replace(generation("x"), logprobs=(-0.5,))]
+    assert first == second == [replace(generation("x"), logprobs=(-0.5,))]
     assert model.asked == 3, "nobody is asked again"
 
 
@@ -252,7 +252,7 @@ CHAT = (
 VLLM = '{"choices": [{"index": 0, "finish_reason": "stop", "token_ids": [3], "logprobs": {"token_logprobs": [-0.5]}}]}'
 
 
-def read(payload: str) -> Any:
+def read_reply(payload: str) -> Any:
     request = ask("a", logprobs=True)
     if "message" in payload:
         return read_completion(payload.encode(), request, n=1, max_tokens=9)
@@ -269,9 +269,9 @@ def read(payload: str) -> Any:
     ],
 )  # fmt: skip
 def test_a_server_is_held_to_types_and_ranges(payload: str, old: str, new: str) -> None:
-    read(payload)
+    read_reply(payload)
     with pytest.raises(MalformedReply):
-        read(payload.replace(old, new))
+        read_reply(payload.replace(old, new))
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_a_server_is_held_to_types_and_ranges(payload: str, old: str, new: str) 
 )
 def test_a_chat_server_is_held_to_its_usage_and_texts(old: str, new: str) -> None:
     with pytest.raises(MalformedReply):
-        read(CHAT.replace(old, new))
+        read_reply(CHAT.replace(old, new))
 
 
 @pytest.mark.parametrize("length", ["-1", "0", '"4096"', str(10**30), "true"])

@@ -40,12 +40,12 @@ def node(reply: str, value: float, *children: dict[str, Any], visits: int = 1, e
 
 
 def tree(most: float = 1.0) -> dict[str, Any]:
-    won = node("right", 2 * most, visits=2)
-    first = node("right", 2 * most, won, node("stop", 0.0), visits=3, ended=False)
-    return node("ROOT", 2 * most, first, node("look", 0.0, visits=0, ended=False), visits=3, ended=False)
+    leaf = node("right", 2 * most, visits=2)
+    branch = node("right", 2 * most, leaf, node("stop", 0.0), visits=3, ended=False)
+    return node("ROOT", 2 * most, branch, node("look", 0.0, visits=0, ended=False), visits=3, ended=False)
 
 
-def said(*replies: tuple[str, bool]) -> list[dict[str, Any]]:
+def turns_of(*replies: tuple[str, bool]) -> list[dict[str, Any]]:
     turns: list[dict[str, Any]] = [*ROOT]
     for reply, loss in replies:
         turns.append({"role": "assistant", "content": reply, "loss": loss})
@@ -55,9 +55,9 @@ def said(*replies: tuple[str, bool]) -> list[dict[str, Any]]:
 
 REVISION: dict[str, Any] = {
     "task_num": "12",
-    "revise_log": said(("right", False), ("stop", False), ("I was wrong.\nAction: wait", True), ("right", True)),
-    "high_log": said(("right", True), ("right", True)),
-    "low_log": said(("right", True), ("stop", True)),
+    "revise_log": turns_of(("right", False), ("stop", False), ("I was wrong.\nAction: wait", True), ("right", True)),
+    "high_log": turns_of(("right", True), ("right", True)),
+    "low_log": turns_of(("right", True), ("stop", True)),
     "task_description": "The goal is 2 away.",
     "revise": True,
     "revise_feedback": [{"revision_feedback": "Judgement: Bad", "action": "stop", "obs": "", "judgement": "Bad"}],
@@ -77,7 +77,7 @@ def write(folder: Path, record: dict[str, Any], name: str, **layout: Any) -> Pat
     return file
 
 
-def one(found: ImportResult) -> dict[str, Any]:
+def only_record(found: ImportResult) -> dict[str, Any]:
     assert found.faults == ()
     (line,) = map(json.loads, found.lines)
     return dict(line)
@@ -89,17 +89,17 @@ def replies(turns: list[dict[str, Any]]) -> list[tuple[str, bool]]:
 
 @pytest.mark.parametrize("most", [1.0, 100.0])
 def test_a_tree_of_agent_r_is_its_best_path(tmp_path: Path, most: float) -> None:
-    found = import_experts(write(tmp_path, tree(most), "search_results_12.json"), PLACE, opening=2)
-    record = one(found)
+    result = import_experts(write(tmp_path, tree(most), "search_results_12.json"), PLACE, opening=2)
+    record = only_record(result)
     assert (record["id"], record["reward"]) == ("line/train/12", 1.0)
     assert replies(record["messages"]) == [("Ok.", False), ("right", True), ("right", True)]
     assert [turn["content"] for turn in record["messages"]][-3:] == ["After right.", "right", "After right."]
-    assert {"nodes.prior", "nodes.recent_actions"} <= found.num_ignored_by_field.keys()
-    assert not {"nodes.value", "nodes.task_num"} & found.num_ignored_by_field.keys()
+    assert {"nodes.prior", "nodes.recent_actions"} <= result.num_ignored_by_field.keys()
+    assert not {"nodes.value", "nodes.task_num"} & result.num_ignored_by_field.keys()
 
 
 def test_a_tree_of_agent_r_is_a_pair_of_its_best_and_its_worst_path(tmp_path: Path) -> None:
-    record = one(import_pairs(write(tmp_path, tree(), "search_results_12.json", indent=1), PLACE))
+    record = only_record(import_pairs(write(tmp_path, tree(), "search_results_12.json", indent=1), PLACE))
     assert [turn["content"] for turn in record["prompt"]][-2:] == ["right", "After right."]
     assert [replies(record[side]) for side in ("chosen", "rejected")] == [[("right", True)], [("stop", True)]]
     assert (record["chosen_reward"], record["rejected_reward"]) == (1.0, 0.0)
@@ -121,34 +121,34 @@ def test_a_tree_without_what_is_asked_for_is_refused(tmp_path: Path, record: dic
 
 
 def test_a_revision_of_agent_r_trains_what_its_flags_say(tmp_path: Path) -> None:
-    found = import_chat(write(tmp_path, REVISION, "textcraft_centric.jsonl"))
-    assert replies(one(found)["messages"]) == [
+    result = import_chat(write(tmp_path, REVISION, "textcraft_centric.jsonl"))
+    assert replies(only_record(result)["messages"]) == [
         ("Ok.", False),
         ("right", False),
         ("stop", False),
         ("I was wrong.\nAction: wait", True),
         ("right", True),
     ]
-    assert set(found.num_ignored_by_field) == {"high_log", "low_log", "task_description", "revise", "revise_feedback"}
+    assert set(result.num_ignored_by_field) == {"high_log", "low_log", "task_description", "revise", "revise_feedback"}
 
 
 def test_a_revision_of_agent_r_is_a_pair_of_its_two_paths(tmp_path: Path) -> None:
-    record = one(import_pairs(write(tmp_path, REVISION, "textcraft_centric.jsonl"), PLACE))
+    record = only_record(import_pairs(write(tmp_path, REVISION, "textcraft_centric.jsonl"), PLACE))
     assert record["id"] == "line/train/12"
     assert [replies(record[side]) for side in ("chosen", "rejected")] == [[("right", True)], [("stop", True)]]
 
 
 def test_a_good_path_of_agent_r_is_an_experts(tmp_path: Path) -> None:
     good = {"task_num": "12", "revise_log": REVISION["high_log"], "revise": False}
-    record = one(import_experts(write(tmp_path, good, "textcraft_good.jsonl"), PLACE, opening=2))
+    record = only_record(import_experts(write(tmp_path, good, "textcraft_good.jsonl"), PLACE, opening=2))
     assert (record["id"], record["reward"]) == ("line/train/12", 1.0)
 
 
 def test_a_log_of_eto_is_an_experts_by_the_name_of_its_file(tmp_path: Path) -> None:
-    found = import_experts(write(tmp_path, LOG, "12.json", indent=4), PLACE, opening=4)
-    record = one(found)
+    result = import_experts(write(tmp_path, LOG, "12.json", indent=4), PLACE, opening=4)
+    record = only_record(result)
     assert (record["id"], record["reward"]) == ("line/train/12", 0.5)
-    assert set(found.num_ignored_by_field) == {"meta.steps", "meta.terminate_reason"}
+    assert set(result.num_ignored_by_field) == {"meta.steps", "meta.terminate_reason"}
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ class Street(Door):
         return [Instance(environment="door", split=split, index=index) for index in range(TREES)]
 
 
-class Gated(Store):
+class GateStore(Store):
     """A store whose writes wait until `gate` is set; it counts the trees that are finished in
     it.
     """
@@ -49,7 +49,7 @@ class Gated(Store):
         self.finished += sum(row["finished"] for row in rows.get("tree", ()))
 
 
-class Watched(Writer):
+class CountingWriter(Writer):
     """Counts what it was given, and says when all trees in flight wait for room."""
 
     def __init__(self, store: Store) -> None:
@@ -102,9 +102,9 @@ async def test_finished_trees_do_not_pile_up_before_a_slow_store(
         done=0,
         total=TREES,
     )
-    store = Gated(tmp_path / "store.duckdb")
+    store = GateStore(tmp_path / "store.duckdb")
 
-    async with Watched(store) as writer:
+    async with CountingWriter(store) as writer:
         working = asyncio.create_task(shard.work(equipment, writer))
         async with asyncio.timeout(PATIENCE_S):
             await writer.stalled.wait()

@@ -26,9 +26,9 @@ def rows(lengths: list[int]) -> list[RenderedSample]:
 
 def test_shapes_come_from_a_short_list_and_hold_the_tokens_asked_for() -> None:
     rng = random.Random(0)
-    made = list(batches(rows([rng.randint(10, 2048) for _ in range(300)]), batch_tokens=4096, pad=PAD))
-    assert made
-    for batch in made:
+    all_batches = list(batches(rows([rng.randint(10, 2048) for _ in range(300)]), batch_tokens=4096, pad=PAD))
+    assert all_batches
+    for batch in all_batches:
         assert batch["input_ids"].shape == batch["labels"].shape
         count, length = batch["input_ids"].shape
         assert length in LENGTHS
@@ -37,25 +37,25 @@ def test_shapes_come_from_a_short_list_and_hold_the_tokens_asked_for() -> None:
 
 def test_a_row_is_whole_and_the_rest_of_it_is_padding_without_loss() -> None:
     lengths = [5, 192, 193, 250, 7, 100, 256, 191]
-    given = rows(lengths)
-    found = {}
-    for batch in batches(given, batch_tokens=384, pad=PAD):
+    samples = rows(lengths)
+    length_by_mark = {}
+    for batch in batches(samples, batch_tokens=384, pad=PAD):
         for ids, labels in zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
             mark, size = ids[0], lengths[ids[0] - 1]
-            assert ids[:size] == given[mark - 1].input_ids
-            assert labels[:size] == given[mark - 1].labels
+            assert ids[:size] == samples[mark - 1].input_ids
+            assert labels[:size] == samples[mark - 1].labels
             assert set(ids[size:]) <= {PAD}
             assert set(labels[size:]) <= {IGNORE_INDEX}
-            found[mark] = len(ids)
+            length_by_mark[mark] = len(ids)
     # Two rows of 192 fill a batch of 384 tokens, one of 256 does; the last short row waits for
     # another.
-    assert found == {1: 192, 2: 192, 3: 256, 4: 256, 5: 192, 6: 192, 7: 256}
+    assert length_by_mark == {1: 192, 2: 192, 3: 256, 4: 256, 5: 192, 6: 192, 7: 256}
 
 
 def test_a_row_that_fits_no_shape_is_left_out() -> None:
-    made = list(batches(rows([2049, 2048]), batch_tokens=1024, pad=PAD))
-    assert [batch["input_ids"].shape for batch in made] == [(1, 2048)]
-    assert made[0]["input_ids"][0, 0] == 2
+    all_batches = list(batches(rows([2049, 2048]), batch_tokens=1024, pad=PAD))
+    assert [batch["input_ids"].shape for batch in all_batches] == [(1, 2048)]
+    assert all_batches[0]["input_ids"][0, 0] == 2
 
 
 @pytest.mark.parametrize("length", LENGTHS)

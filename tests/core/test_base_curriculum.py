@@ -126,9 +126,9 @@ def test_no_test_instance_is_ever_used(env: TextCraft) -> None:
 def test_no_goal_of_a_test_instance_is_taught_under_its_name(env: TextCraft) -> None:
     held_out = {display_name(env.problem(instance).goal) for instance in env.instances("test")}
     curriculum = make(procedural=0.0, renamed=0.0)
-    taught = {goal_of(sample) for i in range(300) if (sample := curriculum.sample(i)) is not None}
-    assert len(taught) > 100
-    assert not taught & held_out
+    goals = {goal_of(sample) for i in range(300) if (sample := curriculum.sample(i)) is not None}
+    assert len(goals) > 100
+    assert not goals & held_out
 
 
 @pytest.mark.slow
@@ -143,8 +143,8 @@ def test_worlds_in_the_official_shape_alone_are_no_official_instances(env: TextC
     short = make(shaped=1.0, depths=(0.4, 0.4, 0.2), max_steps=5, judge=0.0, mistakes=0.0)
     replies = [sum(m.train for m in s.messages) for i in range(200) if (s := short.sample(i)) is not None]
     assert max(replies) == 5
-    mixed = make(shaped=1.0, depths=(0.4, 0.4, 0.2), max_steps=5, long=0.3, judge=0.0, mistakes=0.0)
-    replies = [sum(m.train for m in s.messages) for i in range(200) if (s := mixed.sample(i)) is not None]
+    mixture = make(shaped=1.0, depths=(0.4, 0.4, 0.2), max_steps=5, long=0.3, judge=0.0, mistakes=0.0)
+    replies = [sum(m.train for m in s.messages) for i in range(200) if (s := mixture.sample(i)) is not None]
     assert 0.02 < sum(number > 5 for number in replies) / len(replies) < 0.3
     drills = [curriculum.sample(i) for i in range(50)]
     assert max(sum(m.train for m in drill.messages) for drill in drills if drill) == 6
@@ -154,22 +154,22 @@ def test_worlds_in_the_official_shape_alone_are_no_official_instances(env: TextC
 def test_shares_are_kept() -> None:
     curriculum = make(judge=0.25, procedural=0.5)
     samples = [sample for i in range(600) if (sample := curriculum.sample(i)) is not None]
-    judged = sum(sample.kind is SampleKind.JUDGE for sample in samples)
-    invented = sum(sample.instance is not None and sample.instance.split == "procedural" for sample in samples)
-    assert judged / len(samples) == pytest.approx(0.25, abs=0.06)
-    assert invented / len(samples) == pytest.approx(0.5, abs=0.07)
+    num_judge = sum(sample.kind is SampleKind.JUDGE for sample in samples)
+    num_procedural = sum(sample.instance is not None and sample.instance.split == "procedural" for sample in samples)
+    assert num_judge / len(samples) == pytest.approx(0.25, abs=0.06)
+    assert num_procedural / len(samples) == pytest.approx(0.5, abs=0.07)
 
 
 @pytest.mark.slow
 def test_only_replies_of_the_expert_or_the_judge_are_trained() -> None:
     curriculum = make(judge=0.5)
     for sample in filter(None, (curriculum.sample(i) for i in range(100))):
-        trained = [m for m in sample.messages if m.train]
-        assert all(m.role == "assistant" for m in trained)
+        replies = [m for m in sample.messages if m.train]
+        assert all(m.role == "assistant" for m in replies)
         assert sample.messages[-1].train
         assert not sample.messages[1].train or sample.kind is SampleKind.JUDGE
         if sample.kind is SampleKind.JUDGE:
-            assert len(trained) == 1
+            assert len(replies) == 1
 
 
 def test_a_renamed_problem_is_the_same_problem_under_other_names(
@@ -177,10 +177,12 @@ def test_a_renamed_problem_is_the_same_problem_under_other_names(
 ) -> None:
     for number, instance in enumerate(some):
         problem = env.problem(instance)
-        other = rename(problem, names, random.Random(number))
-        assert (shortest_plan(other, {}) is None) == (shortest_plan(problem, {}) is None)
-        assert shapes(other) == shapes(problem)
-        items = {i.name for r in other.commands for i in r.inputs if not i.is_tag} | {r.output for r in other.commands}
+        variant = rename(problem, names, random.Random(number))
+        assert (shortest_plan(variant, {}) is None) == (shortest_plan(problem, {}) is None)
+        assert shapes(variant) == shapes(problem)
+        items = {i.name for r in variant.commands for i in r.inputs if not i.is_tag} | {
+            r.output for r in variant.commands
+        }
         assert len(items) == len(
             {i.name for r in problem.commands for i in r.inputs if not i.is_tag} | {r.output for r in problem.commands}
         )
@@ -199,29 +201,29 @@ def shapes(problem: CraftingProblem) -> Counter[tuple[object, ...]]:
 def test_expert_replies_win_the_game_and_its_answers_are_real(
     env: TextCraft, names: list[str], some: list[Instance], renamed: bool
 ) -> None:
-    played = 0
+    num_episodes = 0
     for number, instance in enumerate(some):
         rng = random.Random(number)
         problem = rename(env.problem(instance), names, rng) if renamed else shuffled(env.problem(instance), rng)
         sample = expert_sample(problem, instance)
         if sample is None:
             continue
-        played += 1
+        num_episodes += 1
         game = CraftingGame(build_book(problem.commands, item_to_tag=problem.item_to_tag))
         turns = sample.messages[3:]
-        made = ""
+        item = ""
         for reply, answer in zip(turns[::2], [*turns[1::2], None], strict=True):
-            assert made != problem.goal, "nothing is said after the goal is reached"
-            observation, made = game.act(env.parse(reply.text))
+            assert item != problem.goal, "nothing is said after the goal is reached"
+            observation, item = game.act(env.parse(reply.text))
             if answer is not None:
                 assert observation == answer.text
-        assert made == problem.goal
-    assert played > 0.9 * len(some)
+        assert item == problem.goal
+    assert num_episodes > 0.9 * len(some)
 
 
 @pytest.mark.slow
 def test_right_replies_are_trained_and_win_after_mistakes(env: TextCraft, some: list[Instance]) -> None:
-    made = {True: 0, False: 0}
+    num_by_validity = {True: 0, False: 0}
     for number, instance in enumerate(some):
         problem = env.problem(instance)
         world = build_book(problem.commands, item_to_tag=problem.item_to_tag)
@@ -237,30 +239,30 @@ def test_right_replies_are_trained_and_win_after_mistakes(env: TextCraft, some: 
         start = flags.index(False)
         assert not any(flags[start : start + flags.count(False)]), "mistakes are in one stretch"
         game = CraftingGame(world)
-        won = ""
+        item = ""
         for reply, answer in zip(replies, [*answers, None], strict=True):
-            observation, won = game.act(env.parse(reply.text))
+            observation, item = game.act(env.parse(reply.text))
             if answer is not None:
                 assert observation == answer.text
-        assert won == problem.goal
+        assert item == problem.goal
         commands = {ingredients_text(recipe) for recipe in problem.commands}
         for reply in replies:
-            read = reply.text.removeprefix("Thought: ").partition("\n")[0].split("; lacking ")[0]
-            made[read in commands] += 1
+            ingredients = reply.text.removeprefix("Thought: ").partition("\n")[0].split("; lacking ")[0]
+            num_by_validity[ingredients in commands] += 1
             if reply.train:
-                assert read in commands
-    assert min(made.values()) > 10
+                assert ingredients in commands
+    assert min(num_by_validity.values()) > 10
 
 
 def careless_episodes(env: TextCraft, some: list[Instance], careless: Careless) -> list[Sample]:
-    made = []
+    samples = []
     for number, instance in enumerate(some):
         problem = env.problem(instance)
         world = build_book(problem.commands, item_to_tag=problem.item_to_tag)
         if sample := careless_sample(problem, world, instance, careless, random.Random(number)):
-            made.append(sample)
-    assert len(made) > 0.9 * len(some)
-    return made
+            samples.append(sample)
+    assert len(samples) > 0.9 * len(some)
+    return samples
 
 
 def refusals(sample: Sample) -> list[str]:
@@ -284,9 +286,9 @@ def test_a_careless_expert_forgets_and_looks_again_and_all_of_it_is_trained(
     for sample in careless_episodes(env, some, Careless(forget=1.0)):
         turns = sample.messages[3:]
         assert all(message.train for message in turns[::2])
-        refused = refusals(sample)
-        forgetful += bool(refused)
-        assert all("; lacking nothing." in reply and "\nAction: craft" in reply for reply in refused)
+        refused_replies = refusals(sample)
+        forgetful += bool(refused_replies)
+        assert all("; lacking nothing." in reply and "\nAction: craft" in reply for reply in refused_replies)
         for reply, answer, following in zip(turns[::2], turns[1::2], turns[2::2], strict=False):
             if answer.text.startswith("Could not find"):
                 assert following.text != reply.text
@@ -299,9 +301,9 @@ def test_a_careless_expert_forgets_and_looks_again_and_all_of_it_is_trained(
 @pytest.mark.slow
 def test_an_expert_that_always_repeats_never_leaves_its_first_refusal(env: TextCraft, some: list[Instance]) -> None:
     for sample in careless_episodes(env, some, Careless(forget=1.0, repeat=1.0)):
-        refused = refusals(sample)
-        assert len(set(refused)) <= 1
-        assert not refused or refused[0] == sample.messages[-2].text, "to the last step"
+        refused_replies = refusals(sample)
+        assert len(set(refused_replies)) <= 1
+        assert not refused_replies or refused_replies[0] == sample.messages[-2].text, "to the last step"
 
 
 @pytest.mark.slow
@@ -310,9 +312,9 @@ def test_the_curriculum_has_the_share_of_careless_episodes_that_it_is_asked_for(
         curriculum = make(judge=0, mistakes=0, shaped=1, careless_share=share, careless=Careless(forget=1.0))
         return [sample for index in range(60) if (sample := curriculum.sample(index))]
 
-    refused = [sum(bool(refusals(sample)) for sample in episodes(share)) for share in (0.0, 0.5, 1.0)]
-    assert refused[0] == 0
-    assert 0 < refused[1] < refused[2]
+    num_refusals = [sum(bool(refusals(sample)) for sample in episodes(share)) for share in (0.0, 0.5, 1.0)]
+    assert num_refusals[0] == 0
+    assert 0 < num_refusals[1] < num_refusals[2]
 
 
 @pytest.mark.slow
@@ -326,21 +328,21 @@ def test_every_step_of_a_faultless_expert_is_good(env: TextCraft, some: list[Ins
 
 @pytest.mark.slow
 def test_the_oracle_calls_refusals_bad_and_looks_uncertain(env: TextCraft, some: list[Instance]) -> None:
-    seen: Counter[Verdict] = Counter()
-    refused = looks = 0
+    num_by_verdict: Counter[Verdict] = Counter()
+    num_refusals = num_looks = 0
     for number, instance in enumerate(some):
         problem = env.problem(instance)
         world = build_book(problem.commands, item_to_tag=problem.item_to_tag)
         for step in judged_episode(problem, world, random.Random(number), length=12, error_rate=0.6):
-            seen[step.verdict] += 1
+            num_by_verdict[step.verdict] += 1
             if step.observation.startswith(("Could not", "Wrong item format")):
-                refused += 1
+                num_refusals += 1
                 assert step.verdict is Verdict.BAD, step
             if step.action == "inventory":
-                looks += 1
+                num_looks += 1
                 assert step.verdict is Verdict.UNCERTAIN, step
-    assert min(seen[v] for v in (Verdict.GOOD, Verdict.BAD, Verdict.UNCERTAIN)) > 20
-    assert min(refused, looks) > 20
+    assert min(num_by_verdict[v] for v in (Verdict.GOOD, Verdict.BAD, Verdict.UNCERTAIN)) > 20
+    assert min(num_refusals, num_looks) > 20
 
 
 @pytest.mark.slow
@@ -357,36 +359,36 @@ def test_a_judge_sample_ends_with_the_oracles_word() -> None:
 @pytest.mark.slow
 def test_a_judge_reads_longer_worlds_than_the_expert_acts_in(env: TextCraft) -> None:
     curriculum = make(shaped=1.0, depths=(0.5, 0.5), max_steps=4, judge=0.5, judge_depths=(0.0, 0.0, 1.0))
-    judged: list[tuple[int | None, int]] = []
-    played: list[tuple[int | None, int]] = []
+    judge_goals: list[tuple[int | None, int]] = []
+    expert_goals: list[tuple[int | None, int]] = []
     for sample in filter(None, map(curriculum.sample, range(120))):
         assert sample.instance is not None
         goal = (env.depth(sample.instance), len(env.expert(sample.instance) or ()))
-        (judged if sample.kind is SampleKind.JUDGE else played).append(goal)
-    assert len(judged) > 30
-    assert len(played) > 30
-    assert {depth for depth, _ in judged} == {3}
-    assert max(steps for _, steps in judged) > 10
-    assert {depth for depth, _ in played} == {1, 2}
-    assert max(steps for _, steps in played) <= 4
+        (judge_goals if sample.kind is SampleKind.JUDGE else expert_goals).append(goal)
+    assert len(judge_goals) > 30
+    assert len(expert_goals) > 30
+    assert {depth for depth, _ in judge_goals} == {3}
+    assert max(steps for _, steps in judge_goals) > 10
+    assert {depth for depth, _ in expert_goals} == {1, 2}
+    assert max(steps for _, steps in expert_goals) <= 4
 
 
 @pytest.mark.slow
 def test_a_judge_says_of_a_refused_action_that_it_came_to_nothing() -> None:
     curriculum = make(judge=1.0)
-    refused = 0
+    num_refusals = 0
     for sample in filter(None, (curriculum.sample(i) for i in range(100))):
         observation = sample.messages[0].text.rpartition("\nObservation: ")[2]
         came_to_nothing = observation.startswith(("Could not", "Wrong item format"))
-        refused += came_to_nothing
+        num_refusals += came_to_nothing
         assert (REFUSED in sample.messages[-1].text) == came_to_nothing
-    assert refused > 10
+    assert num_refusals > 10
 
 
 def test_drills_come_first_and_change_nothing_after_them() -> None:
-    plain, drilled = make(), make(drills=20)
-    assert [drilled.sample(i) == plain.sample(i) for i in range(15, 30)] == [False] * 5 + [True] * 10
-    for sample in map(drilled.sample, range(20)):
+    plain, with_drills = make(), make(drills=20)
+    assert [with_drills.sample(i) == plain.sample(i) for i in range(15, 30)] == [False] * 5 + [True] * 10
+    for sample in map(with_drills.sample, range(20)):
         assert sample is not None
         assert all("Action:" not in message.text for message in sample.messages if message.train)
 
@@ -398,15 +400,15 @@ def test_a_drill_asks_twice_for_every_listed_item_and_answers_with_a_listed_comm
         rng = random.Random(number)
         problem = rename(env.problem(instance), names, rng)
         sample = drill_sample(problem, instance, rng, 100)
-        listed = [craft_command(recipe) for recipe in problem.commands]
-        assert {line for line in sample.messages[2].text.splitlines() if line.startswith("craft ")} == set(listed)
-        asked = []
+        commands = [craft_command(recipe) for recipe in problem.commands]
+        assert {line for line in sample.messages[2].text.splitlines() if line.startswith("craft ")} == set(commands)
+        items = []
         for question, answer in zip(sample.messages[2::2], sample.messages[3::2], strict=True):
             item = question.text.rpartition("Goal: craft ")[2].removesuffix(".")
-            asked.append(item)
+            items.append(item)
             assert answer.train
-            said = answer.text.removeprefix("Thought: ").removesuffix(".")
-            first = next(r for r in problem.commands if display_name(r.output) == item)
-            assert craft_command(first) == f"craft {first.count} {said}"
-        made = {display_name(recipe.output) for recipe in problem.commands}
-        assert Counter(asked) == Counter({item: 2 for item in made})
+            ingredients = answer.text.removeprefix("Thought: ").removesuffix(".")
+            command = next(r for r in problem.commands if display_name(r.output) == item)
+            assert craft_command(command) == f"craft {command.count} {ingredients}"
+        outputs = {display_name(recipe.output) for recipe in problem.commands}
+        assert Counter(items) == Counter({item: 2 for item in outputs})

@@ -13,7 +13,7 @@ from words import Words
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
 
 
-def trained(*, bf16: bool, steps: int = 3, taken_over: dict[str, object] | None = None) -> MuonWithAdamW:
+def train_optimizer(*, bf16: bool, steps: int = 3, taken_over: dict[str, object] | None = None) -> MuonWithAdamW:
     """Return the optimizer of a small model after some steps."""
     model = make_model(BaseConfig(hidden_size=32, num_hidden_layers=2, head_dim=8, intermediate_size=48), Words(), 0)
     optimizer = MuonWithAdamW(model, learning_rate=0.02, embedding_learning_rate=3e-3, bf16=bf16)
@@ -32,19 +32,23 @@ def parameters(optimizer: MuonWithAdamW) -> list[torch.Tensor]:
 
 
 def test_its_steps_are_torchs_but_for_rounding() -> None:
-    before, torchs, own = (
-        parameters(trained(bf16=bf16, steps=steps)) for bf16, steps in ((True, 0), (True, 3), (False, 3))
+    before, torchs, full_precision = (
+        parameters(train_optimizer(bf16=bf16, steps=steps)) for bf16, steps in ((True, 0), (True, 3), (False, 3))
     )
-    for start, theirs, ours in zip(before, torchs, own, strict=True):
+    for start, theirs, ours in zip(before, torchs, full_precision, strict=True):
         assert (theirs - ours).norm() < 0.02 * (theirs - start).norm()
 
 
 def test_a_checkpoint_of_one_continues_in_the_other() -> None:
-    checkpoint = trained(bf16=True).state_dict()
-    torchs, own = (parameters(trained(bf16=bf16, steps=1, taken_over=checkpoint)) for bf16 in (True, False))
-    fresh = parameters(trained(bf16=False, steps=1))
+    checkpoint = train_optimizer(bf16=True).state_dict()
+    torchs, full_precision = (
+        parameters(train_optimizer(bf16=bf16, steps=1, taken_over=checkpoint)) for bf16 in (True, False)
+    )
+    fresh = parameters(train_optimizer(bf16=False, steps=1))
     # What the first steps left in the averages shows in the next one.
-    theirs, ours, without = (torch.cat([found.flatten() for found in group]) for group in (torchs, own, fresh))
+    theirs, ours, without = (
+        torch.cat([tensor.flatten() for tensor in group]) for group in (torchs, full_precision, fresh)
+    )
     assert (ours - theirs).norm() < 0.1 * (ours - without).norm()
 
 
@@ -52,9 +56,9 @@ def test_a_checkpoint_of_one_continues_in_the_other() -> None:
 def test_singular_values_come_near_one(shape: tuple[int, int]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     left, _, right = torch.linalg.svd(matrix, full_matrices=False)
-    found = left.mT @ orthogonalized(matrix, COEFFICIENTS, 5, 1e-7) @ right.mT
-    assert ((found.diagonal() > 0.6) & (found.diagonal() < 1.3)).all()
-    torch.testing.assert_close(found, torch.diag(found.diagonal()), rtol=0, atol=1e-4)
+    product = left.mT @ orthogonalized(matrix, COEFFICIENTS, 5, 1e-7) @ right.mT
+    assert ((product.diagonal() > 0.6) & (product.diagonal() < 1.3)).all()
+    torch.testing.assert_close(product, torch.diag(product.diagonal()), rtol=0, atol=1e-4)
 
 
 def test_a_closure_is_refused_and_a_matrix_without_gradient_stays() -> None:

@@ -48,23 +48,23 @@ def text_of(sample: Sample) -> str:
 
 
 def habits_of(sample: Sample) -> tuple[str, ...]:
-    found: tuple[str, ...] = sample.provenance.extra["habits"]
-    return found
+    habits: tuple[str, ...] = sample.provenance.extra["habits"]
+    return habits
 
 
 @pytest.mark.slow
 def test_a_sample_depends_on_seed_and_number_alone() -> None:
     forward = [Questions(HABITS, 0).sample(i) for i in range(40)]
-    other = Questions(HABITS, 0)
-    assert [other.sample(i) for i in reversed(range(40))][::-1] == forward
+    questions = Questions(HABITS, 0)
+    assert [questions.sample(i) for i in reversed(range(40))][::-1] == forward
     assert [Questions(HABITS, 1).sample(i) for i in range(40)] != forward
 
 
 @pytest.mark.slow
 def test_without_habits_every_episode_is_strictly_formed_and_right() -> None:
-    made = samples(QuestionsConfig(questions=16), 200)
-    assert {sample.provenance.extra["source"] for sample in made} == {"numbers", "encyclopaedia"}
-    for sample in made:
+    episodes = samples(QuestionsConfig(questions=16), 200)
+    assert {sample.provenance.extra["source"] for sample in episodes} == {"numbers", "encyclopaedia"}
+    for sample in episodes:
         assert sample.provenance.good_reward == 1.0
         assert not strict_fault(text_of(sample))
         assert not habits_of(sample)
@@ -83,39 +83,39 @@ def test_replies_carry_loss_and_results_do_not() -> None:
 def test_habits_have_the_asked_shares() -> None:
     shares = Shares(guess=0.25, early=0.4, repeat=0.3, detour=0.2)
     entities = universe(3, people=60, towns=12)
-    asked = encyclopaedia_problems(entities, list(entities)[:70], hops=(2, 3), seed=3, prefix="q")
+    problems = encyclopaedia_problems(entities, list(entities)[:70], hops=(2, 3), seed=3, prefix="q")
     rng = random.Random(0)
-    tried = [attempt(problem, entities, shares, rng) for problem in islice(asked, 600)]
-    told = Counter(habit for each in tried for habit in set(each.habits))
-    assert told[GUESS] / 600 == pytest.approx(0.25, abs=0.06)
-    careful = 600 - told[GUESS]
-    assert told[EARLY] / careful == pytest.approx(0.4, abs=0.07)
-    repeats = sum(each.habits.count(REPEAT) for each in tried)
-    detours = sum(each.habits.count(DETOUR) for each in tried)
-    needed = sum(move.tool != "" for each in tried for move in each.moves) - repeats - detours
+    attempts = [attempt(problem, entities, shares, rng) for problem in islice(problems, 600)]
+    counts = Counter(habit for each in attempts for habit in set(each.habits))
+    assert counts[GUESS] / 600 == pytest.approx(0.25, abs=0.06)
+    num_careful = 600 - counts[GUESS]
+    assert counts[EARLY] / num_careful == pytest.approx(0.4, abs=0.07)
+    num_repeats = sum(each.habits.count(REPEAT) for each in attempts)
+    num_detours = sum(each.habits.count(DETOUR) for each in attempts)
+    num_calls = sum(move.tool != "" for each in attempts for move in each.moves) - num_repeats - num_detours
     # A call is made again with 0.3, and again with 0.3 of that.
-    assert repeats / needed == pytest.approx(0.3 + 0.09, abs=0.06)
+    assert num_repeats / num_calls == pytest.approx(0.3 + 0.09, abs=0.06)
     # An article may name nothing else.
-    assert 0.1 < detours / needed <= 0.25
+    assert 0.1 < num_detours / num_calls <= 0.25
 
 
 def test_forms_differ_in_their_shares_and_keep_the_mean() -> None:
     config = QuestionsConfig(guess_share=0.3, repeat_share=0.4)
-    drawn = [shares_of(config, f"What is form {number}", 0) for number in range(400)]
-    assert fmean(each.guess for each in drawn) == pytest.approx(0.3, abs=0.03)
-    assert fmean(each.repeat for each in drawn) == pytest.approx(0.4, abs=0.04)
-    assert max(each.guess for each in drawn) > 0.5
-    assert {each.early for each in drawn} == {0.0}
+    shares = [shares_of(config, f"What is form {number}", 0) for number in range(400)]
+    assert fmean(each.guess for each in shares) == pytest.approx(0.3, abs=0.03)
+    assert fmean(each.repeat for each in shares) == pytest.approx(0.4, abs=0.04)
+    assert max(each.guess for each in shares) > 0.5
+    assert {each.early for each in shares} == {0.0}
     assert form_of("What is the teacher of Kruth Glim?") == "What is the teacher"
     assert form_of("Begin with 27. Halve a number") == "Begin with Halve a"
 
 
 @pytest.mark.slow
 def test_each_habit_does_what_its_name_says() -> None:
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for sample in samples(HABITS, 500):
         text, habits = text_of(sample), habits_of(sample)
-        seen.update(set(habits))
+        counts.update(set(habits))
         assert ("</search>" not in text and "</python>" not in text) == (GUESS in habits)
         assert bool(strict_fault(text)) == (MALFORMED in habits), text
         assert text.count(" again.</think>") == habits.count(REPEAT)
@@ -124,14 +124,14 @@ def test_each_habit_does_what_its_name_says() -> None:
         if EARLY in habits and MALFORMED not in habits:
             assert sample.provenance.good_reward is not None
             assert sample.provenance.good_reward < 1.0
-    assert min(seen[habit] for habit in (GUESS, EARLY, REPEAT, DETOUR, MALFORMED)) > 10
+    assert min(counts[habit] for habit in (GUESS, EARLY, REPEAT, DETOUR, MALFORMED)) > 10
 
 
 def test_the_beginning_is_plain() -> None:
     curriculum = Questions(QuestionsConfig(guess_share=0.5, repeat_share=0.5, plain=60, questions=16), 0)
-    told = [habits_of(sample) for index in range(120) if (sample := curriculum.sample(index)) is not None]
-    assert not any(told[:50])
-    assert any(told[60:])
+    habits = [habits_of(sample) for index in range(120) if (sample := curriculum.sample(index)) is not None]
+    assert not any(habits[:50])
+    assert any(habits[60:])
 
 
 @pytest.mark.slow

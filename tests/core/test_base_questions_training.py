@@ -47,10 +47,10 @@ def test_a_name_has_the_same_tokens_wherever_it_stands() -> None:
         return [tokenizer.decode([number]) for number in tokenizer(text, add_special_tokens=False)["input_ids"]]
 
     for name in ("Skalck Ragen", "Flialaeck Wiath", "Dohaven"):
-        own = pieces(name)
+        name_pieces = pieces(name)
         for around in ("<search>{}</search>", "I look up {}.", "{} was taught by {}.", "It is \\boxed{{{}}}."):
-            told = pieces(around.format(*[name] * around.count("{}")))
-            assert "\0".join(own) in "\0".join(told), told
+            text_pieces = pieces(around.format(*[name] * around.count("{}")))
+            assert "\0".join(name_pieces) in "\0".join(text_pieces), text_pieces
     assert pieces("12 ** 34") == ["1", "2", *pieces(" ** "), "3", "4"]
     tools = instruction(("search", "python"))
     assert pieces(tools) == [tools]
@@ -77,9 +77,9 @@ def command(target: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_one_command_makes_a_model_that_the_program_can_sample_from(made: tuple[Path, str]) -> None:
-    folder, told = made
-    loss = re.fullmatch(rf"step 20 of 20, loss (.*)\n{folder} is complete\n", told)
-    assert loss is not None, told
+    folder, output = made
+    loss = re.fullmatch(rf"step 20 of 20, loss (.*)\n{folder} is complete\n", output)
+    assert loss is not None, output
     assert 0 < float(loss[1]) < 10
     weights = load_file(folder / "model.safetensors")
     assert weights["model.embed_tokens.weight"].shape == (501, 32)
@@ -135,10 +135,10 @@ def test_a_training_that_is_stopped_keeps_a_checkpoint_and_goes_on_to_the_same_w
 def test_wrong_settings_are_told_in_one_sentence(text: str, said: str, tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(ConfigError) as caught:
         load(file)
-    assert str(raised.value).startswith(f"{file}: {said}")
-    assert main([str(file), str(tmp_path / "model")]) == str(raised.value)
+    assert str(caught.value).startswith(f"{file}: {said}")
+    assert main([str(file), str(tmp_path / "model")]) == str(caught.value)
     with pytest.raises(ConfigError, match=r"^settings none\.yaml cannot be read: No such file"):
         load(Path("none.yaml"))
 
@@ -148,6 +148,6 @@ def test_the_shipped_models_were_made_with_the_settings_that_are_here(name: str)
     record = json.loads((ROOT / "data" / "models" / name / "recipe.json").read_text(encoding="utf-8"))
     settings = SETTINGS.dump_python(load(MAKE / f"{name}.yaml"), mode="json")
     # Both were in the recipe of a method that is no more, and bfloat16 is that of the machine.
-    shipped = {key: value for key, value in record["base"].items() if key not in ("output", "bf16")}
+    fields = {key: value for key, value in record["base"].items() if key not in ("output", "bf16")}
     assert record["seed"] == 0
-    assert {key: settings[key] for key in shipped} == shipped
+    assert {key: settings[key] for key in fields} == fields

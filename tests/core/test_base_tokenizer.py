@@ -80,8 +80,8 @@ def test_a_reflection_and_an_instruction_are_one_token_each(tokenizer: Any) -> N
 def test_a_conversation_is_framed_by_role_tokens(tokenizer: Any) -> None:
     messages = (Message(role="user", text=" get"), Message(role="assistant", text=" stick", train=True))
     row = Renderer(tokenizer).render_sample(messages)
-    told = [tokenizer.convert_ids_to_tokens(number) for number in row.input_ids]
-    assert told == ["<|user|>", "Ġget", END, "<|assistant|>", "Ġstick", END]
+    tokens = [tokenizer.convert_ids_to_tokens(number) for number in row.input_ids]
+    assert tokens == ["<|user|>", "Ġget", END, "<|assistant|>", "Ġstick", END]
     assert row.labels == [-100] * 4 + row.input_ids[4:]
     assert tokenizer.pad_token == PAD
 
@@ -90,6 +90,6 @@ def test_a_conversation_is_framed_by_role_tokens(tokenizer: Any) -> None:
 def test_the_same_samples_make_the_same_tokenizer(tokenizer: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretrain, "TOKENIZER_SAMPLES", 150)
-        again = pretrain.make_tokenizer(BaseConfig(), 0)
-    assert again.get_vocab() == tokenizer.get_vocab()
-    assert sorted(again.get_vocab().values()) == list(range(len(again)))
+        second_tokenizer = pretrain.make_tokenizer(BaseConfig(), 0)
+    assert second_tokenizer.get_vocab() == tokenizer.get_vocab()
+    assert sorted(second_tokenizer.get_vocab().values()) == list(range(len(second_tokenizer)))

@@ -92,10 +92,10 @@ async def test_request_larger_than_a_batch_goes_alone() -> None:
 async def test_requests_gather_while_a_batch_computes() -> None:
     model = RecordingModel(seconds=0.05)
     batcher = Batcher(model, max_batch=100)
-    first = asyncio.create_task(batcher.sample(ask("first")))
+    task = asyncio.create_task(batcher.sample(ask("first")))
     while not model.batches:
         await asyncio.sleep(0)
-    await asyncio.gather(first, *(batcher.sample(ask("later", seed=seed)) for seed in range(10)))
+    await asyncio.gather(task, *(batcher.sample(ask("later", seed=seed)) for seed in range(10)))
     assert sizes(model) == [1, 10]
 
 
@@ -177,7 +177,7 @@ async def test_unreachable_backend_fails_the_whole_batch_without_asking_again() 
     assert (await batcher.sample(ask("again")))[0].text == "again 0 0"
 
 
-class Ended(BaseException):
+class ProgramEnd(BaseException):
     """Stands for what ends a program: asyncio ends its loop at once for the real ones."""
 
 
@@ -188,7 +188,7 @@ class BrokenModel(RecordingModel):
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
         if requests[-1].messages[-1].text == "end":
-            raise Ended
+            raise ProgramEnd
         return (await super().generate(requests))[:-1]
 
 
@@ -209,7 +209,7 @@ async def test_what_ends_the_batcher_ends_the_waiting_of_all() -> None:
     (dispatcher,) = (task for task in asyncio.all_tasks() if task.get_name() == "batcher")
 
     await asyncio.wait([dispatcher, *waiting], timeout=30)
-    assert isinstance(dispatcher.exception(), Ended)
+    assert isinstance(dispatcher.exception(), ProgramEnd)
     assert [str(task.exception()) for task in waiting] == ["what serves model scripted ended by Ended()"] * 3
 
 
@@ -224,12 +224,12 @@ async def test_prompt_too_long_is_refused_before_it_joins_a_batch() -> None:
 async def test_cancelled_waiters_leave_the_others_alone() -> None:
     model = RecordingModel(seconds=0.05)
     batcher = Batcher(model, max_batch=1)
-    running, waiting, other = (asyncio.create_task(batcher.sample(ask(t))) for t in ("running", "waiting", "other"))
+    running, waiting, last = (asyncio.create_task(batcher.sample(ask(t))) for t in ("running", "waiting", "other"))
     while not model.batches:
         await asyncio.sleep(0)
     running.cancel()
     waiting.cancel()
-    assert (await other)[0].text == "other 0 0"
+    assert (await last)[0].text == "other 0 0"
     assert [batch[0].messages[0].text for batch in model.batches] == ["running", "other"]
     assert running.cancelled()
     assert waiting.cancelled()
@@ -268,19 +268,19 @@ def test_batcher_outlives_an_event_loop() -> None:
 
 async def test_who_asks_most_is_not_served_more() -> None:
     batcher = Batcher(RecordingModel(), max_batch=4)
-    served = [0] * 10
+    num_replies = [0] * 10
 
     async def keep_asking(number: int) -> None:
         while True:
             await batcher.sample(ask("more", seed=number, n=1 + number % 4))
-            served[number] += 1
+            num_replies[number] += 1
 
-    asking = [asyncio.create_task(keep_asking(number)) for number in range(len(served))]
+    asking = [asyncio.create_task(keep_asking(number)) for number in range(len(num_replies))]
     async with asyncio.timeout(600):
-        while sum(served) < 300:
+        while sum(num_replies) < 300:
             await asyncio.sleep(0)
     for task in asking:
         task.cancel()
     await asyncio.gather(*asking, return_exceptions=True)
     await batcher.close()
-    assert max(served) - min(served) <= 2
+    assert max(num_replies) - min(num_replies) <= 2

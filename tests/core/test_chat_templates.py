@@ -41,21 +41,21 @@ def test_the_published_template_is_refused_with_the_way_out(tokenizer: Callable[
 
 
 def test_ours_renders_every_turn_alike(tokenizer: Callable[[str], Any]) -> None:
-    made = tokenizer(OWN)
-    renderer = Renderer(made)
+    tok = tokenizer(OWN)
+    renderer = Renderer(tok)
     ids, labels = renderer.render_sample(TALK)
     for turn in (2, 4):
         prompt = renderer.render_prompt(TALK[:turn])
         assert ids[: len(prompt)] == prompt
-    trained = made.decode([one for one in labels if one >= 0])
+    trained = tok.decode([label for label in labels if label >= 0])
     assert trained == f"{TALK[2].text}<|im_end|>{TALK[4].text}<|im_end|>"
 
 
 def test_its_first_prompt_is_the_published_one_without_thinking(tokenizer: Callable[[str], Any]) -> None:
-    turns = [{"role": one.role, "content": one.text} for one in TALK[:2]]
+    turns = [{"role": message.role, "content": message.text} for message in TALK[:2]]
     options = {"tokenize": False, "add_generation_prompt": True}
-    theirs = tokenizer(PUBLISHED).apply_chat_template(turns, enable_thinking=False, **options)
-    assert tokenizer(OWN).apply_chat_template(turns, **options) == theirs
+    expected = tokenizer(PUBLISHED).apply_chat_template(turns, enable_thinking=False, **options)
+    assert tokenizer(OWN).apply_chat_template(turns, **options) == expected
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ def test_a_backup_is_a_file_or_goes_into_a_folder(target: str, file: str, tmp_pa
 def test_a_relative_path_is_told_with_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "r.yaml").write_text("{name: r, model: {path: m}}", encoding="utf-8")
-    world, here = "environment={{name: {}, options: {}}}", f" in {tmp_path} "
+    world, location = "environment={{name: {}, options: {}}}", f" in {tmp_path} "
     for command in (
         ["store", "check", "-w", "here"],
         ["plan", "r.yaml"],
@@ -62,9 +62,9 @@ def test_a_relative_path_is_told_with_its_folder(tmp_path: Path, monkeypatch: py
         ["plan", "r.yaml", "-o", world.format("reasoning", "{questions: [q.jsonl]}")],
         ["plan", "r.yaml", "-o", world.format("gateway", "{url: http://127.0.0.1:1, splits: {train: t.jsonl}}")],
     ):
-        with pytest.raises(UserError) as raised:
+        with pytest.raises(UserError) as error:
             RUNNER.invoke(cli, command, catch_exceptions=False)
-        assert here in f"{raised.value} ".replace(";", " ;").replace(":", " :"), raised.value
+        assert location in f"{error.value} ".replace(";", " ;").replace(":", " :"), error.value
 
 
 def test_a_report_links_to_the_web_alone(tmp_path: Path) -> None:
@@ -82,8 +82,8 @@ def test_a_model_to_evaluate_takes_the_place_of_the_one_that_a_recipe_names(
     (tmp_path / model).mkdir()
 
     def evaluate_recipe(recipe: Path, overrides: list[str], states: str | None) -> str:
-        asked = load(recipe, overrides).model
-        return f"{asked.path}|{asked.from_run}"
+        config = load(recipe, overrides).model
+        return f"{config.path}|{config.from_run}"
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "flows.local", SimpleNamespace(evaluate_recipe=evaluate_recipe))
@@ -115,9 +115,9 @@ def test_an_interrupted_query_is_an_interruption(
 
     monkeypatch.setattr(flows.cli.cli, "main", stopped)
     monkeypatch.setattr(sys, "argv", ["agentr", "runs"])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as error:
         flows.cli.main()
-    assert ended.value.code == 130
+    assert error.value.code == 130
     assert capsys.readouterr().err == "interrupted\n"
 
 
@@ -129,9 +129,9 @@ def _helps(command: click.Command, context: click.Context) -> Iterator[tuple[str
 
 def test_help_names_what_a_recipe_without_a_workspace_and_answers_without_an_opening_get() -> None:
     for command in ("run", "plan", "eval"):
-        said = " ".join(RUNNER.invoke(cli, [command, "--help"]).output.split())
-        assert "[default: the recipe's, else that in AGENTR_WORKSPACE, else runs]" in said
-    assert "turns before the problem. [default: 2; x>=0]" in said
+        text = " ".join(RUNNER.invoke(cli, [command, "--help"]).output.split())
+        assert "[default: the recipe's, else that in AGENTR_WORKSPACE, else runs]" in text
+    assert "turns before the problem. [default: 2; x>=0]" in text
 
 
 def test_a_node_beyond_the_last_is_told_with_how_many_there_are(tmp_path: Path) -> None:
@@ -151,8 +151,8 @@ def test_runs_are_listed_for_programs_too(tmp_path: Path) -> None:
 
 
 def test_help_fits_a_terminal_of_80_columns_and_cuts_no_summary() -> None:
-    for path, said in _helps(cli, click.Context(cli, None, "agentr", terminal_width=80)):
-        lines = said.splitlines()
+    for path, text in _helps(cli, click.Context(cli, None, "agentr", terminal_width=80)):
+        lines = text.splitlines()
         assert not [line for line in lines if len(line) > 80], path
         summaries = lines[lines.index("Commands:") :] if "Commands:" in lines else []
         assert not [line for line in summaries if line.endswith("...")], path

@@ -18,9 +18,9 @@ def test_count_elapsed_and_left(
     show = progress.progress_printer()
     for done in (0, 5, 6, 10):
         show(done, 10, "played")
-    told = capsys.readouterr().err
+    output = capsys.readouterr().err
     lines = ["5 of 10 played, 20 s, 20 s left", "10 of 10 played, 40 s"]
     if terminal:
-        assert told.split("\r\033[K")[1:] == [lines[0], "6 of 10 played, 21 s, 14 s left", f"{lines[1]}\n"]
+        assert output.split("\r\033[K")[1:] == [lines[0], "6 of 10 played, 21 s, 14 s left", f"{lines[1]}\n"]
     else:
-        assert told.splitlines() == lines
+        assert output.splitlines() == lines

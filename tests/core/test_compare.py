@@ -108,7 +108,7 @@ class Site:
     def ctx(self, wanted: Recipe) -> RunContext:
         """Return the workplace of the pool, or of an arm."""
 
-        def said(messages: Sequence[Message], seed: int, number: int) -> str:
+        def reply(messages: Sequence[Message], seed: int, number: int) -> str:
             self.asked += 1
             return f"word {fingerprint(seed, number)}"
 
@@ -119,7 +119,7 @@ class Site:
             root=self.root,
             store=self.store,
             make_environment=lambda _: House(),
-            load_model=lambda role, path: ScriptedModel(said),
+            load_model=lambda role, path: ScriptedModel(reply),
             progress=lambda done, total, note: None,
         )
 
@@ -135,7 +135,7 @@ class Site:
         with self.store.keep_open():
             await start_run(self.pool)
             await evaluate(self.pool, 0)
-            await _made(self.pool)
+            await _run_stages(self.pool)
             await end_iteration(self.pool, 1)
         return self
 
@@ -145,7 +145,7 @@ class Site:
         maker = self.ctx(arm.samples_recipe)
         with self.store.keep_open():
             await start_run(maker)
-            await _made(maker)
+            await _run_stages(maker)
         return maker
 
     async def built(self, arm: Arm) -> tuple[RunContext, dict[str, Any]]:
@@ -160,9 +160,9 @@ class Site:
         """Return the workplace of an arm that was evaluated; its training is only said to have
         been.
         """
-        ctx, made = await self.built(arm)
+        ctx, contents = await self.built(arm)
         key = fingerprint("checkpoint", ctx.run_id)
-        row = self.ask("select dataset_id from dataset where hash = ?", made["dataset_hash"])
+        row = self.ask("select dataset_id from dataset where hash = ?", contents["dataset_hash"])
         head = checkpoint_rows(
             key,
             path=ctx.recipe.model.path,
@@ -181,7 +181,7 @@ class Site:
         return ctx
 
 
-async def _made(ctx: RunContext) -> None:
+async def _run_stages(ctx: RunContext) -> None:
     await begin_iteration(ctx, 1)
     for stage in ctx.plan(1).stages:
         await stage.work(ctx, 1)
@@ -196,11 +196,11 @@ def site(tmp_path: Path, tiny_model_dir: Path) -> Callable[..., Site]:
 def pools(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> dict[str, Site]:
     """The pools of all arms and of one, made once for all tests; nobody writes there."""
 
-    def made(arms: dict[str, list[str]]) -> Site:
-        one = Site(tmp_path_factory.mktemp("pool"), recipe(arms=arms, model=tiny_model_dir))
-        return asyncio.run(one.collected())
+    def make_site(arms: dict[str, list[str]]) -> Site:
+        comparison = Site(tmp_path_factory.mktemp("pool"), recipe(arms=arms, model=tiny_model_dir))
+        return asyncio.run(comparison.collected())
 
-    return {"all": made(ARMS), "good": made({"good": ARMS["good"]})}
+    return {"all": make_site(ARMS), "good": make_site({"good": ARMS["good"]})}
 
 
 @pytest.fixture
@@ -209,56 +209,61 @@ def collected(pools: dict[str, Site], tmp_path: Path) -> Callable[..., Site]:
     A comparison with other `arms` that need no more of the pool is the same one.
     """
 
-    def copied(pool: str = "all", *, arms: dict[str, list[str]] | None = None) -> Site:
-        made = pools[pool]
-        shutil.copytree(made.root, tmp_path / "runs")
-        wanted = made.pool.recipe
-        one = Site(tmp_path / "runs", wanted if arms is None else recipe(arms=arms, model=Path(wanted.model.path)))
-        assert one.pool.run_id == made.pool.run_id
-        one.asked = made.asked
-        return one
+    def copy_site(pool: str = "all", *, arms: dict[str, list[str]] | None = None) -> Site:
+        source = pools[pool]
+        shutil.copytree(source.root, tmp_path / "runs")
+        pool_recipe = source.pool.recipe
+        comparison = Site(
+            tmp_path / "runs", pool_recipe if arms is None else recipe(arms=arms, model=Path(pool_recipe.model.path))
+        )
+        assert comparison.pool.run_id == source.pool.run_id
+        comparison.asked = source.asked
+        return comparison
 
-    return copied
+    return copy_site
 
 
 @pytest.mark.slow
 async def test_all_arms_are_made_of_one_pool_and_of_nothing_else(collected: Callable[..., Site]) -> None:
-    one = collected()
+    comparison = collected()
     twice = ("good", "eto")
-    asked, grown = one.asked, one.ask("select (from (select count(*) from tree)), count(*) from trajectory")
+    num_requests, counts = (
+        comparison.asked,
+        comparison.ask("select (from (select count(*) from tree)), count(*) from trajectory"),
+    )
     hashes: dict[str, set[str]] = {}
-    for arm in arms_of(one.pool.recipe, one.pool.run_id):
+    for arm in arms_of(comparison.pool.recipe, comparison.pool.run_id):
         if arm.seed == 6 and arm.name not in twice:
             continue
-        ctx, made = await one.built(arm)
-        hashes.setdefault(arm.name, set()).add(made["dataset_hash"])
-        used = one.ask(
+        ctx, contents = await comparison.built(arm)
+        hashes.setdefault(arm.name, set()).add(contents["dataset_hash"])
+        samples = comparison.ask(
             "select distinct s.kind, t.source, s.tree_id is not null, s.iteration_id from dataset d "
             "join dataset_row using (dataset_id) join sample s using (sample_id) "
             "left join trajectory t using (trajectory_id) where d.iteration_id = ?",
             ctx.iteration_id(1),
         )
-        assert {kind for kind, *_ in used} == SOURCES[arm.name]
-        assert {origin for *_, origin in used} == {one.pool.iteration_id(1)}
+        assert {kind for kind, *_ in samples} == SOURCES[arm.name]
+        assert {origin for *_, origin in samples} == {comparison.pool.iteration_id(1)}
         if arm.name in ("good", "own"):
-            assert [(source, tree) for _, source, tree, _ in used] == [
+            assert [(source, tree) for _, source, tree, _ in samples] == [
                 ("tree", True) if arm.name == "good" else ("rollout", False)
             ]
         assert ctx.plan(1).has_pairs == (arm.name == "eto")
 
-    assert one.asked == asked, "no arm asks the model for anything"
-    assert one.ask("select (from (select count(*) from tree)), count(*) from trajectory") == grown
+    assert comparison.asked == num_requests, "no arm asks the model for anything"
+    assert comparison.ask("select (from (select count(*) from tree)), count(*) from trajectory") == counts
     assert [len(hashes[name]) for name in twice] == [2, 2], "each seed has its own order"
     assert len(set.union(*hashes.values())) == len(ARMS) + len(twice)
-    assert one.ask("select * from v_orphans") == []
-    assert one.ask("select distinct comparison, arm, trains_on from v_arms order by arm") == sorted(
+    assert comparison.ask("select * from v_orphans") == []
+    assert comparison.ask("select distinct comparison, arm, trains_on from v_arms order by arm") == sorted(
         ("doors", name, changes[0].removeprefix("data.use=")) for name, changes in ARMS.items()
     )
-    reasons = one.ask("select distinct reason from v_rejections where run_id <> ?", one.pool.run_id)
+    reasons = comparison.ask("select distinct reason from v_rejections where run_id <> ?", comparison.pool.run_id)
     assert {reason for (reason,) in reasons} - {"duplicate"} == {"not-taken"}
     # What an arm was offered is in its dataset or turned away, each sample with its reason.
     turned_away = "select count(*) from v_rejections where reason = 'not-taken'"
-    assert one.ask(f"{turned_away} and subject not in (select sample_id from sample)") == [(0,)]
+    assert comparison.ask(f"{turned_away} and subject not in (select sample_id from sample)") == [(0,)]
 
 
 @pytest.mark.slow
@@ -266,30 +271,30 @@ async def test_a_control_has_the_prefixes_of_one_instance_and_the_suffixes_of_an
     collected: Callable[..., Site],
 ) -> None:
     arms = {"revision": ["data.use=revision"], "control": ["data.use=revision", "data.suffixes=exchanged"]}
-    one = collected(arms=arms)
-    real, control = (arm for arm in arms_of(one.pool.recipe, one.pool.run_id) if arm.seed == 5)
-    _, made = await one.built(real)
-    _, exchanged = await one.built(control)
-    assert set(exchanged["samples"]) == {"revision"}
-    assert exchanged["dataset_hash"] != made["dataset_hash"]
-    pairs = one.ask(
+    comparison = collected(arms=arms)
+    real, control = (arm for arm in arms_of(comparison.pool.recipe, comparison.pool.run_id) if arm.seed == 5)
+    _, contents = await comparison.built(real)
+    _, control_contents = await comparison.built(control)
+    assert set(control_contents["samples"]) == {"revision"}
+    assert control_contents["dataset_hash"] != contents["dataset_hash"]
+    pairs = comparison.ask(
         "select p.instance_id, s.instance_id from sample c "
         "join sample p on p.sample_id = json_extract_string(c.provenance.extra, '$.prefix_of') "
         "join sample s on s.sample_id = json_extract_string(c.provenance.extra, '$.suffix_of')"
     )
-    assert len(pairs) == made["samples"]["revision"]
+    assert len(pairs) == contents["samples"]["revision"]
     assert all(prefix != suffix for prefix, suffix in pairs)
-    assert one.ask("select * from v_orphans") == []
+    assert comparison.ask("select * from v_orphans") == []
 
 
 @pytest.mark.slow
 async def test_the_pool_is_made_once(site: Callable[..., Site], collected: Callable[..., Site]) -> None:
-    one = collected()
+    comparison = collected()
     counts = "select (from (select count(*) from node)), (from (select count(*) from trajectory)), count(*) from sample"
-    asked, before = one.asked, one.ask(counts)
-    other = await site("compare.seeds=[9]", "training.max_tokens=20", "eto.dpo.beta=[0.2]").collected()
-    assert (other.asked, other.ask(counts), other.pool.run_id) == (0, before, one.pool.run_id)
-    assert asked
+    num_requests, before = comparison.asked, comparison.ask(counts)
+    variant = await site("compare.seeds=[9]", "training.max_tokens=20", "eto.dpo.beta=[0.2]").collected()
+    assert (variant.asked, variant.ask(counts), variant.pool.run_id) == (0, before, comparison.pool.run_id)
+    assert num_requests
 
 
 @pytest.mark.slow
@@ -297,15 +302,15 @@ async def test_what_an_arm_was_trained_on_is_settled_in_the_pool(collected: Call
     """Units that were lost and played later would be in the samples of later arms alone."""
 
     def names() -> list[str]:
-        return [stage.name for stage in closed_stages(one.pool, 1)]
+        return [stage.name for stage in closed_stages(comparison.pool, 1)]
 
-    one = collected()
+    comparison = collected()
     assert names() == []
-    arms = {arm.name: arm for arm in arms_of(one.pool.recipe, one.pool.run_id)}
-    own, _ = await one.built(arms["own"])
+    arms = {arm.name: arm for arm in arms_of(comparison.pool.recipe, comparison.pool.run_id)}
+    ctx, _ = await comparison.built(arms["own"])
     assert names() == ["explore"]
-    assert closed_stages(own, 1) == []
-    await one.built(arms["good"])
+    assert closed_stages(ctx, 1) == []
+    await comparison.built(arms["good"])
     assert names() == ["collect", "critique", "splice", "explore"]
 
 
@@ -315,31 +320,31 @@ async def test_arms_with_other_splices_take_them_from_the_same_trees(collected: 
         "revision": ["data.use=revision"],
         "direct": ["data.use=revision", "splice.mode=direct", "splice.impossible=keep"],
     }
-    one = collected(arms=arms)
-    revision, direct = (arm for arm in arms_of(one.pool.recipe, one.pool.run_id) if arm.seed == 5)
+    comparison = collected(arms=arms)
+    revision, direct = (arm for arm in arms_of(comparison.pool.recipe, comparison.pool.run_id) if arm.seed == 5)
     assert revision.samples_recipe is None
-    asked = one.asked
+    num_requests = comparison.asked
     with pytest.raises(DataFault, match=rf"iteration 1 of run {direct.recipe.compare.samples} has no sample"):
-        await one.built(direct)
+        await comparison.built(direct)
 
-    maker = await one.spliced(direct)
+    maker = await comparison.spliced(direct)
     assert maker.run_id == direct.recipe.compare.samples
-    assert one.asked == asked, "trees are taken over, and in mode direct nothing is judged"
-    used = "select distinct s.iteration_id, c.pair_id is not null from dataset d join dataset_row using (dataset_id) "
-    used += "join sample s using (sample_id) left join critique c using (pair_id) where d.iteration_id = ?"
-    for arm, origin, judged in ((revision, one.pool, True), (direct, maker, False)):
-        ctx, made = await one.built(arm)
-        assert set(made["samples"]) == {"revision"}
-        assert one.ask(used, ctx.iteration_id(1)) == [(origin.iteration_id(1), judged)]
-    assert one.ask("select distinct comparison_id, arm from v_arms order by arm") == [
-        (one.pool.run_id, "direct"),
-        (one.pool.run_id, "revision"),
+    assert comparison.asked == num_requests, "trees are taken over, and in mode direct nothing is judged"
+    query = "select distinct s.iteration_id, c.pair_id is not null from dataset d join dataset_row using (dataset_id) "
+    query += "join sample s using (sample_id) left join critique c using (pair_id) where d.iteration_id = ?"
+    for arm, origin, has_pair in ((revision, comparison.pool, True), (direct, maker, False)):
+        ctx, contents = await comparison.built(arm)
+        assert set(contents["samples"]) == {"revision"}
+        assert comparison.ask(query, ctx.iteration_id(1)) == [(origin.iteration_id(1), has_pair)]
+    assert comparison.ask("select distinct comparison_id, arm from v_arms order by arm") == [
+        (comparison.pool.run_id, "direct"),
+        (comparison.pool.run_id, "revision"),
     ]
     assert [stage.name for stage in closed_stages(maker, 1)] == ["collect", "critique", "splice"]
-    assert one.ask("select recipe from v_runs order by recipe") == [
+    assert comparison.ask("select recipe from v_runs order by recipe") == [
         (name,) for name in ("doors", "doors.direct", "doors.revision", "doors.samples")
     ]
-    assert one.ask("select * from v_orphans") == []
+    assert comparison.ask("select * from v_orphans") == []
 
 
 @pytest.mark.slow
@@ -348,90 +353,94 @@ async def test_samples_made_another_day_are_of_the_same_trees(
 ) -> None:
     """Where a chat template prints the date, trees of another day would be others."""
     monkeypatch.setattr("agentr_core.runtime.start.prints_date", lambda path: True)
-    one = site(arms={"best": ["data.use=good", "pairs.alpha=[1.0]"]})
+    comparison = site(arms={"best": ["data.use=good", "pairs.alpha=[1.0]"]})
     with monkeypatch.context() as earlier:
         new_year = SimpleNamespace(now=lambda zone: datetime(2026, 1, 1, tzinfo=zone))
         earlier.setattr("agentr_core.runtime.start.datetime", new_year)
-        await one.collected()
-    asked = one.asked
-    await one.spliced(arms_of(one.pool.recipe, one.pool.run_id)[0])
-    assert one.asked == asked > 0
+        await comparison.collected()
+    num_requests = comparison.asked
+    await comparison.spliced(arms_of(comparison.pool.recipe, comparison.pool.run_id)[0])
+    assert comparison.asked == num_requests > 0
 
 
 @pytest.mark.slow
 async def test_samples_are_made_of_no_tree_that_the_pool_has_lost(site: Callable[..., Site]) -> None:
-    one = site(arms={"best": ["data.use=good", "pairs.alpha=[1.0]"]})
-    arm, _ = arms_of(one.pool.recipe, one.pool.run_id)
-    await start_run(one.pool)
-    with pytest.raises(DataFault, match=f"comparison {one.pool.run_id} has no tree that was grown with the inputs"):
-        await one.spliced(arm)
-    await begin_iteration(one.pool, 1)
-    await collect(changed(one.pool, limit=2), 1)
-    maker = await one.spliced(arm)
+    comparison = site(arms={"best": ["data.use=good", "pairs.alpha=[1.0]"]})
+    arm, _ = arms_of(comparison.pool.recipe, comparison.pool.run_id)
+    await start_run(comparison.pool)
+    with pytest.raises(
+        DataFault, match=f"comparison {comparison.pool.run_id} has no tree that was grown with the inputs"
+    ):
+        await comparison.spliced(arm)
+    await begin_iteration(comparison.pool, 1)
+    await collect(changed(comparison.pool, limit=2), 1)
+    maker = await comparison.spliced(arm)
     trees = "select count(*) from tree where iteration_id = ?"
-    assert one.ask(trees, maker.iteration_id(1)) == one.ask(trees, one.pool.iteration_id(1)) == [(2,)]
+    assert (
+        comparison.ask(trees, maker.iteration_id(1)) == comparison.ask(trees, comparison.pool.iteration_id(1)) == [(2,)]
+    )
 
 
 @pytest.mark.slow
 async def test_trees_that_an_arm_spliced_anew_are_settled(collected: Callable[..., Site]) -> None:
     arms = {"best": ["data.use=good", "pairs.alpha=[1.0]"]}
-    one = collected("good", arms=arms)
-    assert [stage.name for stage in one.pool.plan(1).stages] == ["collect"]
-    arm, _ = arms_of(one.pool.recipe, one.pool.run_id)
-    await one.spliced(arm)
-    assert closed_stages(one.pool, 1) == []
-    await one.learned(arm)
-    assert [stage.name for stage in closed_stages(one.pool, 1)] == ["collect"]
-    assert one.report().arms[0].trains_on == "good, pairs.alpha=[1.0]"
+    comparison = collected("good", arms=arms)
+    assert [stage.name for stage in comparison.pool.plan(1).stages] == ["collect"]
+    arm, _ = arms_of(comparison.pool.recipe, comparison.pool.run_id)
+    await comparison.spliced(arm)
+    assert closed_stages(comparison.pool, 1) == []
+    await comparison.learned(arm)
+    assert [stage.name for stage in closed_stages(comparison.pool, 1)] == ["collect"]
+    assert comparison.report().arms[0].trains_on == "good, pairs.alpha=[1.0]"
 
 
 @pytest.mark.long
 @pytest.mark.slow
 async def test_every_model_goes_on_from_the_same_failures(collected: Callable[..., Site]) -> None:
-    one = collected("good")
+    comparison = collected("good")
     cuts = (
         "select e.instance_id, e.cut from episode e join evaluation v using (evaluation_id) "
         "where v.name = 'revision_test' and v.iteration_id = ? order by all"
     )
-    base = one.ask(cuts, one.pool.iteration_id(0))
+    base = comparison.ask(cuts, comparison.pool.iteration_id(0))
     assert base
-    for arm in arms_of(one.pool.recipe, one.pool.run_id):
-        ctx = await one.learned(arm)
-        assert one.ask(cuts, ctx.iteration_id(1)) == base
-        assert one.ask("select count(*) from evaluation where iteration_id = ?", ctx.iteration_id(0)) == [(0,)]
-        pooled = one.report().base
-        assert pooled is not None
+    for arm in arms_of(comparison.pool.recipe, comparison.pool.run_id):
+        ctx = await comparison.learned(arm)
+        assert comparison.ask(cuts, ctx.iteration_id(1)) == base
+        assert comparison.ask("select count(*) from evaluation where iteration_id = ?", ctx.iteration_id(0)) == [(0,)]
+        base_score = comparison.report().base
+        assert base_score is not None
         # The pool's run trains nothing, so its report calls the base by its name.
-        assert build_report(ctx, 1).score(0) == changed(pooled, name="")
+        assert build_report(ctx, 1).score(0) == changed(base_score, name="")
         funnel = {stage.name: stage.count for stage in build_report(ctx, 1).funnel}
-        assert [funnel["trees"]] == [number for (number,) in one.ask("select count(*) from tree")]
+        assert [funnel["trees"]] == [number for (number,) in comparison.ask("select count(*) from tree")]
         assert funnel["samples of the pool"] >= funnel["trained rows"] > 0
 
 
 @pytest.mark.slow
 async def test_arms_stay_in_the_order_of_the_recipe(site: Callable[..., Site]) -> None:
-    one = site()
-    await start_run(one.pool)
-    for arm in reversed(arms_of(one.pool.recipe, one.pool.run_id)):
-        await start_run(one.ctx(arm.recipe))
-    ((stored,),) = one.ask("select config from run where run_id = ?", one.pool.run_id)
-    report = build_comparison(changed(one.pool, recipe=parse(json.loads(stored))))
+    comparison = site()
+    await start_run(comparison.pool)
+    for arm in reversed(arms_of(comparison.pool.recipe, comparison.pool.run_id)):
+        await start_run(comparison.ctx(arm.recipe))
+    ((config,),) = comparison.ask("select config from run where run_id = ?", comparison.pool.run_id)
+    report = build_comparison(changed(comparison.pool, recipe=parse(json.loads(config))))
 
     assert list(ARMS) != sorted(ARMS)
     assert [arm.name for arm in report.arms] == list(ARMS)
     assert [line.split()[0] for line in table_text(scores_table(report)).splitlines()] == ["Arm", *ARMS]
-    assert one.ask("select arm, seed from v_arms") == [(name, seed) for name in ARMS for seed in (5, 6)]
+    assert comparison.ask("select arm, seed from v_arms") == [(name, seed) for name in ARMS for seed in (5, 6)]
 
 
 @pytest.mark.slow
 async def test_the_report_has_every_arm_and_seed_that_is_evaluated(collected: Callable[..., Site]) -> None:
-    one = collected(arms={"good": ["data.use=good"], "eto": ["data.use=preferences"]})
-    await start_run(one.pool)
-    good, again, eto, _ = arms_of(one.pool.recipe, one.pool.run_id)
-    assert [arm.runs for arm in one.report().arms] == [(), ()]
-    for arm in (good, again, eto):
-        await one.learned(arm)
-    report = one.report()
+    comparison = collected(arms={"good": ["data.use=good"], "eto": ["data.use=preferences"]})
+    await start_run(comparison.pool)
+    good, second_good, eto, _ = arms_of(comparison.pool.recipe, comparison.pool.run_id)
+    assert [arm.runs for arm in comparison.report().arms] == [(), ()]
+    for arm in (good, second_good, eto):
+        await comparison.learned(arm)
+    report = comparison.report()
     first, second = report.arms
 
     assert (report.max_tokens, report.max_seconds, report.seeds) == (700, 0, (5, 6))
@@ -446,19 +455,19 @@ async def test_the_report_has_every_arm_and_seed_that_is_evaluated(collected: Ca
     assert (second.success.low, second.success.n) == (None, 1)
     assert second.versus_first is not None
     assert second.versus_first.value == second.runs[0].score.success.value - first.runs[0].score.success.value
-    assert one.ask("select arm, seed, success, steps_to_success from v_arms order by arm, seed") == [
+    assert comparison.ask("select arm, seed, success, steps_to_success from v_arms order by arm, seed") == [
         (arm, run.seed, run.score.success.value, run.score.steps_to_success)
         for arm, runs in (("eto", second.runs), ("good", first.runs))
         for run in runs
     ]
-    assert [(one.arm, one.reference) for one in report.differences] == [
+    assert [(difference.arm, difference.reference) for difference in report.differences] == [
         ("good", "base"),
         ("eto", "base"),
         ("eto", "good"),
     ]
     assert report.base is not None
     seeds = [run.score.success.value - report.base.success.value for run in first.runs]
-    against_base, _, of_arms = (one.estimate_by_set["test"] for one in report.differences)
+    against_base, _, of_arms = (difference.estimate_by_set["test"] for difference in report.differences)
     assert against_base.value == pytest.approx(sum(seeds) / 2)
     assert against_base.n == 2 * first.runs[0].score.success.n
     assert of_arms.n == first.runs[0].score.success.n, "only the seed that both have counts"
@@ -471,32 +480,32 @@ async def test_the_report_has_every_arm_and_seed_that_is_evaluated(collected: Ca
 
 @pytest.mark.slow
 async def test_arms_of_an_earlier_version_are_in_the_report(collected: Callable[..., Site]) -> None:
-    one = collected("good")
-    arm, _ = arms_of(one.pool.recipe, one.pool.run_id)
-    one.id_of = lambda recipe: "earlier"
-    await one.learned(arm)
+    comparison = collected("good")
+    arm, _ = arms_of(comparison.pool.recipe, comparison.pool.run_id)
+    comparison.id_of = lambda recipe: "earlier"
+    await comparison.learned(arm)
     fewer = resolved(arm.recipe)
     del fewer["training"]["max_seconds"]
-    one.pool.store.update("run", {"run_id": "earlier", "config": json.dumps(fewer)})
+    comparison.pool.store.update("run", {"run_id": "earlier", "config": json.dumps(fewer)})
 
-    assert [run.run_id for run in one.report().arms[0].runs] == ["earlier"]
+    assert [run.run_id for run in comparison.report().arms[0].runs] == ["earlier"]
 
 
 @pytest.mark.slow
 async def test_an_arm_without_a_sample_says_which(site: Callable[..., Site]) -> None:
-    one = site(arms={"rft": ["data.use=successes"]})
-    await start_run(one.pool)
+    comparison = site(arms={"rft": ["data.use=successes"]})
+    await start_run(comparison.pool)
     with pytest.raises(DataFault, match=r"has no sample to train on for doors\.rft \(data\.use successes\)"):
-        await one.built(arms_of(one.pool.recipe, one.pool.run_id)[0])
+        await comparison.built(arms_of(comparison.pool.recipe, comparison.pool.run_id)[0])
 
 
 @pytest.mark.slow
 async def test_pairs_may_come_from_the_trees_of_the_pool(site: Callable[..., Site]) -> None:
-    one = site("eto.preferences.source=trees", arms={"eto": ["data.use=preferences"]})
-    assert [stage.name for stage in one.pool.plan(1).stages] == ["collect", "prefer"]
-    _, made = await (await one.collected()).built(arms_of(one.pool.recipe, one.pool.run_id)[0])
-    assert set(made["samples"]) == {"chosen", "rejected"}
-    assert one.ask("select distinct kind from preference") == [("tree",)]
+    comparison = site("eto.preferences.source=trees", arms={"eto": ["data.use=preferences"]})
+    assert [stage.name for stage in comparison.pool.plan(1).stages] == ["collect", "prefer"]
+    _, contents = await (await comparison.collected()).built(arms_of(comparison.pool.recipe, comparison.pool.run_id)[0])
+    assert set(contents["samples"]) == {"chosen", "rejected"}
+    assert comparison.ask("select distinct kind from preference") == [("tree",)]
 
 
 def settings(arm: Arm) -> TrainingConfig:
@@ -513,16 +522,16 @@ def test_arms_differ_in_what_they_change_and_in_their_seed() -> None:
         assert settings(arm).max_tokens == 700
         assert arm.recipe.compare.pool == "pool"
         assert parse(resolved(arm.recipe)) == arm.recipe, "it can be read back from the store"
-        plain, own = resolved(recipe()), resolved(arm.recipe)
+        plain, fields = resolved(recipe()), resolved(arm.recipe)
         same = set(plain) - {"name", "seed", "compare", "data", "training", "eto"}
-        assert {field: own[field] for field in same} == {field: plain[field] for field in same}
+        assert {field: fields[field] for field in same} == {field: plain[field] for field in same}
     assert {arm.recipe.training.learning_rate for arm in arms if arm.name == "both"} == {1e-4}
     assert {arm.recipe.eto.dpo.beta for arm in arms if arm.name == "eto"} == {(0.3,)}
 
 
 def test_the_budget_may_be_time() -> None:
-    timed = ("training.max_tokens=0", "training.max_seconds=90")
-    for arm in arms_of(recipe(*timed), "pool"):
+    overrides = ("training.max_tokens=0", "training.max_seconds=90")
+    for arm in arms_of(recipe(*overrides), "pool"):
         config = settings(arm)
         assert (config.max_tokens, config.max_seconds) == (0, 90)
     with pytest.raises(ConfigError) as caught:
@@ -534,13 +543,13 @@ def test_the_budget_may_be_time() -> None:
 
 @pytest.mark.slow
 def test_a_run_is_another_one_for_each_arm_seed_and_pool(tiny_model_dir: Path) -> None:
-    wanted = recipe(model=tiny_model_dir)
-    pool = run_id_of(wanted)
-    ids = [run_id_of(arm.recipe) for name in (pool, "other") for arm in arms_of(wanted, name)]
+    base_recipe = recipe(model=tiny_model_dir)
+    pool = run_id_of(base_recipe)
+    ids = [run_id_of(arm.recipe) for name in (pool, "other") for arm in arms_of(base_recipe, name)]
     assert len({pool, *ids}) == 33
     assert run_id_of(recipe("data.windowed=reject", model=tiny_model_dir)) != pool, "its splices are others"
-    scored = {run_id_of(recipe(f"data.scoring={name}", model=tiny_model_dir)) for name in ("abc", "bcd")}
-    assert len(scored | {pool}) == 3, "its pairs and good paths are others"
+    scoring_ids = {run_id_of(recipe(f"data.scoring={name}", model=tiny_model_dir)) for name in ("abc", "bcd")}
+    assert len(scoring_ids | {pool}) == 3, "its pairs and good paths are others"
     assert run_id_of(recipe("data.windowed=stretches", model=tiny_model_dir)) == pool
     assert run_id_of(recipe("data.good_per_tree=2", arms={}, model=tiny_model_dir)) == pool
     for change in ("search.width=3", "data.use=good", "eto.explore.samples=1", "seed=1", "evaluation.max_steps=9"):
@@ -549,10 +558,10 @@ def test_a_run_is_another_one_for_each_arm_seed_and_pool(tiny_model_dir: Path) -
 
 def test_a_pool_has_what_its_arms_need() -> None:
     def stages(*uses: str, overrides: Sequence[str] = ()) -> tuple[str, ...]:
-        made = pool_stages(
+        plan = pool_stages(
             recipe(*overrides, arms={f"arm-{number}": [f"data.use={use}"] for number, use in enumerate(uses)})
         )
-        return tuple(stage.name for stage in made)
+        return tuple(stage.name for stage in plan)
 
     assert stages("revision", "expert") == ("collect", "critique", "splice", "demonstrate")
     assert stages("both+expert") == ("collect", "critique", "splice", "demonstrate")
@@ -621,14 +630,14 @@ def test_samples_are_made_once_for_all_arms_that_splice_alike(tiny_model_dir: Pa
         "direct-both": ["splice.mode=direct"],
         "best": ["data.use=good", "pairs.alpha=[1.0]"],
     }
-    wanted = recipe(arms=arms, model=tiny_model_dir)
-    found = {arm.name: arm.samples_recipe for arm in arms_of(wanted)}
-    assert found["as-it-is"] is None
-    assert [(one.splice.mode, one.pairs.alpha) for one in sample_recipes(wanted)] == [
-        ("direct", wanted.pairs.alpha),
-        (wanted.splice.mode, (1.0,)),
+    base_recipe = recipe(arms=arms, model=tiny_model_dir)
+    recipes = {arm.name: arm.samples_recipe for arm in arms_of(base_recipe)}
+    assert recipes["as-it-is"] is None
+    assert [(variant.splice.mode, variant.pairs.alpha) for variant in sample_recipes(base_recipe)] == [
+        ("direct", base_recipe.pairs.alpha),
+        (base_recipe.splice.mode, (1.0,)),
     ]
-    assert len({arm.recipe.compare.samples for arm in arms_of(wanted, "pool")}) == 3, "and for all seeds"
+    assert len({arm.recipe.compare.samples for arm in arms_of(base_recipe, "pool")}) == 3, "and for all seeds"
 
 
 def test_only_arms_that_are_there_can_be_chosen() -> None:

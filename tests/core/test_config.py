@@ -48,8 +48,8 @@ def test_all_faults_are_reported_together() -> None:
     assert "(got 'hot')" in message
     assert "pairs.alpha.1: " in message
     assert "nonsense: unknown field" in message
-    first, *lines = message.splitlines()
-    assert (first, len(lines)) == ("recipe: 5 faults", 5)
+    title, *lines = message.splitlines()
+    assert (title, len(lines)) == ("recipe: 5 faults", 5)
 
 
 def test_a_missing_field_is_told_without_what_stands_around_it() -> None:
@@ -89,19 +89,19 @@ def test_a_number_out_of_its_range_is_a_fault(value: object) -> None:
     ],
 )
 def test_an_unknown_field_names_the_known_one_that_was_meant(override: str, said: str) -> None:
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(ConfigError) as error:
         load(TINY, [override])
-    assert str(raised.value).endswith(f": {said}")
+    assert str(error.value).endswith(f": {said}")
 
 
 def test_an_unknown_method_is_reported_with_the_other_faults() -> None:
-    said = "method: there is no method 'agentr' (did you mean agent-r?); installed are agent-r"
+    message = "method: there is no method 'agentr' (did you mean agent-r?); installed are agent-r"
     wrong_field = faults({**LEAST, "method": "agentr", "sede": 1, "search": {"width": 0}})
-    assert said in wrong_field
+    assert message in wrong_field
     assert "sede: unknown field (did you mean seed?)" in wrong_field
     assert "search.width: " in wrong_field
     parts = faults({"name": "r", "method": "agentr", "pairs": {"alpha": []}})
-    assert said in parts
+    assert message in parts
     assert "pairs.alpha: give at least one threshold" in parts
     assert "model.path: name the directory" in parts
     assert faults({**LEAST, "method": 7}).count("method: ") == 1
@@ -113,9 +113,9 @@ def test_a_recipe_that_is_not_there_names_its_folder_and_the_one_that_was_meant(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "doors.yaml").write_text("name: doors", encoding="utf-8")
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(ConfigError) as error:
         load(Path("mine/door.yaml"))
-    assert str(raised.value) == (
+    assert str(error.value) == (
         f"recipe mine/door.yaml in {tmp_path} does not exist (did you mean doors.yaml?); `agentr recipes` lists "
         "the shipped ones"
     )
@@ -147,11 +147,11 @@ def test_overrides_are_yaml_and_the_last_one_counts() -> None:
 
 
 def test_an_override_finds_what_is_named_by_a_number() -> None:
-    given = {**LEAST, "instances": {"depths": {1: 0.5, 2: 0.5}, "from_iteration": {2: {"depths": {2: 1.0}}}}}
+    data = {**LEAST, "instances": {"depths": {1: 0.5, 2: 0.5}, "from_iteration": {2: {"depths": {2: 1.0}}}}}
     changes = ["instances.from_iteration.2.expert_steps=[2, 9]", "instances.depths.1=0.25", "instances.depths.3=0.25"]
-    made = parse(given, changes).instances
-    assert made.depths == {1: 0.25, 2: 0.5, 3: 0.25}
-    assert (made.at_iteration(2).depths, made.at_iteration(2).expert_steps) == ({2: 1.0}, (2, 9))
+    instances = parse(data, changes).instances
+    assert instances.depths == {1: 0.25, 2: 0.5, 3: 0.25}
+    assert (instances.at_iteration(2).depths, instances.at_iteration(2).expert_steps) == ({2: 1.0}, (2, 9))
 
 
 def test_overrides_leave_the_given_mapping_alone() -> None:
@@ -215,9 +215,9 @@ def test_a_recipe_that_cannot_be_read_says_which_one(tmp_path: Path) -> None:
     broken.write_bytes(b"name: \xff")
     with pytest.raises(ConfigError, match="cannot be read as YAML"):
         load(broken)
-    for text, what in (("- name", "is a list"), ("42", "is a single value"), ("", "is empty"), ("# -", "is empty")):
+    for text, kind in (("- name", "is a list"), ("42", "is a single value"), ("", "is empty"), ("# -", "is empty")):
         broken.write_text(text, encoding="utf-8")
-        with pytest.raises(ConfigError, match=rf"broken\.yaml {what}; give fields, a line each"):
+        with pytest.raises(ConfigError, match=rf"broken\.yaml {kind}; give fields, a line each"):
             load(broken)
     broken.write_text("name: r\nmodel: {path: m}\nextra: 1\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"broken\.yaml: extra: unknown field"):
@@ -229,8 +229,8 @@ def test_the_prefix_cache_is_sized_in_the_recipe_and_is_no_part_of_what_is_asked
     assert plain.model.prefix_cache_gib == 1.0
     large = parse(LEAST, ["model.prefix_cache_gib=16", "models.judge.path=j", "models.judge.prefix_cache_gib=0"])
     assert large.model.prefix_cache_gib == 16
-    other = parse(LEAST, ["models.judge.path=j"])
-    assert asked_for(large) == asked_for(other)
+    default = parse(LEAST, ["models.judge.path=j"])
+    assert asked_for(large) == asked_for(default)
     assert "prefix_cache_gib" in resolved(plain)["model"]
 
 
@@ -339,10 +339,10 @@ def test_fields_that_came_later_are_in_no_id_while_they_have_their_default() -> 
     # As at the version before them, which made workspaces that are still in use.
     ids = {"agent-r": "6fbac9cb4678c44d", "eto": "dea8b3c04f7e6f59", "compare": "574c297287f4399e"}
     assert {method: fingerprint(asked_for(parse({**LEAST, "method": method}))) for method in ids} == ids
-    asked = fingerprint(asked_for(parse(LEAST)))
-    assert fingerprint(asked_for(parse(LEAST, ["evaluation.repeats=0", "evaluation.sets={}"]))) == asked
-    assert fingerprint(asked_for(parse(LEAST, ["evaluation.repeats=3"]))) != asked
-    assert fingerprint(asked_for(parse(LEAST, ["evaluation.sets={more: {split: rest}}"]))) != asked
+    default = fingerprint(asked_for(parse(LEAST)))
+    assert fingerprint(asked_for(parse(LEAST, ["evaluation.repeats=0", "evaluation.sets={}"]))) == default
+    assert fingerprint(asked_for(parse(LEAST, ["evaluation.repeats=3"]))) != default
+    assert fingerprint(asked_for(parse(LEAST, ["evaluation.sets={more: {split: rest}}"]))) != default
 
 
 def test_evaluation_sets_are_checked() -> None:
@@ -382,8 +382,8 @@ def test_models_that_are_served_at_once_take_gpus_of_their_own(
     actor: dict[str, Any], editor: dict[str, Any], said: str
 ) -> None:
     # Editor and judge are one model, and share its server.
-    both = SERVED | {"path": "e", "vllm": editor}
-    data = {"name": "r", "model": SERVED | {"vllm": actor}, "models": {"editor": both, "judge": both}}
+    config = SERVED | {"path": "e", "vllm": editor}
+    data = {"name": "r", "model": SERVED | {"vllm": actor}, "models": {"editor": config, "judge": config}}
     if not said:
         assert parse(data).models.editor is not None
         return
@@ -501,7 +501,7 @@ def test_fine_tuning_alone_may_say_what_its_evaluations_count() -> None:
     assert load(recipe, ["et_agent.curriculum.counts=steps"]).et_agent.curriculum.counts == "steps"
     for field in ("questions=3", "counts=steps,questions=3"):
         with pytest.raises(ConfigError, match=r"et_agent.curriculum: has no use without an iteration rl"):
-            load(recipe, [f"et_agent.curriculum.{one}" for one in field.split(",")])
+            load(recipe, [f"et_agent.curriculum.{setting}" for setting in field.split(",")])
 
 
 def test_an_adapter_is_no_policy_that_group_rl_goes_on_from() -> None:
@@ -520,13 +520,13 @@ def test_a_training_cannot_go_back_with_split_weights(recipe: str) -> None:
 
 def test_what_became_an_alarm_is_told() -> None:
     collapse = ["eto.dpo.on_collapse=back", "eto.dpo.max_chosen_drop=5"]
-    with pytest.raises(ConfigError, match=r"eto.dpo.on_collapse: is alarms.reaction now") as told:
+    with pytest.raises(ConfigError, match=r"eto.dpo.on_collapse: is alarms.reaction now") as error:
         load(TINY.with_name("textcraft-eto-tiny.yaml"), collapse)
-    assert "eto.dpo.max_chosen_drop: is alarms.chosen_drop now; write `alarms: {chosen_drop: 20" in str(told.value)
-    stored = resolved(load(TINY.with_name("textcraft-eto-tiny.yaml")))
-    stored["eto"]["dpo"] |= {"max_chosen_drop": None, "on_collapse": "stop"}
-    assert restore_recipe(stored, source="recipe of run r").alarms == AlarmsConfig()
-    assert "on_collapse" in stored["eto"]["dpo"], "it is only read"
+    assert "eto.dpo.max_chosen_drop: is alarms.chosen_drop now; write `alarms: {chosen_drop: 20" in str(error.value)
+    data = resolved(load(TINY.with_name("textcraft-eto-tiny.yaml")))
+    data["eto"]["dpo"] |= {"max_chosen_drop": None, "on_collapse": "stop"}
+    assert restore_recipe(data, source="recipe of run r").alarms == AlarmsConfig()
+    assert "on_collapse" in data["eto"]["dpo"], "it is only read"
 
 
 def test_a_search_that_never_branches_is_told() -> None:
@@ -549,20 +549,20 @@ def test_group_rl_follows_the_arguments_of_the_schedule_that_it_has() -> None:
         "agent_r.phases=[sft, rl]",
     ]
     same = {"num_decay_steps": 5}
-    for own, left in (("null", same), ("warmup_stable_decay", same), ("linear", {})):
-        training = plan_of(load(TINY, [*changes, f"grpo.lr_scheduler_type={own}"]), 2).training
+    for schedule, arguments in (("null", same), ("warmup_stable_decay", same), ("linear", {})):
+        training = plan_of(load(TINY, [*changes, f"grpo.lr_scheduler_type={schedule}"]), 2).training
         assert training is not None
-        assert training.config.lr_scheduler_kwargs == left
+        assert training.config.lr_scheduler_kwargs == arguments
 
 
 def test_preference_training_does_not_take_the_arguments_of_another_schedule() -> None:
     eto = TINY.with_name("textcraft-eto-tiny.yaml")
     changes = ["training.lr_scheduler_type=cosine_with_min_lr", "training.lr_scheduler_kwargs={min_lr_rate: 0.1}"]
-    for own, left in (("cosine", {}), ("cosine_with_min_lr", {"min_lr_rate": 0.1})):
-        recipe = load(eto, [*changes, "eto.phases=[sft, dpo]", f"eto.dpo.lr_scheduler_type={own}"])
+    for schedule, arguments in (("cosine", {}), ("cosine_with_min_lr", {"min_lr_rate": 0.1})):
+        recipe = load(eto, [*changes, "eto.phases=[sft, dpo]", f"eto.dpo.lr_scheduler_type={schedule}"])
         training = plan_of(recipe, 2).training
         assert training is not None
-        assert training.config.lr_scheduler_kwargs == left
+        assert training.config.lr_scheduler_kwargs == arguments
 
 
 def test_the_curriculum_follows_the_arguments_of_the_schedule_that_it_has() -> None:
@@ -572,22 +572,22 @@ def test_the_curriculum_follows_the_arguments_of_the_schedule_that_it_has() -> N
         "training.lr_scheduler_kwargs={num_decay_steps: 5}",
         "et_agent.phases=[rft, rl]",
     ]
-    for own, left in (("warmup_stable_decay", {"num_decay_steps": 5}), ("constant", {})):
-        training = plan_of(load(recipe, [*changes, f"et_agent.curriculum.lr_scheduler_type={own}"]), 2).training
+    for schedule, arguments in (("warmup_stable_decay", {"num_decay_steps": 5}), ("constant", {})):
+        training = plan_of(load(recipe, [*changes, f"et_agent.curriculum.lr_scheduler_type={schedule}"]), 2).training
         assert training is not None
-        assert training.config.lr_scheduler_kwargs == left
+        assert training.config.lr_scheduler_kwargs == arguments
     with pytest.raises(ConfigError, match=r"training.lr_scheduler_kwargs: et_agent.curriculum.lr_scheduler_type repl"):
         load(recipe, [*changes[:2], "et_agent.phases=[rl]"])
 
 
 def test_only_continued_splices_ask_a_model() -> None:
-    spliced = {}
+    stages = {}
     for mode in ("verified", "continued"):
         plan = plan_of(load(TINY, [f"splice.mode={mode}", "splice.prune=false"]), 1)
-        spliced[mode] = plan.stage("splice")
-    assert (spliced["verified"].needs, spliced["verified"].roles) == (("env",), ())
-    assert (spliced["continued"].needs, spliced["continued"].spreads) == (("gpu", "env"), True)
-    assert spliced["continued"].roles == ("actor", "teacher")
+        stages[mode] = plan.stage("splice")
+    assert (stages["verified"].needs, stages["verified"].roles) == (("env",), ())
+    assert (stages["continued"].needs, stages["continued"].spreads) == (("gpu", "env"), True)
+    assert stages["continued"].roles == ("actor", "teacher")
 
 
 def test_rollouts_with_other_stop_strings_are_not_taken_over() -> None:
@@ -620,8 +620,8 @@ def test_group_rl_samples_from_vllm_and_trains_adapters(name: str) -> None:
 )
 def test_a_method_names_the_way_of_its_data_by_iteration(name: str, titles: list[str]) -> None:
     recipe = load(TINY.with_name(f"{name}.yaml"))
-    found = [plan.funnel.title for plan in plans_of(recipe) if plan.funnel]
-    assert list(dict.fromkeys(found)) == titles
+    funnels = [plan.funnel.title for plan in plans_of(recipe) if plan.funnel]
+    assert list(dict.fromkeys(funnels)) == titles
     assert plan_of(recipe, 0).funnel is None
 
 
@@ -632,13 +632,13 @@ def test_a_method_says_whose_inputs_are_stored() -> None:
 
 
 def test_a_stored_recipe_opens_although_a_later_version_finds_a_fault_in_it() -> None:
-    stored = resolved(load(TINY)) | {"promote": "best"}
+    data = resolved(load(TINY)) | {"promote": "best"}
     with pytest.raises(ConfigError, match="promote"):
-        parse(stored)
-    assert restore_recipe(stored, source="recipe of run r").promote == "best"
-    assert restore_recipe(stored | {"base": {"tokens": 5}}, source="recipe of run r").promote == "best"
+        parse(data)
+    assert restore_recipe(data, source="recipe of run r").promote == "best"
+    assert restore_recipe(data | {"base": {"tokens": 5}}, source="recipe of run r").promote == "best"
     with pytest.raises(ConfigError, match=r"recipe of run r: .*pace: unknown field"):
-        restore_recipe(stored | {"pace": 1}, source="recipe of run r")
+        restore_recipe(data | {"pace": 1}, source="recipe of run r")
 
 
 @pytest.mark.parametrize(

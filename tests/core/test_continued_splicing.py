@@ -21,21 +21,21 @@ CONFIG = SpliceConfig(mode="continued", action="look", no_error="reject")
 PAIR = ToyTree(0).pair(["right", "right"], ["left", "left", "stop"])
 
 
-def begun(pair: PathPair = PAIR, error: int | None = 0) -> tuple[Step, ...]:
-    found = play_prefix(pair, critique(error, len(pair.bad.nodes)), Line(), CONFIG, seed=0)
-    assert isinstance(found, tuple), found
-    return found
+def prefix_steps(pair: PathPair = PAIR, error: int | None = 0) -> tuple[Step, ...]:
+    steps = play_prefix(pair, critique(error, len(pair.bad.nodes)), Line(), CONFIG, seed=0)
+    assert isinstance(steps, tuple), steps
+    return steps
 
 
 def attempt(*actions: str) -> Trajectory:
     """Play on from the turn of revision of the pair after its first error."""
-    steps = begun()
+    steps = prefix_steps()
     replies = [*(step.reply for step in steps), *(reply(action, "On.") for action in actions)]
-    first, outcomes = play_replies(Line(), PAIR.bad.trajectory.instance, replies)
+    observation, outcomes = play_replies(Line(), PAIR.bad.trajectory.instance, replies)
     last = outcomes[-1]
     return Trajectory(
         instance=PAIR.bad.trajectory.instance,
-        first_observation=first,
+        first_observation=observation,
         steps=tuple(outcome.step for outcome in outcomes),
         reward=last.step.reward,
         success=last.step.success,
@@ -43,12 +43,12 @@ def attempt(*actions: str) -> Trajectory:
     )
 
 
-def kept(tries: dict[str, Trajectory], config: SpliceConfig = CONFIG) -> dict[str, Sample] | Rejection:
-    return continuation_samples(PAIR, critique(0, 3), begun(), tries, Line(), config, alpha=0.9, seed=0)
+def samples_of(tries: dict[str, Trajectory], config: SpliceConfig = CONFIG) -> dict[str, Sample] | Rejection:
+    return continuation_samples(PAIR, critique(0, 3), prefix_steps(), tries, Line(), config, alpha=0.9, seed=0)
 
 
 def test_the_beginning_is_played_up_to_the_answer_to_the_turn_of_revision() -> None:
-    steps = begun()
+    steps = prefix_steps()
     assert [step.action for step in steps] == ["left", "look"]
     thought, action = steps[-1].reply.splitlines()
     assert thought.removeprefix("Thought: ") in REFLECTIONS
@@ -59,10 +59,10 @@ def test_the_beginning_is_played_up_to_the_answer_to_the_turn_of_revision() -> N
 def test_a_pair_without_an_error_and_one_whose_revision_ends_the_episode_have_no_beginning() -> None:
     assert play_prefix(PAIR, critique(None, 3), Line(), CONFIG, seed=0).reason == "no-error-found"  # type: ignore[union-attr]
     ending = replace(CONFIG, action="stop")
-    found = play_prefix(PAIR, critique(0, 3), Line(), ending, seed=0)
-    assert isinstance(found, Rejection)
-    assert found.reason == "ended-at-revision-turn"
-    assert "stop" in found.detail
+    rejection = play_prefix(PAIR, critique(0, 3), Line(), ending, seed=0)
+    assert isinstance(rejection, Rejection)
+    assert rejection.reason == "ended-at-revision-turn"
+    assert "stop" in rejection.detail
 
 
 def test_the_shortest_try_that_clears_alpha_becomes_the_sample() -> None:
@@ -72,12 +72,12 @@ def test_the_shortest_try_that_clears_alpha_becomes_the_sample() -> None:
         "lost": attempt("right", "stop"),
         "fell": attempt("jump"),
     }
-    made = kept(tries)
-    assert isinstance(made, dict)
-    assert list(made) == ["short"]
-    sample = made["short"]
+    samples = samples_of(tries)
+    assert isinstance(samples, dict)
+    assert list(samples) == ["short"]
+    sample = samples["short"]
     turn, *suffix = [message.text for message in sample.messages if message.train]
-    assert turn == begun()[-1].reply
+    assert turn == prefix_steps()[-1].reply
     assert suffix == [reply("right", "On.")] * 3
     observations = [message.text for message in sample.messages if message.role == "user"]
     assert observations[2:] == ["You are at -1.", "You are at -1.", "You are at 0.", "You are at 1."]
@@ -88,27 +88,30 @@ def test_the_shortest_try_that_clears_alpha_becomes_the_sample() -> None:
 
 def test_as_many_tries_as_asked_for_are_kept() -> None:
     tries = {"a": attempt("right", "right", "right"), "b": attempt("look", "right", "right", "right")}
-    two = kept(tries, replace(CONFIG, continuation=ContinuationConfig(per_pair=0)))
-    assert isinstance(two, dict)
-    assert list(two) == ["a", "b"]
+    samples = samples_of(tries, replace(CONFIG, continuation=ContinuationConfig(per_pair=0)))
+    assert isinstance(samples, dict)
+    assert list(samples) == ["a", "b"]
 
 
 def test_a_pair_none_of_whose_tries_clears_alpha_is_rejected_with_the_best_reward() -> None:
-    found = kept({"x": attempt("right", "right", "stop"), "y": attempt("jump")})
-    assert isinstance(found, Rejection)
-    assert found.reason == "no-try-cleared-alpha"
-    assert found.detail == "2 tries, best reward 0.5, alpha 0.9"
+    rejection = samples_of({"x": attempt("right", "right", "stop"), "y": attempt("jump")})
+    assert isinstance(rejection, Rejection)
+    assert rejection.reason == "no-try-cleared-alpha"
+    assert rejection.detail == "2 tries, best reward 0.5, alpha 0.9"
 
 
 def test_a_try_that_ends_with_the_reward_of_its_beginning_is_none() -> None:
     idle, gaining = attempt("right", "right", "right"), attempt("look", "right", "right", "right")
     early = tuple(replace(step, reward=1.0) for step in idle.steps)
-    found = kept({"idle": replace(idle, steps=early)})
-    assert isinstance(found, Rejection)
-    assert (found.reason, found.detail) == ("no-gain", "1 tries end with the reward that they had at the revision turn")
-    both = kept({"idle": replace(idle, steps=early), "gaining": gaining})
-    assert isinstance(both, dict)
-    assert list(both) == ["gaining"]
+    rejection = samples_of({"idle": replace(idle, steps=early)})
+    assert isinstance(rejection, Rejection)
+    assert (rejection.reason, rejection.detail) == (
+        "no-gain",
+        "1 tries end with the reward that they had at the revision turn",
+    )
+    samples = samples_of({"idle": replace(idle, steps=early), "gaining": gaining})
+    assert isinstance(samples, dict)
+    assert list(samples) == ["gaining"]
 
 
 @pytest.mark.parametrize(

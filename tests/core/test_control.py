@@ -22,11 +22,11 @@ ENV = Line()
 
 def revision(index: int, *bad: str) -> Sample:
     tree = ToyTree(index, tree_id=f"t{index}", thought=f"I am in tree {index}.")
-    made = splice(
+    sample = splice(
         tree.pair(["right", "right"], ["look", *bad]), critique(None, 3), ENV, SpliceConfig(), alpha=1.0, seed=0
     )
-    assert isinstance(made, Sample)
-    return made
+    assert isinstance(sample, Sample)
+    return sample
 
 
 def parts(sample: Sample) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
@@ -39,18 +39,18 @@ REVISIONS = [revision(0, "look"), revision(0, "left"), revision(1, "look"), revi
 
 
 def test_each_prefix_goes_on_with_a_suffix_of_another_instance_and_no_suffix_comes_twice() -> None:
-    kept, rejected = exchange_suffixes(reversed(REVISIONS))
+    controls, rejected = exchange_suffixes(reversed(REVISIONS))
     assert rejected == ()
     by_id = {sample_id(sample): sample for sample in REVISIONS}
-    prefixes, suffixes = ([one.provenance.extra[name] for one in kept] for name in ("prefix_of", "suffix_of"))
+    prefixes, suffixes = ([sample.provenance.extra[name] for sample in controls] for name in ("prefix_of", "suffix_of"))
     assert sorted(prefixes) == sorted(suffixes) == sorted(by_id)
-    for made, prefix, suffix in zip(kept, prefixes, suffixes, strict=True):
-        assert parts(made) == (parts(by_id[prefix])[0], parts(by_id[suffix])[1])
-        assert made.instance == by_id[prefix].instance != by_id[suffix].instance
-        assert made.provenance.cut == by_id[prefix].provenance.cut
-        check_flags(made)
-        assert turn_classes(made)[0] == "revision_turn"
-    assert exchange_suffixes(REVISIONS) == (kept, ()), "in whatever order they come"
+    for control, prefix, suffix in zip(controls, prefixes, suffixes, strict=True):
+        assert parts(control) == (parts(by_id[prefix])[0], parts(by_id[suffix])[1])
+        assert control.instance == by_id[prefix].instance != by_id[suffix].instance
+        assert control.provenance.cut == by_id[prefix].provenance.cut
+        check_flags(control)
+        assert turn_classes(control)[0] == "revision_turn"
+    assert exchange_suffixes(REVISIONS) == (controls, ()), "in whatever order they come"
 
 
 def test_other_samples_stay_as_they_are() -> None:
@@ -64,10 +64,10 @@ def test_what_cannot_be_cut_is_turned_away() -> None:
         REVISIONS[0], messages=(*REVISIONS[0].messages[:-1], grown_turn([*REVISIONS[0].messages[-1].parts]))
     )
     later = replace(REVISIONS[0], provenance=replace(REVISIONS[0].provenance, extra={"stretch": 1}))
-    kept, rejected = exchange_suffixes([grown, later, *REVISIONS])
-    assert len(kept) == len(REVISIONS)
-    assert [(one.subject, one.reason) for one in rejected] == [
-        (sample_id(one), "no-suffix-of-its-own") for one in (grown, later)
+    controls, rejected = exchange_suffixes([grown, later, *REVISIONS])
+    assert len(controls) == len(REVISIONS)
+    assert [(rejection.subject, rejection.reason) for rejection in rejected] == [
+        (sample_id(sample), "no-suffix-of-its-own") for sample in (grown, later)
     ]
 
 

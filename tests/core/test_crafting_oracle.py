@@ -36,14 +36,14 @@ WORLD = build_book(COMMANDS)
 TO_THE_BOARDS = ("get 1 log", "craft 2 board using 1 log")
 
 
-def judged(*actions: str) -> list[Verdict]:
+def judge(*actions: str) -> list[Verdict]:
     return list(verdicts(PROBLEM, WORLD, actions))
 
 
 def test_the_way_to_the_goal_is_good_in_any_useful_order() -> None:
     last = "craft 1 chair using 2 board, 3 nail"
-    assert judged(*TO_THE_BOARDS, "get 3 nail", last) == [GOOD] * 4
-    assert judged("get 3 nail", *TO_THE_BOARDS, last) == [GOOD] * 4
+    assert judge(*TO_THE_BOARDS, "get 3 nail", last) == [GOOD] * 4
+    assert judge("get 3 nail", *TO_THE_BOARDS, last) == [GOOD] * 4
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ def test_the_way_to_the_goal_is_good_in_any_useful_order() -> None:
     ],
 )
 def test_a_first_step(action: str, verdict: Verdict) -> None:
-    assert judged(action) == [verdict]
+    assert judge(action) == [verdict]
 
 
 def test_doing_it_again_or_wasting_it_is_bad() -> None:
-    assert judged("get 1 log", "get 1 log") == [GOOD, BAD]
-    assert judged(*TO_THE_BOARDS, "craft 1 toy using 2 board") == [GOOD, GOOD, BAD]
-    assert judged("get 2 nail", "get 1 nail") == [UNCERTAIN, GOOD]
+    assert judge("get 1 log", "get 1 log") == [GOOD, BAD]
+    assert judge(*TO_THE_BOARDS, "craft 1 toy using 2 board") == [GOOD, GOOD, BAD]
+    assert judge("get 2 nail", "get 1 nail") == [UNCERTAIN, GOOD]
 
 
 def test_a_longer_way_is_uncertain_and_pays_off() -> None:
@@ -83,9 +83,9 @@ def test_a_longer_way_is_uncertain_and_pays_off() -> None:
 
 
 def test_a_mistake_does_not_spoil_what_follows() -> None:
-    assert judged("dance", *TO_THE_BOARDS) == [BAD, GOOD, GOOD]
-    wasted = (*TO_THE_BOARDS, "craft 1 toy using 2 board")
-    assert judged(*wasted, *TO_THE_BOARDS)[3:] == [GOOD, GOOD]
+    assert judge("dance", *TO_THE_BOARDS) == [BAD, GOOD, GOOD]
+    actions = (*TO_THE_BOARDS, "craft 1 toy using 2 board")
+    assert judge(*actions, *TO_THE_BOARDS)[3:] == [GOOD, GOOD]
 
 
 def test_nothing_is_clear_where_the_goal_is_out_of_reach() -> None:

@@ -249,8 +249,8 @@ def test_shipped_table_equals_the_published_one() -> None:
     assert dict(book.item_to_tag) == recipes["item_to_tag"]
     assert sorted(book.items) == sorted(recipes["items"])
     assert sorted(book.tags) == sorted(recipes["tags"])
-    ranked = [{"data_idx": rank, "goal": goal, "depth": depth} for rank, (goal, depth) in enumerate(book.goals)]
-    assert ranked == goals
+    entries = [{"data_idx": rank, "goal": goal, "depth": depth} for rank, (goal, depth) in enumerate(book.goals)]
+    assert entries == goals
     assert {name: list(load_splits()[name]) for name in ("train", "test")} == split
 
 
@@ -287,26 +287,26 @@ def test_the_script_makes_the_shipped_table_byte_for_byte() -> None:
 
 def test_readme_names_each_file_with_its_hash() -> None:
     text = ROOT.joinpath("data", "README.md").read_text()
-    listed = dict(re.findall(r"^\| `(\S+/\S+)` \|.*\| `([0-9a-f]{64})` \|$", text, re.M))
+    hashes = dict(re.findall(r"^\| `(\S+/\S+)` \|.*\| `([0-9a-f]{64})` \|$", text, re.M))
     kinds = ("*/*.json", "*/*.jsonl", "*/*.jinja", "models/*-*/*", "shapes/*/*", "reasoning/*/*")
-    found = (path for kind in kinds for path in (ROOT / "data").glob(kind))
+    paths = (path for kind in kinds for path in (ROOT / "data").glob(kind))
     # A script that another test imported leaves its bytecode beside it.
-    shipped = (path for path in found if path.parent.name != "__pycache__")
-    assert {path.relative_to(ROOT / "data").as_posix() for path in shipped} <= listed.keys()
-    assert listed == {name: hashlib.sha256((ROOT / "data" / name).read_bytes()).hexdigest() for name in listed}
+    files = (path for path in paths if path.parent.name != "__pycache__")
+    assert {path.relative_to(ROOT / "data").as_posix() for path in files} <= hashes.keys()
+    assert hashes == {name: hashlib.sha256((ROOT / "data" / name).read_bytes()).hexdigest() for name in hashes}
 
 
 def test_data_is_found_in_an_installed_package_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed, checkout = tmp_path / "installed", tmp_path / "checkout"
+    package, checkout = tmp_path / "installed", tmp_path / "checkout"
     checkout.mkdir()
-    monkeypatch.setattr(system, "DATA_ROOTS", (installed, checkout))
+    monkeypatch.setattr(system, "DATA_ROOTS", (package, checkout))
     with pytest.raises(DataFileError, match=r"shipped data textcraft/split\.json is missing"):
         load_splits()
-    for root, first in ((checkout, 2), (installed, 1)):
+    for root, start in ((checkout, 2), (package, 1)):
         root.joinpath("textcraft").mkdir(parents=True)
-        split = {"goals": 3, "train": [[first, 2]], "test": [[0, 0]]}
+        split = {"goals": 3, "train": [[start, 2]], "test": [[0, 0]]}
         root.joinpath("textcraft", "split.json").write_text(json.dumps(split))
-        assert load_splits()["train"] == tuple(range(first, 3))
+        assert load_splits()["train"] == tuple(range(start, 3))
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def episode(path: str, reward: float = 0.0, *, cut: bool = False) -> Trajectory:
 
 
 def group(*episodes: Trajectory, prefix: int = 0) -> Group:
-    played = {f"t{number}": episode for number, episode in enumerate(episodes)}
-    return Group(number=0, draw=0, policy="p@0", instance=ROOM, episodes=played, prefix=prefix)
+    episodes_by_id = {f"t{number}": episode for number, episode in enumerate(episodes)}
+    return Group(number=0, draw=0, policy="p@0", instance=ROOM, episodes=episodes_by_id, prefix=prefix)
 
 
 def grpo(credit: Credit, **states: object) -> GrpoConfig:
@@ -59,8 +59,8 @@ def grpo(credit: Credit, **states: object) -> GrpoConfig:
 
 
 def credit_of(of: Group, config: GrpoConfig, store: Store) -> list[list[float]]:
-    (credited,) = with_credit([of], config, store, "i1", 1)
-    return [list(of_steps) for of_steps in step_advantages(credited, config)]
+    (result,) = with_credit([of], config, store, "i1", 1)
+    return [list(of_steps) for of_steps in step_advantages(result, config)]
 
 
 @pytest.fixture
@@ -70,43 +70,43 @@ def store(tmp_path: Path) -> Store:
 
 def test_a_good_step_of_a_lost_episode_is_praised_by_distance_and_punished_by_outcome(store: Store) -> None:
     # From a the way leads by b to the win. The lost episode went to b, too, and then astray.
-    played = group(episode("ab", 1.0), episode("abc", cut=True), episode("aac", cut=True))
-    by_distance = credit_of(played, grpo("graph"), store)
+    episodes = group(episode("ab", 1.0), episode("abc", cut=True), episode("aac", cut=True))
+    by_distance = credit_of(episodes, grpo("graph"), store)
     # a: to b (worth 1/4), to b, to a (1/8), to c (from which nothing is won: 1/16).
     assert by_distance[0][0] == by_distance[1][0] == pytest.approx(1 / 4 - 11 / 64)
     assert by_distance[2] == pytest.approx([1 / 8 - 11 / 64, 1 / 16 - 11 / 64, 0.0])
     # b: out with the win, or to c.
     assert by_distance[0][1] == pytest.approx(1 / 2 - 9 / 32) == -by_distance[1][1]
 
-    by_outcome = credit_of(played, grpo("states"), store)
+    by_outcome = credit_of(episodes, grpo("states"), store)
     # Of four steps in a, one belongs to a won episode, and was two steps before its end.
     assert [of_steps[0] for of_steps in by_outcome] == pytest.approx([1 / 2 - 1 / 8, -1 / 8, -1 / 8])
 
 
 def test_the_episode_counts_as_much_as_it_weighs(store: Store) -> None:
-    played = group(episode("ab", 1.0), episode("cd", cut=True))
+    episodes = group(episode("ab", 1.0), episode("cd", cut=True))
     config = grpo("states", weight=2.0, episode_weight=0.5)
-    assert credit_of(played, config, store) == [[0.25, 0.25], [-0.25, -0.25]], "no state has two steps"
+    assert credit_of(episodes, config, store) == [[0.25, 0.25], [-0.25, -0.25]], "no state has two steps"
 
 
 def test_steps_that_were_given_are_not_compared(store: Store) -> None:
-    played = group(episode("aab", 1.0), episode("aac", cut=True), prefix=1)
-    first, second = credit_of(played, grpo("graph"), store)
+    episodes = group(episode("aab", 1.0), episode("aac", cut=True), prefix=1)
+    first, second = credit_of(episodes, grpo("graph"), store)
     assert (first[0], second[0]) == (0.0, 0.0)
     assert first[1] == pytest.approx((1 / 4 - 1 / 16) / 2) == -second[1]
 
 
 def test_lost_groups_teach_where_the_run_knows_a_way(store: Store) -> None:
-    lost = group(episode("ab", cut=True), episode("ac", cut=True))
+    lost_group = group(episode("ab", cut=True), episode("ac", cut=True))
     near, far = grpo("graph"), replace(grpo("graph"), graph=GraphConfig(reach="run"))
-    assert not is_trained_on(with_credit([lost], near, store, "i2", 1)[0], near)
+    assert not is_trained_on(with_credit([lost_group], near, store, "i2", 1)[0], near)
 
     root = Node(index=0, parent=-1, depth=0, step=None)
-    after, won = (
+    inner, leaf = (
         Node(index=at + 1, parent=at, depth=at + 1, step=step, stop=StopReason.SUCCESS if at else None)
         for at, step in enumerate(episode("ac", 1.0).steps)
     )
-    tree = Tree(instance=ROOM, first_observation="You see a.", nodes=(root, after, won), dives_done=1, seed=0)
+    tree = Tree(instance=ROOM, first_observation="You see a.", nodes=(root, inner, leaf), dives_done=1, seed=0)
     for number in (1, 2):
         store.write(iteration_rows(f"i{number}", run_id="r", iteration=number))
     head = TreeHead(
@@ -119,10 +119,12 @@ def test_lost_groups_teach_where_the_run_knows_a_way(store: Store) -> None:
         seed=0,
     )
     store.write(tree_rows(head, tree))
-    (credited,) = with_credit([lost], far, store, "i2", 1)
-    assert step_advantages(credited, far)[1][0] > 0 > step_advantages(credited, far)[0][0]
-    (seen,) = with_credit([lost], replace(far, states=replace(far.states, key="observation")), store, "i2", 1)
-    assert seen.step_advantages == credited.step_advantages, "what is seen tells these states apart as well"
+    (credit,) = with_credit([lost_group], far, store, "i2", 1)
+    assert step_advantages(credit, far)[1][0] > 0 > step_advantages(credit, far)[0][0]
+    (observation_credit,) = with_credit(
+        [lost_group], replace(far, states=replace(far.states, key="observation")), store, "i2", 1
+    )
+    assert observation_credit.step_advantages == credit.step_advantages, "what is seen tells these states apart as well"
 
 
 def test_a_group_without_states_is_told(store: Store) -> None:
@@ -135,11 +137,11 @@ def test_a_group_without_states_is_told(store: Store) -> None:
 
 
 def test_keys_that_tell_too_little_end_a_graph_and_not_the_states(store: Store) -> None:
-    def played(path: str, action: str) -> Trajectory:
-        walked = episode(path, cut=True)
-        return replace(walked, steps=tuple(replace(step, action=action) for step in walked.steps))
+    def episode_of(path: str, action: str) -> Trajectory:
+        trajectory = episode(path, cut=True)
+        return replace(trajectory, steps=tuple(replace(step, action=action) for step in trajectory.steps))
 
-    vague = group(played("ab", "go"), played("ac", "go"))
+    vague = group(episode_of("ab", "go"), episode_of("ac", "go"))
     with pytest.raises(
         TrainingFault, match=r"^of 1 actions of step 1 .* 1 led to another state, .* mend the world's state"
     ):
@@ -148,10 +150,10 @@ def test_keys_that_tell_too_little_end_a_graph_and_not_the_states(store: Store) 
 
 
 def test_measures_tell_how_far_credit_and_distance_agree(store: Store) -> None:
-    played, config = group(episode("ab", 1.0), episode("abc", cut=True)), grpo("episode")
-    found = credit_measures([played], config)
+    episodes, config = group(episode("ab", 1.0), episode("abc", cut=True)), grpo("episode")
+    measures = credit_measures([episodes], config)
     # Both were in a and in b, where the lost one went astray; where it was led from c is not known.
-    assert found == {
+    assert measures == {
         "compared_share": pytest.approx(4 / 5),
         "praised_unhelpful": 0.0,
         "punished_helpful": pytest.approx(1 / 2),

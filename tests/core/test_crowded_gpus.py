@@ -16,11 +16,11 @@ RECIPES = Path(__file__).parents[2] / "deployments" / "recipes"
 SERVED = "{{backend: vllm, path: {path}, device: {device}, vllm: {{{vllm}}}}}"
 
 
-def served(path: str, vllm: str = "", device: str = "cuda") -> str:
+def config(path: str, vllm: str = "", device: str = "cuda") -> str:
     return SERVED.format(path=path, vllm=vllm, device=device)
 
 
-def crowded(recipe: Recipe, *, trains: bool = True) -> list[str]:
+def gpu_faults(recipe: Recipe, *, trains: bool = True) -> list[str]:
     env = make_environment(recipe)
     try:
         return crowded_gpus(recipe, env, trains=trains)
@@ -31,47 +31,47 @@ def crowded(recipe: Recipe, *, trains: bool = True) -> list[str]:
 @pytest.mark.parametrize(
     ("actor", "judge", "said"),
     [
-        (served("m"), served("j"), "models.judge.vllm.gpus: its servers and those of model are up at once, and both "),
-        (served("m", "replicas: 2"), served("j", "gpus: [1]"), "want more than all memory of GPU 1; name other GPUs"),
-        (served("m"), served("m"), "those of model are up at once"),
-        (served("m"), served("j", "gpus: [1]"), ""),
-        (served("m", "gpu_memory_utilization: 0.4"), served("j", "gpu_memory_utilization: 0.5"), ""),
-        (served("m", device="cpu"), served("j", device="cpu"), ""),
-        ("{path: m}", served("j"), ""),
+        (config("m"), config("j"), "models.judge.vllm.gpus: its servers and those of model are up at once, and both "),
+        (config("m", "replicas: 2"), config("j", "gpus: [1]"), "want more than all memory of GPU 1; name other GPUs"),
+        (config("m"), config("m"), "those of model are up at once"),
+        (config("m"), config("j", "gpus: [1]"), ""),
+        (config("m", "gpu_memory_utilization: 0.4"), config("j", "gpu_memory_utilization: 0.5"), ""),
+        (config("m", device="cpu"), config("j", device="cpu"), ""),
+        ("{path: m}", config("j"), ""),
     ],
 )
 def test_a_judge_of_answers_is_up_beside_the_player(actor: str, judge: str, said: str) -> None:
-    judged = "environment={name: reasoning, options: {judged: all}}"
-    recipe = load(RECIPES / "reasoning-et-agent-tiny.yaml", [judged, f"model={actor}", f"models.judge={judge}"])
+    environment = "environment={name: reasoning, options: {judged: all}}"
+    recipe = load(RECIPES / "reasoning-et-agent-tiny.yaml", [environment, f"model={actor}", f"models.judge={judge}"])
     for trains in (True, False):
-        found = crowded(recipe, trains=trains)
-        assert len(found) == bool(said)
-        assert all(said in fault for fault in found)
+        faults = gpu_faults(recipe, trains=trains)
+        assert len(faults) == bool(said)
+        assert all(said in fault for fault in faults)
 
 
 def test_a_judge_of_paths_is_asked_when_their_player_is_gone() -> None:
-    recipe = load(RECIPES / "textcraft-tiny.yaml", [f"model={served('m')}", f"models.judge={served('j')}"])
-    assert crowded(recipe) == []
+    recipe = load(RECIPES / "textcraft-tiny.yaml", [f"model={config('m')}", f"models.judge={config('j')}"])
+    assert gpu_faults(recipe) == []
 
 
 def test_models_beside_the_player_share_a_server_and_a_door_has_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = [f"models.{role}={served('j')}" for role in ("editor", "reflector")]
-    recipe = load(RECIPES / "reasoning-et-agent-tiny.yaml", [f"model={served('m', 'gpus: [1]')}", *both])
-    assert crowded(recipe) == []
-    other = load(RECIPES / "reasoning-et-agent-tiny.yaml", [f"model={served('m', 'gpus: [1]')}", both[0],
-                                                           f"models.reflector={served('k')}"])  # fmt: skip
-    (said,) = crowded(other)
-    assert said.startswith("models.editor.vllm.gpus: its servers and those of models.reflector are up at once")
-    assert crowded(other, trains=False) == [], "an evaluation asks the actor alone"
+    changes = [f"models.{role}={config('j')}" for role in ("editor", "reflector")]
+    recipe = load(RECIPES / "reasoning-et-agent-tiny.yaml", [f"model={config('m', 'gpus: [1]')}", *changes])
+    assert gpu_faults(recipe) == []
+    other_recipe = load(RECIPES / "reasoning-et-agent-tiny.yaml", [f"model={config('m', 'gpus: [1]')}", changes[0],
+                                                                  f"models.reflector={config('k')}"])  # fmt: skip
+    (message,) = gpu_faults(other_recipe)
+    assert message.startswith("models.editor.vllm.gpus: its servers and those of models.reflector are up at once")
+    assert gpu_faults(other_recipe, trains=False) == [], "an evaluation asks the actor alone"
     monkeypatch.setenv("AGENTR_VLLM", "http://127.0.0.1:8100")
-    assert crowded(other) == []
+    assert gpu_faults(other_recipe) == []
 
 
 @pytest.mark.slow
 def test_they_are_told_before_anything_starts(tmp_path: Path) -> None:
     path = "data/models/reasoning-tiny"
-    judged = "environment={name: reasoning, options: {judged: all}}"
-    both = [f"model={served(path)}", f"models.judge={served(path, 'replicas: 2')}"]
-    recipe = load_recipe(RECIPES / "reasoning-et-agent-tiny.yaml", [judged, *both, f"workspace={tmp_path}"])
-    found = faults_of(recipe, asks=False).errors
-    assert any("those of model are up at once" in str(fault) for fault in found)
+    environment = "environment={name: reasoning, options: {judged: all}}"
+    models = [f"model={config(path)}", f"models.judge={config(path, 'replicas: 2')}"]
+    recipe = load_recipe(RECIPES / "reasoning-et-agent-tiny.yaml", [environment, *models, f"workspace={tmp_path}"])
+    faults = faults_of(recipe, asks=False).errors
+    assert any("those of model are up at once" in str(fault) for fault in faults)

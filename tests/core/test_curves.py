@@ -26,29 +26,29 @@ def group_step(step: int, **measured: float) -> GroupStep:
 
 def test_fine_tuning_has_three_curves_and_none_of_what_was_not_measured() -> None:
     steps = [CurvePoint(step, 1 / step, 1e-3, 2.0) for step in (1, 2, 3)]
-    assert [one.caption.split()[0] for one in fine_tuning_figures(steps)] == ["Loss", "Learning", "Norm"]
+    assert [figure.caption.split()[0] for figure in fine_tuning_figures(steps)] == ["Loss", "Learning", "Norm"]
     old = [step._replace(learning_rate=None, grad_norm=None) for step in steps]
-    assert [one.caption.split()[0] for one in fine_tuning_figures(old)] == ["Loss"]
+    assert [figure.caption.split()[0] for figure in fine_tuning_figures(old)] == ["Loss"]
     assert fine_tuning_figures(steps[:1]) == [], "one step makes no curve"
     assert group_rl_figures([group_step(1)], [], 8) == [], "nor do three measures of it"
 
 
 def test_numbers_that_are_not_finite_are_left_out_of_a_curve() -> None:
-    (drawn,) = curve_figure("norm", norm=[(1, 1.0), (2, float("inf")), (3, float("nan")), (4, 2.0)])
-    assert drawn == curve_figure("norm", norm=[(1, 1.0), (2, None), (4, 2.0)])[0]
+    (figure,) = curve_figure("norm", norm=[(1, 1.0), (2, float("inf")), (3, float("nan")), (4, 2.0)])
+    assert figure == curve_figure("norm", norm=[(1, 1.0), (2, None), (4, 2.0)])[0]
 
 
 def test_group_learning_has_the_validation_beside() -> None:
     steps = [group_step(step, reward=step / 10, entropy=1.0, clip_share=0.1, learning_rate=1e-4) for step in (1, 2, 3)]
-    drawn = group_rl_figures(steps, [Validation(2, 8, 0.25, 0.5)], 8)
-    told = {one.caption: one.svg for one in drawn}
-    reward = told["Mean reward of the episodes of a step and of the development set."]
+    figures = group_rl_figures(steps, [Validation(2, 8, 0.25, 0.5)], 8)
+    svgs = {figure.caption: figure.svg for figure in figures}
+    reward = svgs["Mean reward of the episodes of a step and of the development set."]
     assert ">validation<" in reward
     assert reward.count("<circle") == 1
-    assert {"Entropy of the policy in nats a token.", "Share of tokens whose ratio is clipped."} <= told.keys()
-    assert "Learning rate." in told
-    assert not [caption for caption in told if caption.startswith(("KL", "Norm"))], "nothing was measured of them"
-    assert "Mean reward of the episodes of a step." in [one.caption for one in group_rl_figures(steps, [], 8)]
+    assert {"Entropy of the policy in nats a token.", "Share of tokens whose ratio is clipped."} <= svgs.keys()
+    assert "Learning rate." in svgs
+    assert not [caption for caption in svgs if caption.startswith(("KL", "Norm"))], "nothing was measured of them"
+    assert "Mean reward of the episodes of a step." in [figure.caption for figure in group_rl_figures(steps, [], 8)]
 
 
 @pytest.mark.slow
@@ -67,10 +67,10 @@ def test_a_long_training_is_read_by_its_extremes(tmp_path: Path) -> None:
             "insert into training_step (checkpoint_id, step, loss, trained_tokens, seconds) "
             "values ('d', 1, 0.5, 1, 1.0)"
         )
-    found = training_curve(store, "i")
-    assert len(found) <= 1500
-    assert [one.step for one in found] == sorted({one.step for one in found})
-    assert max(found, key=lambda one: one.grad_norm or 0).step == 77777
-    assert CurvePoint(4321, 0.001, 1e-3, 1.0) in found
-    assert found[0].step == 1
+    curve = training_curve(store, "i")
+    assert len(curve) <= 1500
+    assert [point.step for point in curve] == sorted({point.step for point in curve})
+    assert max(curve, key=lambda point: point.grad_norm or 0).step == 77777
+    assert CurvePoint(4321, 0.001, 1e-3, 1.0) in curve
+    assert curve[0].step == 1
     assert training_curve(store, "j") == [CurvePoint(1, 0.5, None, None)]

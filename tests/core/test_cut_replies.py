@@ -32,44 +32,44 @@ def conversation(reply: Message) -> list[Message]:
     return [Message(role="user", text="?"), reply, Message(role="user", text="?")]
 
 
-def trained(reply: Message) -> list[int]:
+def trained_ids(reply: Message) -> list[int]:
     return [label for label in renderer().render_sample(conversation(reply)).labels if label != IGNORE_INDEX]
 
 
-def said(ids: tuple[int, ...] | None, reason: FinishReason | None, text: str = "look") -> Message:
+def make_reply(ids: tuple[int, ...] | None, reason: FinishReason | None, text: str = "look") -> Message:
     return Message(role="assistant", text=text, train=True, token_ids=ids, finish_reason=reason)
 
 
 @pytest.mark.parametrize("reason", ["length", None])
 def test_a_cut_reply_is_followed_by_an_end_of_turn_that_is_not_trained(reason: FinishReason | None) -> None:
-    whole = renderer().render_sample(conversation(said((5, 6, END), "stop"))).input_ids
-    cut = renderer().render_sample(conversation(said((5, 6), reason)))
+    whole = renderer().render_sample(conversation(make_reply((5, 6, END), "stop"))).input_ids
+    cut = renderer().render_sample(conversation(make_reply((5, 6), reason)))
     assert cut.input_ids == whole, "the template needs the end of turn: the model reads it before its next reply"
-    assert trained(said((5, 6), reason)) == [5, 6]
-    assert renderer().is_cut(said((5, 6), reason))
+    assert trained_ids(make_reply((5, 6), reason)) == [5, 6]
+    assert renderer().is_cut(make_reply((5, 6), reason))
 
 
 def test_a_cut_reply_without_token_ids_is_not_trained_to_end_either() -> None:
-    assert END not in trained(said(None, "length"))
-    assert trained(said(None, "length")) == trained(said(None, "stop"))[:-1]
+    assert END not in trained_ids(make_reply(None, "length"))
+    assert trained_ids(make_reply(None, "length")) == trained_ids(make_reply(None, "stop"))[:-1]
 
 
 def test_a_reply_that_ended_is_trained_to_end_once() -> None:
-    assert trained(said((5, 6, END), "stop")) == [5, 6, END]
-    assert trained(said((5, 6), "stop")) == [5, 6, END], "a server may keep its end of turn to itself"
-    assert trained(said(None, None))[-1] == END, "a written turn ends where it was written to end"
+    assert trained_ids(make_reply((5, 6, END), "stop")) == [5, 6, END]
+    assert trained_ids(make_reply((5, 6), "stop")) == [5, 6, END], "a server may keep its end of turn to itself"
+    assert trained_ids(make_reply(None, None))[-1] == END, "a written turn ends where it was written to end"
 
 
 @pytest.mark.parametrize("reason", ["stop", None])
 def test_another_token_that_ends_a_reply_gets_no_second_trained_one(reason: FinishReason | None) -> None:
-    reply = said((5, 6, OTHER_END), reason)
+    reply = make_reply((5, 6, OTHER_END), reason)
     ids, labels = renderer().render_sample(conversation(reply))
     assert [label for label in labels if label != IGNORE_INDEX] == [5, 6, OTHER_END]
     assert ids[ids.index(OTHER_END) + 1] == END
     assert not renderer().is_cut(reply)
 
 
-class Clipped(Policy):
+class ClippedPolicy(Policy):
     """Its second reply, and no other, is cut by the token limit."""
 
     async def __call__(self, request: Request) -> list[Generation]:
@@ -77,24 +77,26 @@ class Clipped(Policy):
         replies = await super().__call__(request)
         return [
             replace(
-                one,
-                token_ids=(*sampled_ids(one.text)[: -1 if cut else None],),
+                reply,
+                token_ids=(*sampled_ids(reply.text)[: -1 if cut else None],),
                 finish_reason="length" if cut else "stop",
             )
-            for one in replies
+            for reply in replies
         ]
 
 
 async def clipped_episode() -> Trajectory:
-    return await roll_out_episode(instance(1), Line(), Clipped(["right"]), max_steps=5, sampling=Sampling(), seed=0)
+    return await roll_out_episode(
+        instance(1), Line(), ClippedPolicy(["right"]), max_steps=5, sampling=Sampling(), seed=0
+    )
 
 
 async def test_how_a_reply_ended_reaches_step_message_and_sample() -> None:
-    played = await clipped_episode()
-    assert [step.finish_reason for step in played.steps] == ["stop", "length", "stop"]
-    read = AlternatingTurns().prompt(Line(), "The goal.", played.steps)[3:]
-    assert [m.finish_reason for m in read] == ["stop", None, "length", None, "stop", None]
-    sample = good_sample(replace(ToyTree(1).path("right"), trajectory=played), Line())
+    trajectory = await clipped_episode()
+    assert [step.finish_reason for step in trajectory.steps] == ["stop", "length", "stop"]
+    messages = AlternatingTurns().prompt(Line(), "The goal.", trajectory.steps)[3:]
+    assert [m.finish_reason for m in messages] == ["stop", None, "length", None, "stop", None]
+    sample = good_sample(replace(ToyTree(1).path("right"), trajectory=trajectory), Line())
     labels = token_row(sample, renderer()).labels
     assert labels.count(END) == 2
 
@@ -107,12 +109,12 @@ def test_a_played_step_without_a_generation_has_no_finish_reason() -> None:
 
 async def test_the_store_keeps_how_a_reply_ended(tmp_path: Path) -> None:
     store = Store(tmp_path / "store.duckdb")
-    played = await clipped_episode()
+    trajectory = await clipped_episode()
     # What a text server gives: no tokens, and yet why the reply ended.
-    played = replace(played, steps=tuple(replace(step, token_ids=()) for step in played.steps))
-    store.write(trajectory_rows("t", played, source="rollout"))
-    assert load_trajectories(store, ["t"])["t"] == played
-    sample = good_sample(replace(ToyTree(1).path("right"), trajectory=played), Line())
+    trajectory = replace(trajectory, steps=tuple(replace(step, token_ids=()) for step in trajectory.steps))
+    store.write(trajectory_rows("t", trajectory, source="rollout"))
+    assert load_trajectories(store, ["t"])["t"] == trajectory
+    sample = good_sample(replace(ToyTree(1).path("right"), trajectory=trajectory), Line())
     store.write(sample_rows("s", sample, iteration_id="i"))
     assert load_samples(store, ["s"])["s"].messages == sample.messages
 
@@ -146,20 +148,22 @@ def test_samples_with_cut_replies_are_kept_or_rejected(reason: FinishReason | No
             replace(m, finish_reason=reason if m.finish_reason == "length" else m.finish_reason) for m in cut.messages
         ),
     )
-    kept = build_dataset([longer, cut], DataConfig(), renderer(), test_instances=[], seed=0)
-    assert {row.sample_id for row in kept.rows} == {sample_id(longer), sample_id(cut)}
-    strict = build_dataset([longer, cut], DataConfig(cut_replies="reject"), renderer(), test_instances=[], seed=0)
-    assert [row.sample_id for row in strict.rows] == [sample_id(longer)]
-    assert [(r.subject, r.reason) for r in strict.rejections] == [(sample_id(cut), "cut-reply")]
-    assert "1 trained replies" in strict.rejections[0].detail
+    dataset = build_dataset([longer, cut], DataConfig(), renderer(), test_instances=[], seed=0)
+    assert {row.sample_id for row in dataset.rows} == {sample_id(longer), sample_id(cut)}
+    strict_dataset = build_dataset(
+        [longer, cut], DataConfig(cut_replies="reject"), renderer(), test_instances=[], seed=0
+    )
+    assert [row.sample_id for row in strict_dataset.rows] == [sample_id(longer)]
+    assert [(r.subject, r.reason) for r in strict_dataset.rejections] == [(sample_id(cut), "cut-reply")]
+    assert "1 trained replies" in strict_dataset.rejections[0].detail
 
 
 def test_a_cut_reply_that_is_not_trained_is_no_reason_to_reject() -> None:
     _, cut = samples()
-    untrained = replace(
+    sample = replace(
         cut, messages=tuple(replace(m, train=m.train and m.finish_reason != "length") for m in cut.messages)
     )
-    dataset = build_dataset([untrained], DataConfig(cut_replies="reject"), renderer(), test_instances=[], seed=0)
+    dataset = build_dataset([sample], DataConfig(cut_replies="reject"), renderer(), test_instances=[], seed=0)
     assert len(dataset.rows) == 1
 
 
@@ -170,12 +174,12 @@ def test_pairs_with_cut_replies_are_kept_or_rejected() -> None:
     worse = replace(
         worse, steps=(*worse.steps[:-1], replace(last, token_ids=last.token_ids[:-1], finish_reason="length"))
     )
-    ((made,), _) = pairs_with_expert(
+    ((pair,), _) = pairs_with_expert(
         StoredTrajectory("e", better), [StoredTrajectory("p", worse)], Line(), PreferencesConfig()
     )
-    pairs = {preference_id(made): made}
-    kept = build_pairs(pairs, DataConfig(), renderer(), test_instances=(), seed=0)
-    assert kept.rows[1].labels.count(END) == 1
-    strict = build_pairs(pairs, DataConfig(cut_replies="reject"), renderer(), test_instances=(), seed=0)
-    assert not strict.rows
-    assert [r.reason for r in strict.rejections] == ["cut-reply"]
+    pairs = {preference_id(pair): pair}
+    dataset = build_pairs(pairs, DataConfig(), renderer(), test_instances=(), seed=0)
+    assert dataset.rows[1].labels.count(END) == 1
+    strict_dataset = build_pairs(pairs, DataConfig(cut_replies="reject"), renderer(), test_instances=(), seed=0)
+    assert not strict_dataset.rows
+    assert [r.reason for r in strict_dataset.rejections] == ["cut-reply"]

@@ -76,14 +76,14 @@ def test_any_layout_is_printed_as_ever(make_tiny_tokenizer: Callable[..., Any], 
 
 
 def test_llamas_template_works(make_tiny_tokenizer: Callable[..., Any]) -> None:
-    published = files("trl").joinpath("chat_templates/llama3_2.jinja").read_text(encoding="utf-8")
-    tokenizer = make_tiny_tokenizer(template=published)
+    template = files("trl").joinpath("chat_templates/llama3_2.jinja").read_text(encoding="utf-8")
+    tokenizer = make_tiny_tokenizer(template=template)
     names = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
     tokenizer.add_special_tokens({"bos_token": names[0], "additional_special_tokens": names[1:]})
     ids, labels = Renderer(tokenizer, at=THEN).render_sample(TALK)
     assert "Today Date: 29 Feb 2024" in tokenizer.decode(ids)
-    trained = tokenizer.decode([label for label in labels if label >= 0])
-    assert trained == "look<|eot_id|>stop<|eot_id|>"
+    text = tokenizer.decode([label for label in labels if label >= 0])
+    assert text == "look<|eot_id|>stop<|eot_id|>"
 
 
 def test_a_date_that_nobody_gave_is_not_guessed(make_tiny_tokenizer: Callable[..., Any]) -> None:
@@ -208,17 +208,17 @@ async def test_a_dataset_has_the_date_of_the_runs_start_whenever_it_is_made(ctx:
     with ctx.store.transaction() as con:
         con.execute("update run set started_at = ?", [THEN.replace(tzinfo=None)])
     await expert_samples(ctx, 1)
-    made = await dataset(ctx, 1)
+    counts = await dataset(ctx, 1)
     tokenizer = load_tokenizer(ctx.policy(1).path)
     rows = pq.read_table(dataset_file(ctx, 1))["input_ids"].to_pylist()
     assert rows
     assert all("Today Date: 29 Feb 2024" in tokenizer.decode(row) for row in rows)
     dataset_file(ctx, 1).unlink()
-    assert await dataset(ctx, 1) == made
+    assert await dataset(ctx, 1) == counts
     # What a stage loads its models with, and a further start of the same run, have that date, too.
     await start_run(ctx)
-    again = quiet_context(RunRef(str(ctx.root), ctx.run_id), ctx.recipe)
-    assert again.started_at() == THEN
+    new_ctx = quiet_context(RunRef(str(ctx.root), ctx.run_id), ctx.recipe)
+    assert new_ctx.started_at() == THEN
 
 
 def test_the_model_reads_the_date_it_is_given(dated_model_dir: Path) -> None:

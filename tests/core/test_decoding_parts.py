@@ -62,8 +62,8 @@ def test_waves_hold_every_reply_once(lengths: list[int], data: st.DataObject, ma
     numbers = iter(range(sum(counts)))
     replies = [[next(numbers) for _ in range(count)] for count in counts]
     waves = plan_batches(lengths, replies, max_batch=max_batch, max_width=max_width)
-    placed = Counter(reply for wave in waves for row in wave.rows for reply in row.reply_indices)
-    assert placed == Counter(range(sum(counts)))
+    reply_counts = Counter(reply for wave in waves for row in wave.rows for reply in row.reply_indices)
+    assert reply_counts == Counter(range(sum(counts)))
     for wave in waves:
         assert len(wave.rows) == 1 or len(wave.rows) * wave.width <= max_batch
         assert all(0 < len(row.reply_indices) <= wave.width for row in wave.rows)
@@ -128,12 +128,12 @@ def test_drafts_that_do_not_pay_are_tried_now_and_then() -> None:
 
 
 def test_streams_depend_on_seed_and_number_only() -> None:
-    first = uniforms(3, 1, 100)
-    assert np.array_equal(uniforms(3, 1, 10), first[:10])
-    assert not np.array_equal(uniforms(3, 2, 100), first)
-    assert not np.array_equal(uniforms(4, 1, 100), first)
-    assert first.min() >= 0
-    assert first.max() < 1
+    draws = uniforms(3, 1, 100)
+    assert np.array_equal(uniforms(3, 1, 10), draws[:10])
+    assert not np.array_equal(uniforms(3, 2, 100), draws)
+    assert not np.array_equal(uniforms(4, 1, 100), draws)
+    assert draws.min() >= 0
+    assert draws.max() < 1
     assert uniforms(-1, 0, 1) != uniforms(2**63 - 1, 0, 1), "any integer is a seed"
 
 
@@ -181,14 +181,14 @@ def test_the_rows_of_a_batch_that_have_filters_leave_the_others_as_they_are() ->
     logits = Logits(torch.randn((4, 700), generator=draw))
     uniform = torch.rand(4, generator=draw, dtype=torch.float64)
     temperature, ones = torch.tensor([0.0, 1.0, 1.0, 1.0]).double(), torch.ones(4).double()
-    free = choose_tokens(logits, temperature, ones, uniform)
-    mixed = choose_tokens(
+    free_tokens = choose_tokens(logits, temperature, ones, uniform)
+    tokens = choose_tokens(
         logits, temperature, torch.tensor([0.1, 1.0, 0.05, 1.0]).double(), uniform, torch.tensor([0, 0, 0, 1]),
         torch.zeros(4).double(),
     )  # fmt: skip
-    assert mixed[:2].tolist() == free[:2].tolist()
-    assert int(mixed[3]) == int(logits.likeliest()[3])
-    assert int(mixed[2]) in logits.flat()[2].topk(100).indices
+    assert tokens[:2].tolist() == free_tokens[:2].tolist()
+    assert int(tokens[3]) == int(logits.likeliest()[3])
+    assert int(tokens[2]) in logits.flat()[2].topk(100).indices
 
 
 def test_no_temperature_is_too_low() -> None:
@@ -231,25 +231,27 @@ def _of_transformers(logits: Tensor, read: Tensor, settings: tuple[float, float,
             MinPLogitsWarper(min_p),
         ]
     )
-    made: Tensor = chain(read, logits).softmax(dim=-1)
-    return made
+    probabilities: Tensor = chain(read, logits).softmax(dim=-1)
+    return probabilities
 
 
 def test_filters_are_those_of_transformers_row_by_row() -> None:
     draw = torch.Generator().manual_seed(3)
     rows, vocabulary = len(_SETTINGS), 64
     logits = 3 * torch.randn((rows, vocabulary), generator=draw, dtype=torch.float64)
-    read = torch.randint(vocabulary, (rows, 12), generator=draw)
+    ids = torch.randint(vocabulary, (rows, 12), generator=draw)
     temperature, top_p, top_k, min_p, penalty = (torch.tensor(column) for column in zip(*_SETTINGS, strict=True))
-    seen = torch.zeros_like(logits, dtype=torch.bool).scatter(1, read, True)
-    changed = apply_penalty(logits, penalty.double(), seen)
-    kept = filtered_probabilities(changed / temperature.double()[:, None], top_p.double(), top_k, min_p.double())
-    kept = kept / kept.sum(dim=-1, keepdim=True)
+    mask = torch.zeros_like(logits, dtype=torch.bool).scatter(1, ids, True)
+    scores = apply_penalty(logits, penalty.double(), mask)
+    probabilities = filtered_probabilities(
+        scores / temperature.double()[:, None], top_p.double(), top_k, min_p.double()
+    )
+    probabilities = probabilities / probabilities.sum(dim=-1, keepdim=True)
     for row, settings in enumerate(_SETTINGS):
-        expected = _of_transformers(logits[row : row + 1], read[row : row + 1], settings)[0]
-        assert torch.equal(kept[row] > 0, expected > 0), settings
-        torch.testing.assert_close(kept[row], expected)
-    assert len({int((row > 0).sum()) for row in kept}) > 5, "the settings differ in what they leave"
+        expected = _of_transformers(logits[row : row + 1], ids[row : row + 1], settings)[0]
+        assert torch.equal(probabilities[row] > 0, expected > 0), settings
+        torch.testing.assert_close(probabilities[row], expected)
+    assert len({int((row > 0).sum()) for row in probabilities}) > 5, "the settings differ in what they leave"
 
 
 @pytest.mark.parametrize("spread", [0.01, 2.0, 8.0])
@@ -258,9 +260,9 @@ def test_the_nucleus_of_a_large_vocabulary_is_that_of_a_stable_sort(spread: floa
     logits = (spread * torch.randn((6, 3000), generator=draw)).bfloat16().double()  # Many are equal.
     top_p = torch.tensor([0.1, 0.5, 0.9, 0.99, 1.0, 1e-9]).double()
     plain = logits.softmax(dim=-1)
-    ordered, order = plain.sort(dim=-1, descending=True, stable=True)
-    fewest = (ordered.cumsum(dim=-1) - ordered < top_p[:, None]) | (top_p == 1)[:, None]
-    expected = torch.zeros_like(plain).scatter(1, order, torch.where(fewest, ordered, 0.0))
+    probabilities, order = plain.sort(dim=-1, descending=True, stable=True)
+    fewest = (probabilities.cumsum(dim=-1) - probabilities < top_p[:, None]) | (top_p == 1)[:, None]
+    expected = torch.zeros_like(plain).scatter(1, order, torch.where(fewest, probabilities, 0.0))
     assert torch.equal(filtered_probabilities(logits, top_p), expected)
     for row in range(6):
         part = slice(row, row + 1)
@@ -271,11 +273,11 @@ def test_the_nucleus_of_a_large_vocabulary_is_that_of_a_stable_sort(spread: floa
 
 def test_a_row_without_filters_is_as_if_there_were_none() -> None:
     logits = torch.randn((2, 500), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    one = torch.ones(2, dtype=torch.float64)
+    top_p = torch.ones(2, dtype=torch.float64)
     beside = filtered_probabilities(
         logits, torch.tensor([1.0, 0.5]).double(), torch.tensor([0, 3]), torch.tensor([0.0, 0.3]).double()
     )
-    assert torch.equal(beside[0], filtered_probabilities(logits, one)[0])
+    assert torch.equal(beside[0], filtered_probabilities(logits, top_p)[0])
     assert torch.equal(apply_penalty(logits, torch.tensor([1.0, 2.0]), torch.ones_like(logits).bool())[0], logits[0])
 
 
@@ -321,8 +323,8 @@ def test_a_reply_ends_with_the_line_of_its_first_action(reply: str, kept: str) -
     sampling = Sampling(until=FIRST_LINE)
     assert cut_at_stop(reply, sampling) == kept
     watch = StopDetector(lambda ids: "".join(map(chr, ids)))
-    seen = [watch.is_completed([ord(one) for one in reply[: end + 1]], (), FIRST_LINE) for end in range(len(reply))]
-    assert seen.index(True) == len(kept) if kept != reply else not any(seen)
+    flags = [watch.is_completed([ord(char) for char in reply[: end + 1]], (), FIRST_LINE) for end in range(len(reply))]
+    assert flags.index(True) == len(kept) if kept != reply else not any(flags)
 
 
 @pytest.mark.parametrize(
@@ -340,8 +342,8 @@ def test_an_action_of_several_lines_ends_where_something_else_is_labelled(reply:
 def test_no_action_ends_a_reply_within_the_thought_that_its_prompt_opened() -> None:
     draft, sampling = "I could\nAction: get 1 a\nor rather", Sampling(until=FIRST_LINE)
     assert cut_at_stop(draft, sampling, in_thought=True) == draft
-    closed = f"{draft}\n</think>\nAction: get 2 b"
-    assert cut_at_stop(f"{closed}\nmore", sampling, in_thought=True) == closed
+    reply = f"{draft}\n</think>\nAction: get 2 b"
+    assert cut_at_stop(f"{reply}\nmore", sampling, in_thought=True) == reply
     assert stable_text(f"{draft} get", sampling, in_thought=True) == f"{draft} get"
 
 
@@ -355,8 +357,8 @@ def test_a_reply_cut_within_the_thought_that_its_prompt_opened_is_whole(tiny_mod
     prompt = renderer.render_prompt((Message(role="user", text="goal"),))
     draft = "I could\nAction: get 1 a\nor rather"
     ids = tokenizer(draft, add_special_tokens=False)["input_ids"]
-    asked = Sampling(until=FIRST_LINE)
-    reply = make_generation(renderer, (), prompt, ids, asked, ended_by_model=False, logprobs=None)
+    sampling = Sampling(until=FIRST_LINE)
+    reply = make_generation(renderer, (), prompt, ids, sampling, ended_by_model=False, logprobs=None)
     assert (reply.text, reply.finish_reason, reply.token_ids) == (draft, "length", tuple(ids))
     assert reply.thinks
 
@@ -365,7 +367,7 @@ def test_no_token_stays_that_only_tells_how_a_reply_would_have_gone_on() -> None
     pieces = ["Action:", " get", " a", "\n", "Obs", "erv"]
 
     def text_of(ids: Sequence[int]) -> str:
-        return "".join(pieces[one] for one in ids)
+        return "".join(pieces[token_id] for token_id in ids)
 
     assert ids_covering(range(6), "Action: get a", text_of) == (0, 1, 2)
     assert ids_covering(range(6), "Action: ge", text_of) == (0, 1), "a token that begins within the text"
@@ -433,16 +435,16 @@ def _write(buffer: KVBuffer, numbers: list[float], column: int) -> list[list[flo
     return _update(buffer, numbers)
 
 
-def _spread(buffer: KVBuffer, numbers: list[float], columns: list[int], rows: list[int]) -> list[list[float]]:
+def _scatter(buffer: KVBuffer, numbers: list[float], columns: list[int], rows: list[int]) -> list[list[float]]:
     buffer.set_columns(rows, torch.tensor(columns)[:, None], 2)
     return _update(buffer, numbers)
 
 
 def _update(buffer: KVBuffer, numbers: list[float]) -> list[list[float]]:
     keys = torch.tensor(numbers, dtype=torch.float32)[:, None, None, None]
-    seen, values = buffer.update(0, keys, keys.expand(-1, -1, -1, 2))
-    assert torch.equal(values[..., :1], seen)
-    return [row[0] for row in seen.squeeze(-1).tolist()]
+    all_keys, values = buffer.update(0, keys, keys.expand(-1, -1, -1, 2))
+    assert torch.equal(values[..., :1], all_keys)
+    return [row[0] for row in all_keys.squeeze(-1).tolist()]
 
 
 def _keys(buffer: KVBuffer, row: int) -> list[float]:
@@ -453,9 +455,9 @@ def _keys(buffer: KVBuffer, row: int) -> list[float]:
 def test_buffer_writes_reads_and_keeps_rows() -> None:
     buffer = _buffer(4, 2)
     assert _write(buffer, [1, 2, 3, 4], 0) == [[1], [2], [3], [4]]
-    assert _spread(buffer, [10, 30], [1, 0], [0, 2]) == [[1, 10], [30, 0]], "scattered rows"
-    assert _spread(buffer, [40, 20], [1, 0], [3, 2]) == [[4, 40], [20, 0]], "in another order"
-    assert _spread(buffer, [3, 41], [0, 1], [2, 3]) == [[3, 0], [4, 41]], "neighbouring rows"
+    assert _scatter(buffer, [10, 30], [1, 0], [0, 2]) == [[1, 10], [30, 0]], "scattered rows"
+    assert _scatter(buffer, [40, 20], [1, 0], [3, 2]) == [[4, 40], [20, 0]], "in another order"
+    assert _scatter(buffer, [3, 41], [0, 1], [2, 3]) == [[3, 0], [4, 41]], "neighbouring rows"
     buffer.set_columns([1, 3], torch.tensor([[1], [1]]), torch.tensor([[-1, 1], [0, 1]]))
     assert _update(buffer, [5, 40]) == [[2, 5], [4, 40]], "each row sees columns of its own"
     places = buffer.shrink([1, 3], 2, 2)
@@ -463,23 +465,23 @@ def test_buffer_writes_reads_and_keeps_rows() -> None:
     assert [_keys(buffer, row) for row in (0, 1)] == [[4, 40], [2, 5]]
     buffer.grow(3)
     assert _write(buffer, [5, 6], 2) == [[4, 40, 5], [2, 5, 6]]
-    other = _buffer(1, 3)
-    other.write(0, 1, *buffer.read(1, slice(1, 3)))
-    assert _keys(other, 0) == [0, 5, 6]
-    other.write(0, 0, *buffer.read(0, torch.tensor([2, 0])))
-    assert _keys(other, 0) == [5, 4, 6]
+    copy = _buffer(1, 3)
+    copy.write(0, 1, *buffer.read(1, slice(1, 3)))
+    assert _keys(copy, 0) == [0, 5, 6]
+    copy.write(0, 0, *buffer.read(0, torch.tensor([2, 0])))
+    assert _keys(copy, 0) == [5, 4, 6]
 
 
 def test_a_buffer_that_grows_takes_the_memory_of_one_layer_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    allocated: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    tensors: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
     allocate = torch.zeros
 
-    def counted(*size: int, **options: Any) -> torch.Tensor:
+    def zeros(*size: int, **options: Any) -> torch.Tensor:
         memory = allocate(*size, **options)
-        allocated.add(memory)
+        tensors.add(memory)
         return memory
 
-    monkeypatch.setattr(torch, "zeros", counted)
+    monkeypatch.setattr(torch, "zeros", zeros)
     layers, rows = 12, 4
     buffer = KVBuffer(KVShape(layers, 2, 8, 8, torch.float32, torch.device("cpu")))
     buffer.reset(rows, 16)
@@ -487,4 +489,4 @@ def test_a_buffer_that_grows_takes_the_memory_of_one_layer_more(monkeypatch: pyt
         buffer.reset(rows, columns)
         buffer.grow(columns + 32)
     of_layer = rows * 2 * 8 * (64 + 32) * 2
-    assert sum(memory.numel() for memory in allocated) <= (layers + 1) * of_layer
+    assert sum(memory.numel() for memory in tensors) <= (layers + 1) * of_layer

@@ -85,8 +85,8 @@ def test_the_term_of_a_token_is_the_difference_of_log_probabilities_by_its_weigh
     row = PolicyRow((1, 2, 3, 4), (1, 2, 3), (-1.0, -2.0, -0.5), (0.5, 0.5, -1.0), 3, (-0.25, -6.0, math.nan))
     (plain,) = add_scorer_terms([row], DistilConfig(weight=2.0))
     assert plain.advantages == pytest.approx((0.5 + 2 * 0.75, 0.5 - 2 * 4.0, -1.0))
-    (limited,) = add_scorer_terms([row], DistilConfig(weight=2.0, max_difference=0.5))
-    assert limited.advantages == pytest.approx((1.5, -0.5, -1.0))
+    (limit_row,) = add_scorer_terms([row], DistilConfig(weight=2.0, max_difference=0.5))
+    assert limit_row.advantages == pytest.approx((1.5, -0.5, -1.0))
     assert scorer_term(math.nan, -1.0, DistilConfig()) == 0
     assert divergence_from_scorer([row]) == pytest.approx((-0.75 + 4.0) / 2)
     assert divergence_from_scorer([row._replace(scores=(math.nan,) * 3)]) is None
@@ -94,14 +94,18 @@ def test_the_term_of_a_token_is_the_difference_of_log_probabilities_by_its_weigh
 
 def test_without_the_group_only_the_scorer_teaches_and_with_it_groups_that_are_alike_do(renderer: Renderer) -> None:
     episodes = {str(number): episode(renderer, won=number == 0) for number in range(3)}
-    mixed = Group(number=0, draw=0, policy="p", instance=DOOR, episodes=episodes)
-    alike = replace(mixed, episodes={key: episode(renderer) for key in "012"})
-    plain, both = GrpoConfig(), GrpoConfig(distil=DistilConfig())
-    only = GrpoConfig(distil=DistilConfig(advantage="none"))
-    assert [is_trained_on(mixed, one) for one in (plain, both, only)] == [True] * 3
-    assert [is_trained_on(alike, one) for one in (plain, both, only)] == [False, True, True]
-    assert step_advantages(mixed, both) == step_advantages(mixed, plain)
-    assert step_advantages(mixed, only) == [[0.0, 0.0]] * 3
+    mixed_group = Group(number=0, draw=0, policy="p", instance=DOOR, episodes=episodes)
+    alike_group = replace(mixed_group, episodes={key: episode(renderer) for key in "012"})
+    group_config, joint_config = GrpoConfig(), GrpoConfig(distil=DistilConfig())
+    scorer_config = GrpoConfig(distil=DistilConfig(advantage="none"))
+    assert [is_trained_on(mixed_group, config) for config in (group_config, joint_config, scorer_config)] == [True] * 3
+    assert [is_trained_on(alike_group, config) for config in (group_config, joint_config, scorer_config)] == [
+        False,
+        True,
+        True,
+    ]
+    assert step_advantages(mixed_group, joint_config) == step_advantages(mixed_group, group_config)
+    assert step_advantages(mixed_group, scorer_config) == [[0.0, 0.0]] * 3
 
 
 # What a scorer reads.
@@ -115,27 +119,30 @@ def test_a_record_says_what_was_done_and_not_what_was_thought(renderer: Renderer
 
 
 def test_the_context_is_at_the_end_of_the_last_turn_before_the_reply(renderer: Renderer) -> None:
-    played, expert = episode(renderer), episode(renderer, won=True)
-    (whole,) = conversations(Door(), played)
+    trajectory, expert = episode(renderer), episode(renderer, won=True)
+    (whole,) = conversations(Door(), trajectory)
     for context, head in (("hindsight", "this whole episode"), ("expert", "an expert's whole episode")):
-        found = list(readings(Door(), played, DistilConfig(context=context), [expert], num_untrained=0))  # type: ignore[arg-type]
-        assert [reading.positions for reading in found] == [(0,), (0, 1)]
-        for number, reading in enumerate(found):
+        contexts = list(readings(Door(), trajectory, DistilConfig(context=context), [expert], num_untrained=0))  # type: ignore[arg-type]
+        assert [reading.positions for reading in contexts] == [(0,), (0, 1)]
+        for number, reading in enumerate(contexts):
             place = len(reading.messages) - 2
             assert reading.num_given == number
             assert head in reading.messages[place].text
             assert reading.messages[place].text.startswith(f"{whole.messages[place].text}\n\n")
-            others = [message for at, message in enumerate(reading.messages) if at != place]
-            assert others == [message for at, message in enumerate(whole.messages[: place + 2]) if at != place]
+            messages = [message for at, message in enumerate(reading.messages) if at != place]
+            assert messages == [message for at, message in enumerate(whole.messages[: place + 2]) if at != place]
     # The step that is scored is the one with the mark.
-    first, second = readings(Door(), played, DistilConfig(context="hindsight"), (), num_untrained=0)
+    first, second = readings(Door(), trajectory, DistilConfig(context="hindsight"), (), num_untrained=0)
     assert ">>> Action: knock" in first.messages[-2].text
     assert ">>> Action: push" in second.messages[-2].text
     # Nothing is made up where there is no record.
-    assert list(readings(Door(), played, DistilConfig(context="expert"), (), num_untrained=0)) == []
-    given = [one.positions for one in readings(Door(), played, DistilConfig(context="hindsight"), (), num_untrained=1)]
-    assert given == [(0, 1)]
-    (plain,) = readings(Door(), played, DistilConfig(), (), num_untrained=0)
+    assert list(readings(Door(), trajectory, DistilConfig(context="expert"), (), num_untrained=0)) == []
+    positions = [
+        reading.positions
+        for reading in readings(Door(), trajectory, DistilConfig(context="hindsight"), (), num_untrained=1)
+    ]
+    assert positions == [(0, 1)]
+    (plain,) = readings(Door(), trajectory, DistilConfig(), (), num_untrained=0)
     assert (plain.messages, plain.positions, plain.num_given) == (whole.messages, (0, 1), 0)
 
 
@@ -171,46 +178,46 @@ def test_records_are_chosen_by_the_state_of_the_step(
     others: list[str],
     told: list[tuple[str, int, str | None, int]],
 ) -> None:
-    known = [through(renderer, other[:-1], won=other[-1] == "+") for other in others]
+    trajectories = [through(renderer, path[:-1], won=path[-1] == "+") for path in others]
     expected = [
         f"{head.format(mark='>>>', step=step)}\n\n"
         + record_text(
-            known[number],
+            trajectories[number],
             marked_position=None
             if action is None
-            else max(n for n, s in enumerate(known[number].steps) if s.action == action),
+            else max(n for n, s in enumerate(trajectories[number].steps) if s.action == action),
         )
         for head, step, action, number in told
     ]
-    assert list(relevant_records(through(renderer, states, won=won), position, known, "world")) == expected
+    assert list(relevant_records(through(renderer, states, won=won), position, trajectories, "world")) == expected
 
 
 def test_states_without_a_key_are_equal_to_none_and_an_observation_will_do(renderer: Renderer) -> None:
-    played, other = episode(renderer), episode(renderer, won=True)
-    assert list(relevant_records(played, 1, [other], "world")) == [f"{WON_ELSEWHERE}\n\n{record_text(other)}"]
-    (told,) = relevant_records(played, 1, [other], "observation")
-    assert told == f"{WON_FROM_HERE.format(mark='>>>')}\n\n{record_text(other, marked_position=1)}"
+    trajectory, winner = episode(renderer), episode(renderer, won=True)
+    assert list(relevant_records(trajectory, 1, [winner], "world")) == [f"{WON_ELSEWHERE}\n\n{record_text(winner)}"]
+    (record,) = relevant_records(trajectory, 1, [winner], "observation")
+    assert record == f"{WON_FROM_HERE.format(mark='>>>')}\n\n{record_text(winner, marked_position=1)}"
     distil = DistilConfig(context="records", key="observation")
-    first, second = readings(Door(), played, distil, [other], num_untrained=0)
-    assert record_text(other, marked_position=0) in first.messages[-2].text
-    assert second.messages[-2].text.endswith(f"{record_text(played, marked_position=1)}\n\n{told}")
+    first, second = readings(Door(), trajectory, distil, [winner], num_untrained=0)
+    assert record_text(winner, marked_position=0) in first.messages[-2].text
+    assert second.messages[-2].text.endswith(f"{record_text(trajectory, marked_position=1)}\n\n{record}")
 
 
 def test_a_turn_that_grew_is_read_up_to_the_reply(renderer: Renderer) -> None:
     steps = [step(renderer, ids, "go") for ids in ((50, 51, renderer.end_of_turn), (60, 61))]
-    played = replace(episode(renderer), steps=tuple(steps))
+    trajectory = replace(episode(renderer), steps=tuple(steps))
     env = GrowingLine()
-    first, second = readings(env, played, DistilConfig(context="hindsight"), (), num_untrained=0)
+    first, second = readings(env, trajectory, DistilConfig(context="hindsight"), (), num_untrained=0)
     assert len(first.messages[-1].spans) == 1
     assert len(second.messages[-1].spans) == 3
     assert ">>> Action" in first.messages[-2].text
     # Where the turn goes on, its end is not trained: the first scores count.
     scores = {0: (-1.0, -2.0, -3.0), 1: (-4.0, -5.0)}
     for number, reading in enumerate((first, second)):
-        row = token_row(reading, played.steps, renderer)
+        row = token_row(reading, trajectory.steps, renderer)
         assert set(row.advantages) == {float(number)}
         assert len(row.positions) == len(scores[number])
-    (part,) = conversations(env, played)
+    (part,) = conversations(env, trajectory)
     full = policy_row(part.messages, steps, renderer, [0.0, 0.0], scores=[scores[0], scores[1]])
     assert full.scores == (-1.0, -2.0, -4.0, -5.0)
 
@@ -228,28 +235,28 @@ def test_a_conversation_has_no_more_replies_than_it_has(renderer: Renderer) -> N
 def test_scores_in_a_batch_are_those_of_each_row_alone_and_stand_beside_their_tokens(
     renderer: Renderer, tiny_model_dir: Path
 ) -> None:
-    played = episode(renderer)
+    trajectory = episode(renderer)
     rows = [
-        token_row(reading, played.steps, renderer)
+        token_row(reading, trajectory.steps, renderer)
         for distil in (DistilConfig(), DistilConfig(context="hindsight"))
-        for reading in readings(Door(), played, distil, (), num_untrained=0)
+        for reading in readings(Door(), trajectory, distil, (), num_untrained=0)
     ]
     ids = [[row.input_ids[position] for position in row.positions] for row in rows]
     end = renderer.end_of_turn
     assert ids == [[50, 51, end, 60, end], [50, 51, end], [60, end]]
     scorer = Scorer(tiny_model_dir, dtype="float32", device="cpu", batch_tokens=4096)
-    found = scorer.scores(rows)
-    assert scorer.scores(rows) == found, "to the last bit"
+    all_scores = scorer.scores(rows)
+    assert scorer.scores(rows) == all_scores, "to the last bit"
     scorer.close()
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
-    for row, scores in zip(rows, found, strict=True):
+    for row, scores in zip(rows, all_scores, strict=True):
         assert scores == pytest.approx(alone(model, row), abs=1e-4)
-    assert found[1] != pytest.approx(found[0][:3], abs=1e-4), "the context counts"
+    assert all_scores[1] != pytest.approx(all_scores[0][:3], abs=1e-4), "the context counts"
 
-    (part,) = conversations(Door(), played)
-    steps = list(played.steps)
-    row = policy_row(part.messages, steps, renderer, [1.0, 2.0], scores=[found[1], ()])
-    assert row.scores[:3] == found[1]
+    (part,) = conversations(Door(), trajectory)
+    steps = list(trajectory.steps)
+    row = policy_row(part.messages, steps, renderer, [1.0, 2.0], scores=[all_scores[1], ()])
+    assert row.scores[:3] == all_scores[1]
     assert all(map(math.isnan, row.scores[3:]))
     assert policy_row(part.messages, steps, renderer, [1.0, 2.0]).scores == ()
 
@@ -258,11 +265,11 @@ def test_a_scorer_with_another_tokenizer_is_refused(
     tiny_model_dir: Path, save_tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     check_same_tokens(tiny_model_dir, tiny_model_dir)
-    other = save_tiny_model(tmp_path / "other")
-    file = other / "tokenizer.json"
+    scorer_dir = save_tiny_model(tmp_path / "other")
+    file = scorer_dir / "tokenizer.json"
     file.write_text(file.read_text("utf-8").replace('"content": "<|im_end|>"', '"content": "<|other|>"'), "utf-8")
     with pytest.raises(ConfigError, match=r"the tokenizer of .*other is not that of .*, and a scorer reads the ids"):
-        check_same_tokens(other, tiny_model_dir)
+        check_same_tokens(scorer_dir, tiny_model_dir)
 
 
 # The recipe.

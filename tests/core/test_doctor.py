@@ -46,7 +46,7 @@ class Strict:
         return Grade(reward=0.0, success=False)
 
 
-class Graded(CombinationLock):
+class StrictLock(CombinationLock):
     grader = Strict()  # type: ignore[assignment]
 
 
@@ -57,17 +57,17 @@ def test_doing_nothing_must_not_win() -> None:
 
 
 def test_the_rule_of_a_grader_says_whether_the_expert_wins() -> None:
-    assert {fault.rule for fault in check(Graded)} == {"expert"}
+    assert {fault.rule for fault in check(StrictLock)} == {"expert"}
 
 
 def test_as_many_instances_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    played: list[Instance] = []
-    assert check(CombinationLock, instances_per_split=5, on_instance=played.append) == ()
-    told: list[tuple[int, int, str]] = []
-    check(CombinationLock, instances_per_split=2, progress=lambda *report: told.append(report))
+    instances: list[Instance] = []
+    assert check(CombinationLock, instances_per_split=5, on_instance=instances.append) == ()
+    reports: list[tuple[int, int, str]] = []
+    check(CombinationLock, instances_per_split=2, progress=lambda *report: reports.append(report))
     names = [f"instances of split {split} played" for split in ("train", "test")]
-    assert told == [(done, 2, name) for name in names for done in range(3)]
-    assert [instance.index for instance in played] == [80, 240, 400, 560, 720, 820, 860, 900, 940, 980]
+    assert reports == [(num_done, 2, name) for name in names for num_done in range(3)]
+    assert [instance.index for instance in instances] == [80, 240, 400, 560, 720, 820, 860, 900, 940, 980]
     monkeypatch.setattr(contract, "ALL_INSTANCES", 500)
     with pytest.raises(ConfigError, match="split train of combination-lock has 800 instances, too many to play all"):
         check(CombinationLock, instances_per_split=500)
@@ -95,7 +95,7 @@ def test_a_file_of_gold_answers(tmp_path: Path) -> None:
         Instance(environment="w", split="test", index=3): Gold(answers=("42",)),
         Instance(environment="w", split="train", index=4): Gold(answers=("a", "b"), replies=("look",)),
     }
-    for text, told in {
+    for text, message in {
         '{"id": 3}': r"gold.jsonl:1: there is neither answer nor replies; give one of them",
         '{"id": 3, "answer": true}': r"gold.jsonl:1: answer has True; it must be a text or a number, or a list",
         '{"id": 3, "answer": " "}': r"gold.jsonl:1: answer has ' '; it must be a text or a number",
@@ -103,7 +103,7 @@ def test_a_file_of_gold_answers(tmp_path: Path) -> None:
         "\n": "has no gold answers; write one JSON object on each line",
     }.items():
         file.write_text(text)
-        with pytest.raises(DataFileError, match=told):
+        with pytest.raises(DataFileError, match=message):
             read_gold(file, world="w")
 
 
@@ -117,16 +117,18 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_registered")
 def test_the_doctor_plays_gold_answers_and_counts(tmp_path: Path) -> None:
     file = tmp_path / "gold.jsonl"
-    file.write_text("".join(json.dumps({"id": at, "answer": f"try {it}"}) + "\n" for at, it in SECRETS.items()))
+    file.write_text(
+        "".join(json.dumps({"id": index, "answer": f"try {answer}"}) + "\n" for index, answer in SECRETS.items())
+    )
     doctor = ["env", "doctor", "combination-lock", "--gold", str(file)]
-    done = CliRunner().invoke(cli, doctor, catch_exceptions=False)
-    assert (done.exit_code, done.output) == (0, "combination-lock: ok - keeps the contract on 2 of train\n")
+    result = CliRunner().invoke(cli, doctor, catch_exceptions=False)
+    assert (result.exit_code, result.output) == (0, "combination-lock: ok - keeps the contract on 2 of train\n")
     file.write_text('{"id": 3, "answer": "try 1 1 1"}\n')
-    done = CliRunner().invoke(cli, [*doctor, "--format", "json"], catch_exceptions=False)
-    (told,) = json.loads(done.output)
-    assert (done.exit_code, told["instances"]) == (1, {"train": 1})
+    result = CliRunner().invoke(cli, [*doctor, "--format", "json"], catch_exceptions=False)
+    (report,) = json.loads(result.output)
+    assert (result.exit_code, report["instances"]) == (1, {"train": 1})
     detail = "combination-lock/train/3: the gold answer does not succeed"
-    assert told["violations"] == [{"rule": "gold", "detail": detail}]
+    assert report["violations"] == [{"rule": "gold", "detail": detail}]
 
 
 @pytest.mark.parametrize(
@@ -137,9 +139,9 @@ def test_the_doctor_plays_gold_answers_and_counts(tmp_path: Path) -> None:
     ],
 )
 def test_numbers_of_instances_that_are_none(words: list[str], told: str) -> None:
-    done = CliRunner().invoke(cli, ["env", "doctor", "combination-lock", *words])
-    assert done.exit_code == 2
-    assert told in done.output
+    result = CliRunner().invoke(cli, ["env", "doctor", "combination-lock", *words])
+    assert result.exit_code == 2
+    assert told in result.output
 
 
 @pytest.mark.slow

@@ -30,8 +30,8 @@ VALID = [True, True, True, False]
 
 
 def rewards(sigma: float = 0.1, **changed: object) -> list[float]:
-    given = {"correctness": CORRECTNESS, "calls": CALLS, "lengths": LENGTHS, "valid": VALID, **changed}
-    return efficiency_rewards(**given, sigma_calls=sigma, sigma_length=sigma)  # type: ignore[arg-type]
+    arguments = {"correctness": CORRECTNESS, "calls": CALLS, "lengths": LENGTHS, "valid": VALID, **changed}
+    return efficiency_rewards(**arguments, sigma_calls=sigma, sigma_length=sigma)  # type: ignore[arg-type]
 
 
 def test_the_numbers_of_the_method() -> None:
@@ -63,7 +63,8 @@ def test_a_group_of_other_lengths_is_refused() -> None:
 def line(reward: float, *, actions: str) -> Trajectory:
     """Return an episode of one step a letter, in a world without tools; a blank is no action."""
     steps = tuple(
-        Step(reply=one, action=one.strip(), observation="seen", reward=reward, token_ids=(1, 2)) for one in actions
+        Step(reply=letter, action=letter.strip(), observation="seen", reward=reward, token_ids=(1, 2))
+        for letter in actions
     )
     door = Instance(environment="door", split="train", index=0)
     stop = StopReason.SUCCESS if reward else StopReason.FAILURE
@@ -74,31 +75,31 @@ def line(reward: float, *, actions: str) -> Trajectory:
 
 def test_an_objective_has_the_reward_of_its_stage_and_lets_it_decay() -> None:
     group = [line(1, actions="ab"), line(1, actions="abcd"), line(0, actions="abc"), line(1, actions="a c")]
-    made = EfficiencyReward(sigma_calls=0.5, sigma_length=0.0, counts="steps", decay=True)
-    first, last = (made.rewards(group, step=step, steps=3) for step in (1, 3))
+    objective = EfficiencyReward(sigma_calls=0.5, sigma_length=0.0, counts="steps", decay=True)
+    first, last = (objective.rewards(group, step=step, steps=3) for step in (1, 3))
     assert first[0] > 1 > first[1] > 0
     assert first[2] == 0
     assert first[3] == pytest.approx(0.0), "a reply without an action breaks the format"
     assert last == pytest.approx([1, 1, 0, 0])
-    half = replace(made, sigma_calls=0.25, decay=False)
-    assert made.rewards(group, step=2, steps=3) == half.rewards(group, step=1, steps=1)
-    assert made.rewards(group, step=1, steps=1) == first, "a stage of one step has its whole sigma"
+    half = replace(objective, sigma_calls=0.25, decay=False)
+    assert objective.rewards(group, step=2, steps=3) == half.rewards(group, step=1, steps=1)
+    assert objective.rewards(group, step=1, steps=1) == first, "a stage of one step has its whole sigma"
     with pytest.raises(ValueError, match="step 4 must be from 1 to 3"):
-        made.rewards(group, step=4, steps=3)
+        objective.rewards(group, step=4, steps=3)
     assert EfficiencyReward(sigma_calls=0.5, sigma_length=0.0, counts="steps").rewards(group, step=3, steps=3) == first
 
 
 def test_a_dear_tool_costs_more_than_a_cheap_one() -> None:
-    def called(tool: str) -> Trajectory:
-        one = line(1, actions="a")
-        answered = replace(one.steps[0], action="<answer>a</answer>", tool_calls=(ToolCall(tool=tool),))
-        return replace(one, steps=(answered,))
+    def call_episode(tool: str) -> Trajectory:
+        episode = line(1, actions="a")
+        step = replace(episode.steps[0], action="<answer>a</answer>", tool_calls=(ToolCall(tool=tool),))
+        return replace(episode, steps=(step,))
 
-    group = [called("search"), called("python")]
+    group = [call_episode("search"), call_episode("python")]
     even = EfficiencyReward(sigma_calls=0.5, sigma_length=0.0, format_penalty=0.0)
     assert even.rewards(group, step=1, steps=1) == [1, 1], "as published, where a call is a call"
-    found = replace(even, call_costs=(("search", 3.0),)).rewards(group, step=1, steps=1)
-    assert found[0] < 1 < found[1]
+    scores = replace(even, call_costs=(("search", 3.0),)).rewards(group, step=1, steps=1)
+    assert scores[0] < 1 < scores[1]
 
 
 QUESTIONS = (
@@ -109,7 +110,7 @@ WORLD = ReasoningWorld({"train": QUESTIONS}, Bench({}), Rules(search_calls=1, sp
 ASKS = "<think>a</think>\n<search>q</search>"
 
 
-def answered(*replies: str, index: int = 0) -> Trajectory:
+def question_episode(*replies: str, index: int = 0) -> Trajectory:
     """Return the episode of some replies in a world where one search is left."""
     instance = Instance(environment="reasoning", split="train", index=index)
     observation, outcomes = play_replies(WORLD, instance, replies)
@@ -125,20 +126,20 @@ def answered(*replies: str, index: int = 0) -> Trajectory:
 
 
 def test_a_call_that_was_refused_counts_if_the_recipe_says_so() -> None:
-    said = "<think>b</think>\n<answer>\\boxed{42}</answer>"
-    group = [answered(ASKS, ASKS, ASKS, said), answered(ASKS, said)]
-    made = EfficiencyReward(sigma_calls=0.5, sigma_length=0.0)
-    assert made.rewards(group, step=1, steps=1) == [1, 1], "one search each"
+    answer = "<think>b</think>\n<answer>\\boxed{42}</answer>"
+    group = [question_episode(ASKS, ASKS, ASKS, answer), question_episode(ASKS, answer)]
+    objective = EfficiencyReward(sigma_calls=0.5, sigma_length=0.0)
+    assert objective.rewards(group, step=1, steps=1) == [1, 1], "one search each"
     # 3 and 1 calls are 1 from their mean.
-    published = [2 / (1 + math.exp(0.5)), 2 / (1 + math.exp(-0.5))]
-    counted = replace(made, refused_calls=True)
-    assert counted.rewards(group, step=1, steps=1) == pytest.approx(published)
-    dear = replace(counted, call_costs=(("search", 2.0),)).rewards(group, step=1, steps=1)
+    expected = [2 / (1 + math.exp(0.5)), 2 / (1 + math.exp(-0.5))]
+    refusal_objective = replace(objective, refused_calls=True)
+    assert refusal_objective.rewards(group, step=1, steps=1) == pytest.approx(expected)
+    dear = replace(refusal_objective, call_costs=(("search", 2.0),)).rewards(group, step=1, steps=1)
     assert dear == pytest.approx([2 / (1 + math.exp(1)), 2 / (1 + math.exp(-1))])
-    assert [attempt_of(one, source="s").num_calls for one in group] == [1, 1]
-    assert [attempt_of(one, source="s", refused=True).num_calls for one in group] == [3, 1]
-    unclosed = answered(ASKS, "<think>b</think>\n<search>q", said)
-    assert attempt_of(unclosed, source="s", refused=True).num_calls == 1, "without its end it is no call"
+    assert [attempt_of(episode, source="s").num_calls for episode in group] == [1, 1]
+    assert [attempt_of(episode, source="s", refused=True).num_calls for episode in group] == [3, 1]
+    open_call = question_episode(ASKS, "<think>b</think>\n<search>q", answer)
+    assert attempt_of(open_call, source="s", refused=True).num_calls == 1, "without its end it is no call"
 
 
 @pytest.mark.parametrize(
@@ -157,16 +158,16 @@ def test_a_call_that_was_refused_counts_if_the_recipe_says_so() -> None:
     ],
 )
 def test_an_answer_without_a_box(reply: str, index: int, plain: float, published: float) -> None:
-    made, group = EfficiencyReward(sigma_calls=0.1, sigma_length=0.1), [answered(reply, index=index)]
-    assert made.rewards(group, step=1, steps=1, env=WORLD) == pytest.approx([plain])
-    found = replace(made, boxed_only=True).rewards(group, step=1, steps=1, env=WORLD)
-    assert found == pytest.approx([published])
+    objective, group = EfficiencyReward(sigma_calls=0.1, sigma_length=0.1), [question_episode(reply, index=index)]
+    assert objective.rewards(group, step=1, steps=1, env=WORLD) == pytest.approx([plain])
+    scores = replace(objective, boxed_only=True).rewards(group, step=1, steps=1, env=WORLD)
+    assert scores == pytest.approx([published])
 
 
 def test_published_recipes_have_the_rewards_of_the_authors_code() -> None:
-    published = load(RECIPES / "reasoning-et-agent-rl.yaml").et_agent.curriculum
-    assert published.refused_calls
-    assert published.boxed_only
+    curriculum = load(RECIPES / "reasoning-et-agent-rl.yaml").et_agent.curriculum
+    assert curriculum.refused_calls
+    assert curriculum.boxed_only
     assert load(RECIPES / "reasoning-et-agent.yaml").et_agent.curriculum.refused_calls, "evaluations count calls"
 
 
@@ -193,5 +194,5 @@ def test_shipped_stages_train_efficiency() -> None:
 
 
 def test_with_calls_an_episode_of_another_form_loses_the_penalty() -> None:
-    made = EfficiencyReward(sigma_calls=0.1, sigma_length=0.1, format_penalty=0.25)
-    assert made.rewards([line(0, actions="a"), line(0, actions="b")], step=1, steps=1) == [-0.25, -0.25]
+    objective = EfficiencyReward(sigma_calls=0.1, sigma_length=0.1, format_penalty=0.25)
+    assert objective.rewards([line(0, actions="a"), line(0, actions="b")], step=1, steps=1) == [-0.25, -0.25]

@@ -39,8 +39,8 @@ class Coin(Environment):
         return f"Coin {instance.index} of {instance.split}."
 
     def step(self, action: str) -> Transition:
-        won = action == "heads"
-        return Transition("Seen.", float(won), True, False, {"success": won})
+        success = action == "heads"
+        return Transition("Seen.", float(success), True, False, {"success": success})
 
 
 HEADS = Instance(environment="coin", split="train", index=0)
@@ -83,16 +83,16 @@ def test_what_a_world_does_not_do_is_refused_by_name(act: Any) -> None:
 
 @pytest.mark.parametrize("lacking", ["splits", "instances", "reset", "step"])
 def test_a_class_without_a_needed_method_is_not_made(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = {name: member for name, member in vars(Coin).items() if name != lacking and not name.startswith("_")}
-    kind = type("Lacking", (Environment,), own)
+    members = {name: member for name, member in vars(Coin).items() if name != lacking and not name.startswith("_")}
+    kind = type("Lacking", (Environment,), members)
     monkeypatch.setitem(registry._FACTORY_BY_NAME, "lacking", kind)
     with pytest.raises(EnvironmentFault, match=rf"environment lacking cannot be made .*{lacking}"):
         registry.make("lacking", {})
 
 
 def test_a_class_without_an_instruction_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = {name: vars(Coin)[name] for name in ("splits", "instances", "reset", "step")}
-    monkeypatch.setitem(registry._FACTORY_BY_NAME, "mute", type("Mute", (Environment,), own))
+    members = {name: vars(Coin)[name] for name in ("splits", "instances", "reset", "step")}
+    monkeypatch.setitem(registry._FACTORY_BY_NAME, "mute", type("Mute", (Environment,), members))
     with pytest.raises(EnvironmentFault, match="environment mute has no instruction"):
         registry.make("mute", {})
 
@@ -168,22 +168,22 @@ WRONG: dict[str, tuple[Any, tuple[Any, ...], type[Exception], str]] = {
 @pytest.mark.parametrize("how", ["subclass", "grandchild", "mixin", "static"])
 @pytest.mark.parametrize("name", WRONG)
 def test_what_a_method_returns_is_checked_wherever_it_is_defined(name: str, how: str) -> None:
-    given, arguments, kind, said = WRONG[name]
+    value, arguments, kind, message = WRONG[name]
 
     def method(self: Any, *_: Any) -> Any:
-        return given
+        return value
 
-    made: type[Any]
+    cls: type[Any]
     if how == "subclass":
-        made = type("Odd", (Coin,), {name: method})
+        cls = type("Odd", (Coin,), {name: method})
     elif how == "grandchild":
-        made = type("Odder", (type("Odd", (Coin,), {name: method}),), {})
+        cls = type("Odder", (type("Odd", (Coin,), {name: method}),), {})
     elif how == "mixin":
-        made = type("Odd", (type("Mixin", (), {name: method}), Coin), {})
+        cls = type("Odd", (type("Mixin", (), {name: method}), Coin), {})
     else:
-        made = type("Odd", (Coin,), {name: staticmethod(lambda *_: given)})
-    with pytest.raises(kind, match=said):
-        getattr(made(), name)(*arguments)
+        cls = type("Odd", (Coin,), {name: staticmethod(lambda *_: value)})
+    with pytest.raises(kind, match=message):
+        getattr(cls(), name)(*arguments)
 
 
 def test_a_checked_method_keeps_its_name_its_words_and_its_signature() -> None:
@@ -219,7 +219,7 @@ def test_exceptions_beside_an_episode_say_whose_they_are() -> None:
         Broken().reset(HEADS)
 
 
-class Asking(Coin):
+class AskingCoin(Coin):
     """Asks in each step, and once more when it is told to."""
 
     def step(self, action: str) -> Transition:
@@ -227,7 +227,7 @@ class Asking(Coin):
         return Transition("", 0.0, False, False, {"success": False, "question": question})
 
 
-class Answered(Asking):
+class AnsweringCoin(AskingCoin):
     def answer(self, reply: str) -> Transition:
         return self.step(reply) if reply == "again" else Coin.step(self, reply)
 
@@ -240,7 +240,7 @@ def answer(text: str) -> Answer:
 
 
 def test_a_step_that_asks_is_done_once_it_asks_no_more() -> None:
-    env = Answered()
+    env = AnsweringCoin()
     assert steps_may_ask(env)
     assert take_step(env, "a", [answer("again"), answer("heads")]).reward == 1.0
     assert repeat_step(env, "a", [answer("again")]).info["question"].role == "summariser"
@@ -250,7 +250,7 @@ def test_a_step_that_asks_is_done_once_it_asks_no_more() -> None:
 
 def test_a_world_that_asks_takes_the_answer() -> None:
     with pytest.raises(IllTypedAnswer, match=r"of role summariser cannot go on; .* needs a method answer"):
-        take_step(Asking(), "a", [answer("heads")])
+        take_step(AskingCoin(), "a", [answer("heads")])
 
 
 class Former:
@@ -288,8 +288,8 @@ def test_a_class_of_the_former_protocol_is_told_what_to_change(made: Any, monkey
     with pytest.raises(EnvironmentFault) as caught:
         registry.make("former", {})
     assert str(caught.value) == expected
-    (found,) = environments.diagnose("former", {})
-    assert (found["status"], found["detail"]) == ("broken", expected)
+    (diagnosis,) = environments.diagnose("former", {})
+    assert (diagnosis["status"], diagnosis["detail"]) == ("broken", expected)
 
 
 @pytest.mark.parametrize(

@@ -49,11 +49,11 @@ class Stairs(gymnasium.Env[str, str]):
         return f"Stairs number {seed}, {self._left} steps.", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        climbed = action == "climb"
-        self._left -= climbed
+        is_climb = action == "climb"
+        self._left -= is_climb
         over = self._left == 0 or action == "jump"
         info = {"success": False} if self._tells else {}
-        return f"{self._left} left.", 5.0 * climbed, over, False, info
+        return f"{self._left} left.", 5.0 * is_climb, over, False, info
 
 
 @pytest.fixture(autouse=True)
@@ -131,9 +131,9 @@ def test_an_expert_file_is_played_in_a_world_of_gymnasium(tmp_path: Path) -> Non
     turns = ["Climb.", "Ok.", "Stairs.", "Action: climb", "1 left.", "Action: climb"]
     lines = [
         json.dumps(
-            {"id": given, "conversations": [{"from": ("human", "gpt")[i % 2], "value": t} for i, t in enumerate(turns)]}
+            {"id": key, "conversations": [{"from": ("human", "gpt")[i % 2], "value": t} for i, t in enumerate(turns)]}
         )
-        for given in (0, "gymnasium/train/1", "gymnasium-Stairs-v0/train/2")
+        for key in (0, "gymnasium/train/1", "gymnasium-Stairs-v0/train/2")
     ]
     (tmp_path / "expert.jsonl").write_text("\n".join(lines))
     recipe = parse(
@@ -147,8 +147,8 @@ def test_an_expert_file_is_played_in_a_world_of_gymnasium(tmp_path: Path) -> Non
     )
     env = climb()
     play_expert = expert_of(recipe, env)
-    found = [play_expert(env, instance) for instance in env.instances("train")[:4]]
-    assert [getattr(one, "success", None) for (one,) in found] == [True, True, True, None]
+    results = [play_expert(env, instance) for instance in env.instances("train")[:4]]
+    assert [getattr(result, "success", None) for (result,) in results] == [True, True, True, None]
 
 
 @pytest.mark.parametrize(
@@ -217,8 +217,8 @@ def test_an_episode_by_tool_calls_ends_at_a_disaster_and_at_the_step_limit() -> 
     episode.reset(**row)
     assert (episode.act("jump"), episode.act("right"), episode.get_reward()) == ("You fell.", "The episode is over.", 0)
     episode.reset(**row)
-    seen = [episode.act("look") for _ in range(Line.step_limit + 1)]
-    assert seen[-2:] == ["You are at 0.", "The episode is over."]
+    observations = [episode.act("look") for _ in range(Line.step_limit + 1)]
+    assert observations[-2:] == ["You are at 0.", "The episode is over."]
 
 
 def test_a_fault_is_no_reward_in_trl() -> None:
@@ -246,11 +246,11 @@ def test_a_graded_world_has_the_reward_of_its_grader_in_trl() -> None:
         episode.reset(**row)
         episode.act(action)
         assert episode.get_reward() == reward
-    judged = environment_factory(Judged)()
-    judged.reset(**row)
-    judged.act("look")
+    judge_episode = environment_factory(Judged)()
+    judge_episode.reset(**row)
+    judge_episode.act("look")
     with pytest.raises(ConfigError, match="the grader of line asks a model of role judge, but none can be asked here"):
-        judged.get_reward()
+        judge_episode.get_reward()
 
 
 def test_the_template_keeps_the_contract() -> None:
@@ -260,10 +260,10 @@ def test_the_template_keeps_the_contract() -> None:
 def test_the_template_jams_after_eight_tries() -> None:
     env = CombinationLock()
     env.reset(env.instances("train")[1])
-    seen = [env.step("try 0 0 0") for _ in range(8)]
-    assert [each.terminated for each in seen] == [False] * 7 + [True]
-    assert seen[0].observation == "too low, too low, too low."
-    assert not seen[-1].info["success"]
+    transitions = [env.step("try 0 0 0") for _ in range(8)]
+    assert [transition.terminated for transition in transitions] == [False] * 7 + [True]
+    assert transitions[0].observation == "too low, too low, too low."
+    assert not transitions[-1].info["success"]
     with pytest.raises(ConfigError, match="has no split 'dev'"):
         env.instances("dev")
     with pytest.raises(EnvironmentFault, match="has no instance line/train/0"):

@@ -19,15 +19,15 @@ from agentr_core.http_server import MAX_BODY_BYTES
 from agentr_core.types import Transition
 
 
-def served(make: Any = Door, **options: Any) -> httpx.AsyncClient:
-    made = app(make, WIRE_FORMATS["textcraft"], number_instances(Door(), ["train"]), **options)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url="http://testserver")
+def make_client(make: Any = Door, **options: Any) -> httpx.AsyncClient:
+    server = app(make, WIRE_FORMATS["textcraft"], number_instances(Door(), ["train"]), **options)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(server), base_url="http://testserver")
 
 
 async def test_clients_of_agentgym_are_let_in() -> None:
-    async with served() as client:
-        opened = (await client.post("/create", json={})).json()
-        assert (await client.post("/step", json={"id": opened["id"], "action": "open"})).json()["done"] is True
+    async with make_client() as client:
+        slot = (await client.post("/create", json={})).json()
+        assert (await client.post("/step", json={"id": slot["id"], "action": "open"})).json()["done"] is True
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ async def test_clients_of_agentgym_are_let_in() -> None:
     ],
 )
 async def test_a_post_of_a_web_page_is_refused(headers: dict[str, str]) -> None:
-    async with served() as client:
+    async with make_client() as client:
         assert (await client.post("/create", content=b"{}", headers=headers)).status_code == 403
         assert (await client.get("/list_envs")).json() == []
 
@@ -50,7 +50,7 @@ async def test_a_body_is_bounded_by_what_it_says_and_by_what_it_is() -> None:
         while True:
             yield b" " * 2**16
 
-    async with served() as client:
+    async with make_client() as client:
         assert (await client.post("/create", content=b" " * (MAX_BODY_BYTES + 1))).status_code == 413
         assert (await client.post("/create", content=endless())).status_code == 413
         assert (await client.post("/create", content=b"{}", headers={"Content-Length": "-1"})).status_code == 400
@@ -59,7 +59,7 @@ async def test_a_body_is_bounded_by_what_it_says_and_by_what_it_is() -> None:
 
 
 async def test_environments_are_bounded_also_while_they_open() -> None:
-    async with served(max_slots=3) as client:
+    async with make_client(max_slots=3) as client:
         answers = await asyncio.gather(*(client.post("/create", json={}) for _ in range(12)))
         assert sorted(answer.status_code for answer in answers) == [200] * 3 + [503] * 9
         full = next(answer for answer in answers if answer.status_code == 503)
@@ -71,21 +71,21 @@ async def test_environments_are_bounded_also_while_they_open() -> None:
 
 
 def test_one_that_cannot_be_opened_takes_no_place_and_is_closed() -> None:
-    closed = []
+    closed_envs = []
 
     class Silent(Door):
         def reset(self, instance: Any) -> Any:
             return None
 
         def close(self) -> None:
-            closed.append(self)
+            closed_envs.append(self)
 
     numbers = number_instances(Door(), ["train"])
     pool = SlotPool(Silent, WIRE_FORMATS["textcraft"], numbers, idle_s=60, max_slots=1)
     for _ in range(3):
         with pytest.raises(IllTypedAnswer):
             pool.create({})
-    assert len(closed) == 3
+    assert len(closed_envs) == 3
     pool = SlotPool(Door, WIRE_FORMATS["textcraft"], numbers, idle_s=60, max_slots=1)
     pool.create({})
     with pytest.raises(EnvironmentUnavailable):
@@ -97,7 +97,7 @@ async def test_an_ill_typed_answer_is_an_error_of_the_contract() -> None:
         def step(self, action: str) -> Transition:
             return super().step(action)._replace(reward=float("nan"))
 
-    async with served(Odd) as client:
-        opened = (await client.post("/create", json={})).json()
-        answer = await client.post("/step", json={"id": opened["id"], "action": "open"})
+    async with make_client(Odd) as client:
+        slot = (await client.post("/create", json={})).json()
+        answer = await client.post("/step", json={"id": slot["id"], "action": "open"})
         assert (answer.status_code, "the reward is nan" in answer.json()["error"]) == (200, True)

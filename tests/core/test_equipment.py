@@ -44,15 +44,15 @@ async def test_a_model_without_a_cache() -> None:
 
 async def test_what_was_done_before_is_not_taken_for_the_work_of_this_start() -> None:
     batcher = Batcher(ScriptedModel(lambda messages, seed, number: "a b"), max_batch=4)
-    shown: list[str] = []
+    lines: list[str] = []
 
     def progress(done: int, total: int, units: str) -> None:
-        shown.append(f"{done}/{total} {units}")
+        lines.append(f"{done}/{total} {units}")
 
     for before in (0, 3):
         async with count_units(progress, batcher, "trees judged", total=4, done=before) as count:
             count()
-    assert [line.split(" replies")[0] for line in shown] == [
+    assert [line.split(" replies")[0] for line in lines] == [
         "1/4 trees judged, 0",
         "4/4 trees judged, since it was resumed 0",
     ]
@@ -91,16 +91,16 @@ async def test_tokens_count_while_their_reply_is_under_way(
     )
     model = load_local(loading, num_workers=workers)
     batcher = sampler_of(model, ModelConfig(path=str(tiny_model_dir), max_batch=4))
-    shown: list[str] = []
+    lines: list[str] = []
     sampling = Sampling(max_new_tokens=400, stop=("never this",))
     long = Request(messages=(Message(role="user", text="get 2 oak log"),), sampling=sampling, seed=1, n=4)
-    async with call_while_generating(batcher, lambda: shown.append(sampler_progress(batcher))):
-        (first, *_) = await batcher.sample(long)
-    counts = [int(line.split()[2].replace(",", "")) for line in shown if line.startswith("0 replies, ")]
+    async with call_while_generating(batcher, lambda: lines.append(sampler_progress(batcher))):
+        (generation, *_) = await batcher.sample(long)
+    counts = [int(line.split()[2].replace(",", "")) for line in lines if line.startswith("0 replies, ")]
     assert counts == sorted(set(counts))
     assert len(counts) > 1
     assert 0 < counts[0] < counts[-1]
-    assert first.completion_tokens > 100
+    assert generation.completion_tokens > 100
     rate = sampler_progress(batcher)
     assert rate.startswith(f"4 replies, {batcher.stats().completion_tokens:,} tokens, ")
     await batcher.close()
@@ -110,13 +110,13 @@ async def test_tokens_count_while_their_reply_is_under_way(
 async def test_a_model_that_writes_nothing_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equipment, "_CALL_INTERVAL_S", 0.01)
     batcher = Batcher(ScriptedModel(lambda messages, seed, number: "a b"), max_batch=4)
-    shown: list[str] = []
-    async with call_while_generating(batcher, lambda: shown.append(sampler_progress(batcher))):
+    lines: list[str] = []
+    async with call_while_generating(batcher, lambda: lines.append(sampler_progress(batcher))):
         await asyncio.sleep(0.05)
-        assert shown == []
+        assert lines == []
         await batcher.sample(ask("hello"))
         await asyncio.sleep(0.05)
-    (line,) = shown
+    (line,) = lines
     assert line.startswith("1 replies, 2 tokens, ")
 
 

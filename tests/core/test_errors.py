@@ -14,25 +14,25 @@ CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issu
 _LINE = re.compile(r"^( *[│├└─ ]*)([A-Z]\w+)(?: \((\w+)\))?", re.MULTILINE)
 
 
-def drawn() -> dict[str, tuple[str | None, str | None]]:
+def parse_tree() -> dict[str, tuple[str | None, str | None]]:
     """Return parent and further base of each class in the tree of the docstring."""
     tree = (errors.__doc__ or "").split("\n\n")[1]
-    found: dict[str, tuple[str | None, str | None]] = {}
+    bases: dict[str, tuple[str | None, str | None]] = {}
     above: list[tuple[int, str]] = []
-    for indent, name, other in _LINE.findall(tree):
+    for indent, name, extra_base in _LINE.findall(tree):
         above = [(depth, parent) for depth, parent in above if depth < len(indent)]
-        found[name] = (above[-1][1] if above else None, other or None)
+        bases[name] = (above[-1][1] if above else None, extra_base or None)
         above.append((len(indent), name))
-    return found
+    return bases
 
 
 def test_the_tree_in_the_docstring_is_the_real_one() -> None:
-    tree = drawn()
+    tree = parse_tree()
     assert set(tree) == {cls.__name__ for cls in CLASSES}
     for cls in CLASSES:
-        parent, other = tree[cls.__name__]
+        parent, extra_base = tree[cls.__name__]
         bases = [base.__name__ for base in cls.__bases__]
-        assert bases == [parent or "Exception", *([other] if other else [])], cls
+        assert bases == [parent or "Exception", *([extra_base] if extra_base else [])], cls
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)

@@ -102,12 +102,12 @@ def parent(path: Path, config: TrainingConfig) -> Any:
     return get_peft_model(model, lora_config(config)) if config.lora_r else model
 
 
-def held(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
+def memory_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Return the bytes of weights, gradients and optimizer states."""
-    tensors: list[torch.Tensor] = [one for one in model.parameters()]
-    tensors += [one.grad for one in tensors if one.grad is not None]
+    tensors: list[torch.Tensor] = [parameter for parameter in model.parameters()]
+    tensors += [tensor.grad for tensor in tensors if tensor.grad is not None]
     tensors += [value for state in optimizer.state.values() for value in state.values() if value.ndim]
-    return sum(one.nbytes for one in tensors)
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 @pytest.mark.parametrize("config", [TrainingConfig(), LORA, replace(LORA, bf16=False)], ids=["all", "lora", "lora32"])
@@ -117,20 +117,20 @@ def test_weights_and_states_are_those_of_a_real_optimizer(
 ) -> None:
     path = request.getfixturevalue(stored)
     model = parent(path, config)
-    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad])
+    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])
     with torch.autocast("cpu", torch.bfloat16, enabled=config.bf16 is True):
         model(input_ids=torch.arange(32)[None], labels=torch.arange(32)[None]).loss.backward()
     optimizer.step()
 
     need = estimates.training_memory(estimates.read_shape(path), config, 1)
-    assert need.weights + need.states == pytest.approx(held(model, optimizer), rel=0.01)
+    assert need.weights + need.states == pytest.approx(memory_bytes(model, optimizer), rel=0.01)
 
 
-def kept(model: Any, row: int) -> int:
+def saved_bytes(model: Any, row: int) -> int:
     """Return the bytes that a forward pass through the layers keeps for the backward pass, weights
     apart.
     """
-    weights = {one.untyped_storage().data_ptr() for one in model.parameters()}
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     storages: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -168,7 +168,7 @@ def test_activations_are_about_those_that_autograd_keeps(
     need = estimates.training_memory(
         estimates.read_shape(path), replace(config, gradient_checkpointing=False, per_device_train_batch_size=1), 256
     )
-    assert need.activations / kept(model, 256) == pytest.approx(1.0, abs=0.3)
+    assert need.activations / saved_bytes(model, 256) == pytest.approx(1.0, abs=0.3)
 
 
 def test_checkpointing_keeps_inputs_of_layers_and_one_layer(wide: Path) -> None:
@@ -187,22 +187,22 @@ def test_zero_spreads_what_it_spreads(wide: Path) -> None:
     count = shape.parameters
     assert (need("zero2").weights, need("zero2").states) == (2 * count, 14 * count // 4)
     assert (need("zero3").weights, need("zero3").states) == (2 * count // 4, 14 * count // 4)
-    offloaded = need("zero3-offload")
-    assert (offloaded.weights, offloaded.states) == (0, 0)
-    assert offloaded.host_bytes == pytest.approx(16 * count, rel=1e-6)
+    memory = need("zero3-offload")
+    assert (memory.weights, memory.states) == (0, 0)
+    assert memory.host_bytes == pytest.approx(16 * count, rel=1e-6)
 
 
 def test_a_model_over_several_gpus_leaves_more_room() -> None:
     shape = estimates.read_shape(Path("models/Qwen3-8B"))
-    one, two = (
+    one_gpu, two_gpus = (
         estimates.sampling_memory(
             shape, ModelConfig(backend="vllm", path="q", dtype="bfloat16", vllm=VllmConfig(tensor_parallel_size=n))
         )
         for n in (1, 2)
     )
-    assert (two.weights, two.token) == (one.weights // 2, one.token // 2)
-    assert one.sequences(24 * estimates.GIB, 8192) == 7
-    assert one.sequences(one.weights - 1, 8192) == 0
+    assert (two_gpus.weights, two_gpus.token) == (one_gpu.weights // 2, one_gpu.token // 2)
+    assert one_gpu.sequences(24 * estimates.GIB, 8192) == 7
+    assert one_gpu.sequences(one_gpu.weights - 1, 8192) == 0
 
 
 @pytest.mark.parametrize("name", ["textcraft-qwen3-4b", "textcraft-grpo-qwen3-4b", "textcraft-qwen3-8b-8gpu"])
@@ -245,9 +245,9 @@ def test_servers_leave_the_trainer_of_group_rl_room_on_its_gpu(
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=gib * estimates.GIB)
     )
-    found = trainer_memory_faults(recipe)
-    assert len(found) == bool(told)
-    assert all(told in fault for fault in found)
+    faults = trainer_memory_faults(recipe)
+    assert len(faults) == bool(told)
+    assert all(told in fault for fault in faults)
     assert trainer_memory_faults(load(RECIPES / "textcraft-qwen3-4b.yaml")) == [], "its servers stop before it trains"
 
 
@@ -274,17 +274,17 @@ def test_a_plan_tells_the_memory_of_group_rl_on_each_device(monkeypatch: pytest.
         RECIPES / "textcraft-grpo-qwen3-4b.yaml",
         ["training.lora_r=0", "training.lora_alpha=16", "training.bf16=true"],
     )
-    here = [*whole, "training.launch={num_processes: 8, fsdp: true}", "model.vllm.gpus=[0, 1, 2, 3, 4, 5, 6]"]
+    changes = [*whole, "training.launch={num_processes: 8, fsdp: true}", "model.vllm.gpus=[0, 1, 2, 3, 4, 5, 6]"]
     count = 4_022_468_096
     weights, states = f"{4 * count / 8 / estimates.GIB:.3g} GiB", f"{12 * count / 8 / estimates.GIB:.3g} GiB"
-    text = describe(file, here, gpu_gib=80)
+    text = describe(file, changes, gpu_gib=80)
     assert f"group RL, all weights, 8 processes under fsdp: weights {weights}, gradients and optimizer {states}" in text
-    both = re.search(
+    match = re.search(
         r"GPU 0, 1, 2, 3, 4, 5, 6: trainer and sampler together, ([\d.]+) GiB\n    that is too much; set", text
     )
-    assert both is not None
-    assert float(both[1]) > 72
-    text = describe(file, [*here, "model.vllm.sleep=true"], gpu_gib=80)
+    assert match is not None
+    assert float(match[1]) > 72
+    text = describe(file, [*changes, "model.vllm.sleep=true"], gpu_gib=80)
     assert re.search(r"GPU 0, 1, 2, 3, 4, 5, 6: trainer and sampler take turns, [\d.]+ GiB and 72 GiB; ", text)
     assert f"{16 * count / 8 / estimates.GIB:.3g} GiB of each process wait in main memory while vLLM samples" in text
     assert "too much" not in text
@@ -293,15 +293,15 @@ def test_a_plan_tells_the_memory_of_group_rl_on_each_device(monkeypatch: pytest.
         with pytest.raises(UserError, match=r"model\.vllm\.sleep: DeepSpeed leaves the GPU to nobody unless"):
             describe(file, [*whole, launch, "model.vllm.sleep=true"])
     launch = "training.launch={num_processes: 8, deepspeed: zero3-offload}"
-    asleep = [*whole, launch, "model.vllm.sleep=true", here[-1]]
+    asleep = [*whole, launch, "model.vllm.sleep=true", changes[-1]]
     assert "trainer and sampler take turns" in describe(file, asleep, gpu_gib=80)
 
 
 def test_the_reference_of_group_rl_is_split_as_its_policy(wide: Path) -> None:
     def need(beta: float, **launch: Any) -> estimates.TrainingMemory:
-        own = load(RECIPES / "textcraft-grpo-tiny.yaml", [f"grpo.beta={beta}", "training.launch={}"])
-        training = replace(own.training, bf16=False, launch=LaunchConfig(num_processes=4, **launch))
-        return estimates.group_rl_memory(shape, replace(own, training=training), 64)
+        grpo_recipe = load(RECIPES / "textcraft-grpo-tiny.yaml", [f"grpo.beta={beta}", "training.launch={}"])
+        training = replace(grpo_recipe.training, bf16=False, launch=LaunchConfig(num_processes=4, **launch))
+        return estimates.group_rl_memory(shape, replace(grpo_recipe, training=training), 64)
 
     shape = estimates.read_shape(wide)
     for launch, reference in (
@@ -311,8 +311,8 @@ def test_the_reference_of_group_rl_is_split_as_its_policy(wide: Path) -> None:
         ({"fsdp": True}, shape.parameters),
     ):
         assert need(0.1, **launch).weights - need(0.0, **launch).weights == reference
-    offloaded = {"fsdp": True, "fsdp_config": {"cpu_offload": True}}
-    assert need(0.1, **offloaded).host_bytes - need(0.0, **offloaded).host_bytes == 4 * shape.parameters
+    offload = {"fsdp": True, "fsdp_config": {"cpu_offload": True}}
+    assert need(0.1, **offload).host_bytes - need(0.0, **offload).host_bytes == 4 * shape.parameters
 
 
 def test_a_row_of_group_rl_is_as_long_as_an_episode_may_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -323,11 +323,14 @@ def test_a_row_of_group_rl_is_as_long_as_an_episode_may_be(monkeypatch: pytest.M
 
 def test_what_does_not_fit_is_said_with_a_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    said = CliRunner().invoke(cli, ["plan", str(RECIPES / "textcraft-qwen3-4b.yaml"), "--gpu-gib", "1"]).output
+    output = CliRunner().invoke(cli, ["plan", str(RECIPES / "textcraft-qwen3-4b.yaml"), "--gpu-gib", "1"]).output
     assert (
-        "room for 0 sequences of 8,192 tokens\n    the weights alone exceed the 922 MiB that it may take; raise" in said
+        "room for 0 sequences of 8,192 tokens\n    the weights alone exceed the 922 MiB that it may take; raise"
+        in output
     )
-    assert "in all\n    that is too much even without activations, 9.48 GiB; set training.load_in_4bit=true, or" in said
+    assert (
+        "in all\n    that is too much even without activations, 9.48 GiB; set training.load_in_4bit=true, or" in output
+    )
 
 
 def test_a_configuration_alone_is_enough_and_an_unknown_name_is_not(
@@ -357,15 +360,15 @@ def test_only_iterations_that_search_sample_in_a_search() -> None:
     sections = ("training", "data", "search", "critique", "pairs", "splice", "grpo")
     changes = ["context=stop", *(f"{section}={{}}" for section in sections)]
     only_rl = recipe("textcraft-agent-r", *changes, "agent_r.phases=[rl]")
-    assert [one.stage for one in tokens(only_rl, 10, 5)] == ["groups", "evaluate"]
+    assert [estimate.stage for estimate in tokens(only_rl, 10, 5)] == ["groups", "evaluate"]
     (line,) = method_of(only_rl).describe(only_rl, 10, 5)
     assert line.startswith("each iteration: 100 steps of 32 groups")
     short = recipe("textcraft-agent-r", *changes, "agent_r.phases=[sft, rl]", "iterations=1")
-    assert [one.stage for one in tokens(short, 10, 5)] == ["search", "critique", "evaluate"]
+    assert [estimate.stage for estimate in tokens(short, 10, 5)] == ["search", "critique", "evaluate"]
     flywheel = recipe("reasoning-et-agent-tiny", "et_agent.phases=[rft, rl]", "iterations=1")
-    assert [one.stage for one in tokens(flywheel, 10, 5)] == ["flywheel", "evaluate"]
-    cloned = recipe("textcraft-eto-tiny", "eto.phases=[sft, dpo]", "iterations=1", "data.replay=true")
-    assert not any("dpo" in line for line in method_of(cloned).describe(cloned, 10, 5))
+    assert [estimate.stage for estimate in tokens(flywheel, 10, 5)] == ["flywheel", "evaluate"]
+    eto_recipe = recipe("textcraft-eto-tiny", "eto.phases=[sft, dpo]", "iterations=1", "data.replay=true")
+    assert not any("dpo" in line for line in method_of(eto_recipe).describe(eto_recipe, 10, 5))
 
 
 def test_training_on_variants_of_what_is_tested_is_told_before_anything_is_sampled() -> None:
@@ -385,17 +388,22 @@ def test_states_of_the_revision_test_are_counted_as_if_the_base_model_failed_eve
 
 def test_tokens_are_those_of_the_stages_that_run() -> None:
     tiny = tokens(recipe("textcraft-tiny"), 120, 100, 80)
-    assert [(one.stage, one.replies, one.tokens) for one in tiny] == [
+    assert [(estimate.stage, estimate.replies, estimate.tokens) for estimate in tiny] == [
         ("search", 120 * 3 * 4 * 15, 120 * 3 * 4 * 15 * 72),
         ("critique", 120 * 6 * 15, 120 * 6 * 15 * 120),
         ("evaluate", 100 * 20 + 80 * 12, (100 * 20 + 80 * 12) * 72),
     ]
-    for unjudged in (["data.use=good"], ["splice.mode=direct", "splice.prune=false"]):
-        assert [one.stage for one in tokens(recipe("textcraft-tiny", *unjudged), 5, 5)] == ["search", "evaluate"]
-    assert [one.stage for one in tokens(recipe("textcraft-eto-tiny", "eto.phases=[sft]"), 5, 7)] == ["evaluate"]
-    assert [one.stage for one in tokens(recipe("webshop-quick"), 5, 5)] == ["evaluate"]
+    for changes in (["data.use=good"], ["splice.mode=direct", "splice.prune=false"]):
+        assert [estimate.stage for estimate in tokens(recipe("textcraft-tiny", *changes), 5, 5)] == [
+            "search",
+            "evaluate",
+        ]
+    assert [estimate.stage for estimate in tokens(recipe("textcraft-eto-tiny", "eto.phases=[sft]"), 5, 7)] == [
+        "evaluate"
+    ]
+    assert [estimate.stage for estimate in tokens(recipe("webshop-quick"), 5, 5)] == ["evaluate"]
     eto = tokens(recipe("textcraft-eto-tiny", "eto.explore.samples=3"), 5, 7)
-    assert [one.stage for one in eto] == ["explore", "evaluate"]
+    assert [estimate.stage for estimate in eto] == ["explore", "evaluate"]
     assert eto[0].replies == 5 * 4 * recipe("textcraft-eto-tiny").eto.explore.max_steps
     with pytest.raises(ConfigError):
         recipe("textcraft-tiny", "search.dives=0")
@@ -404,36 +412,41 @@ def test_tokens_are_those_of_the_stages_that_run() -> None:
 def test_helpers_are_counted_with_limits_of_their_own() -> None:
     changes = ["et_agent.flywheel.correct=[C0, C1, C2]", "et_agent.flywheel.incorrect=[I1, I4]"]
     changes += ["models.judge={path: m}", "et_agent.behaviour={votes: 10, nudge: true}"]
-    own = recipe("reasoning-et-agent-quick", *changes)
-    assert (own.et_agent.flywheel.editor.max_new_tokens, own.et_agent.flywheel.reflector.max_new_tokens) == (120, 120)
-    asked = {one.stage: (one.role, one.replies, one.tokens) for one in tokens(own, 30, 20)}
+    agent_recipe = recipe("reasoning-et-agent-quick", *changes)
+    assert (
+        agent_recipe.et_agent.flywheel.editor.max_new_tokens,
+        agent_recipe.et_agent.flywheel.reflector.max_new_tokens,
+    ) == (120, 120)
+    by_stage = {
+        estimate.stage: (estimate.role, estimate.replies, estimate.tokens) for estimate in tokens(agent_recipe, 30, 20)
+    }
     # Two rounds, each of one trajectory of a question.
-    assert asked["edit"] == ("editor", 30 * 2 * 2, 30 * 2 * 2 * 120)
-    assert asked["reflect"] == ("reflector", 30 * 2 * 3, 30 * 2 * 3 * 120)
-    assert asked["votes"] == ("judge", 20 * 10, 20 * 10 * 128)
-    assert asked["nudge"] == ("actor", 20 * 8, 20 * 8 * 120)
+    assert by_stage["edit"] == ("editor", 30 * 2 * 2, 30 * 2 * 2 * 120)
+    assert by_stage["reflect"] == ("reflector", 30 * 2 * 3, 30 * 2 * 3 * 120)
+    assert by_stage["votes"] == ("judge", 20 * 10, 20 * 10 * 128)
+    assert by_stage["nudge"] == ("actor", 20 * 8, 20 * 8 * 120)
     thoughts = recipe("textcraft-eto-tiny", "eto.phases=[sft]", "eto.expert.thoughts.enabled=true")
     assert tokens(thoughts, 5, 7)[0] == estimates.TokenEstimate(
         stage="think", role="editor", replies=5 * 20 * 3, tokens=5 * 20 * 3 * 256
     )
-    continued = recipe("textcraft-tiny", "splice={mode: continued}", "pairs.per_tree=2")
-    assert {one.stage: one.replies for one in tokens(continued, 3, 5)}["continue"] == 3 * 2 * 4 * 20
+    splice_recipe = recipe("textcraft-tiny", "splice={mode: continued}", "pairs.per_tree=2")
+    assert {estimate.stage: estimate.replies for estimate in tokens(splice_recipe, 3, 5)}["continue"] == 3 * 2 * 4 * 20
 
 
 def test_the_limits_of_helpers_are_the_flywheels_unless_they_are_given() -> None:
-    stored = recipe("reasoning-et-agent-quick", "et_agent.flywheel.editor.max_new_tokens=4096")
-    assert stored.et_agent.flywheel.editor.max_new_tokens == 4096
-    assert stored.et_agent.flywheel.reflector.max_new_tokens == 120
+    editor_recipe = recipe("reasoning-et-agent-quick", "et_agent.flywheel.editor.max_new_tokens=4096")
+    assert editor_recipe.et_agent.flywheel.editor.max_new_tokens == 4096
+    assert editor_recipe.et_agent.flywheel.reflector.max_new_tokens == 120
     plain = recipe("reasoning-et-agent-quick", "et_agent.flywheel={}")
     assert plain.et_agent.flywheel.editor.max_new_tokens == plain.et_agent.flywheel.max_new_tokens == 4096
 
 
 def test_the_limit_of_an_episode_bounds_its_tokens() -> None:
-    limited = recipe(
+    agent_recipe = recipe(
         "reasoning-et-agent-quick", "et_agent.flywheel.max_episode_tokens=500", "evaluation.max_episode_tokens=300"
     )
-    asked = {one.stage: one.tokens for one in tokens(limited, 10, 7)}
-    assert asked == {"flywheel": 10 * 6 * 500, "evaluate": 7 * 300}
+    by_stage = {estimate.stage: estimate.tokens for estimate in tokens(agent_recipe, 10, 7)}
+    assert by_stage == {"flywheel": 10 * 6 * 500, "evaluate": 7 * 300}
 
 
 @pytest.mark.parametrize(
@@ -455,9 +468,9 @@ def test_a_row_is_as_long_as_the_expert_s_episodes_where_nothing_else_is_trained
 
 
 def test_a_row_of_a_model_whose_weights_are_missing_is_estimated_beside_a_store_of_other_runs(tmp_path: Path) -> None:
-    own = recipe("textcraft-grpo-qwen3-4b", f"workspace={tmp_path}")
+    grpo_recipe = recipe("textcraft-grpo-qwen3-4b", f"workspace={tmp_path}")
     Store(tmp_path / STORE_FILE).write({})
-    assert longest_row(own, {}) == (own.data.max_length or 4096)
+    assert longest_row(grpo_recipe, {}) == (grpo_recipe.data.max_length or 4096)
 
 
 @pytest.mark.parametrize(
@@ -483,18 +496,26 @@ def test_a_row_of_a_model_whose_weights_are_missing_is_estimated_beside_a_store_
 def test_what_is_likely_is_never_above_what_is_possible(
     known: estimates.EpisodeLengths, likely: dict[str, int]
 ) -> None:
-    own = recipe("textcraft-eto-tiny")
-    asked = estimates.token_estimates(own, method_of(own).demands(own, 7, 3), 3, 0, lengths=known)
-    assert {one.stage: one.likely for one in asked} == likely
-    assert all(one.likely <= one.tokens for one in asked)
+    eto_recipe = recipe("textcraft-eto-tiny")
+    token_estimates = estimates.token_estimates(
+        eto_recipe, method_of(eto_recipe).demands(eto_recipe, 7, 3), 3, 0, lengths=known
+    )
+    assert {estimate.stage: estimate.likely for estimate in token_estimates} == likely
+    assert all(estimate.likely <= estimate.tokens for estimate in token_estimates)
 
 
 def test_a_search_is_likely_to_be_as_the_stored_ones() -> None:
     trees, verdicts = OutputCounts(units=10, replies=1000, tokens=20_000), OutputCounts(units=4, replies=50, tokens=500)
-    known = estimates.EpisodeLengths(replies=5.0, tokens=20.0, source="s", tree_counts=trees, verdict_counts=verdicts)
-    own = recipe("textcraft-tiny")
-    asked = estimates.token_estimates(own, method_of(own).demands(own, 24, 3), 3, 0, lengths=known)
-    assert {one.stage: one.likely for one in asked} == {"search": 48_000, "critique": 1200, "evaluate": 300}
+    lengths = estimates.EpisodeLengths(replies=5.0, tokens=20.0, source="s", tree_counts=trees, verdict_counts=verdicts)
+    tiny_recipe = recipe("textcraft-tiny")
+    token_estimates = estimates.token_estimates(
+        tiny_recipe, method_of(tiny_recipe).demands(tiny_recipe, 24, 3), 3, 0, lengths=lengths
+    )
+    assert {estimate.stage: estimate.likely for estimate in token_estimates} == {
+        "search": 48_000,
+        "critique": 1200,
+        "evaluate": 300,
+    }
 
 
 @pytest.mark.parametrize(("free", "said"), [(64, "  fits: "), (1, "  does not fit: ")])
@@ -514,8 +535,8 @@ def test_a_plan_compares_with_what_is_free_here(
 
 
 def test_a_plan_on_a_gpu_tells_what_is_free_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    here = machine.Memory(total=80 * estimates.GIB, free=9 * estimates.GIB, gpu="NVIDIA H100")
-    monkeypatch.setattr(machine, "memory", lambda: here)
+    memory = machine.Memory(total=80 * estimates.GIB, free=9 * estimates.GIB, gpu="NVIDIA H100")
+    monkeypatch.setattr(machine, "memory", lambda: memory)
     monkeypatch.chdir(tmp_path)
     text = describe(RECIPES / "textcraft-qwen3-4b.yaml", [])
     assert "memory, estimated, of NVIDIA H100, 80 GiB, 9 GiB free now (another: --gpu-gib)" in text

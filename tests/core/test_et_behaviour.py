@@ -51,7 +51,7 @@ def step(reply: str, observation: str = "", *calls: ToolCall, reward: float = 0.
     )
 
 
-def solved(*steps: Step, index: int = 0) -> Trajectory:
+def make_episode(*steps: Step, index: int = 0) -> Trajectory:
     reward = steps[-1].reward
     return Trajectory(
         instance=Instance(environment="reasoning", split="train", index=index),
@@ -63,7 +63,7 @@ def solved(*steps: Step, index: int = 0) -> Trajectory:
     )
 
 
-GOOD = solved(step(CALL, RESULT, call("q")), step(ANSWER, reward=1.0))
+GOOD = make_episode(step(CALL, RESULT, call("q")), step(ANSWER, reward=1.0))
 
 
 def attempt(**given: object) -> Attempt:
@@ -72,7 +72,7 @@ def attempt(**given: object) -> Attempt:
 
 
 def test_the_metrics_by_hand() -> None:
-    found = behaviour(
+    metrics = behaviour(
         [
             attempt(question="a", num_calls=2, num_failed=1, num_redundant=1, num_reasoning_tokens=100, concise=False),
             attempt(question="b", score=0.5, num_calls=0, num_reasoning_tokens=200, concise=True, nudged_right=False),
@@ -88,55 +88,55 @@ def test_the_metrics_by_hand() -> None:
             ),
         ]
     )
-    assert found.performance.mean == pytest.approx(2.5 / 4)
-    assert found.efficiency.mean == pytest.approx((0.5 + 0.5 + 1 + 0) / 4)
-    assert found.tool_productivity.mean == pytest.approx(100 * 0.625 * 1.5 / 1.6)
-    assert found.conciseness.mean == 0.5
-    assert found.successful_execution.mean == pytest.approx((0.5 + 0.5 + 1 + 0) / 4)
-    assert found.successful_execution_as_published.mean == pytest.approx((1 + 0.5 + 1 + 0) / 4)
-    assert found.reasoning_length.mean == pytest.approx((10 + 2.5 + 0) / 3)
-    assert found.redundant_calls.mean == pytest.approx(2 / 6)
-    assert found.nudged_right.mean == 0.5
-    assert (found.conciseness.n, found.reasoning_length.n, found.redundant_calls.n) == (2, 3, 3)
+    assert metrics.performance.mean == pytest.approx(2.5 / 4)
+    assert metrics.efficiency.mean == pytest.approx((0.5 + 0.5 + 1 + 0) / 4)
+    assert metrics.tool_productivity.mean == pytest.approx(100 * 0.625 * 1.5 / 1.6)
+    assert metrics.conciseness.mean == 0.5
+    assert metrics.successful_execution.mean == pytest.approx((0.5 + 0.5 + 1 + 0) / 4)
+    assert metrics.successful_execution_as_published.mean == pytest.approx((1 + 0.5 + 1 + 0) / 4)
+    assert metrics.reasoning_length.mean == pytest.approx((10 + 2.5 + 0) / 3)
+    assert metrics.redundant_calls.mean == pytest.approx(2 / 6)
+    assert metrics.nudged_right.mean == 0.5
+    assert (metrics.conciseness.n, metrics.reasoning_length.n, metrics.redundant_calls.n) == (2, 3, 3)
 
 
 def test_intervals_are_over_questions_not_attempts() -> None:
     alone = [attempt(question=str(i), score=float(i % 2), num_calls=i % 3) for i in range(12)]
-    twice = behaviour([one for one in alone for _ in range(2)])
+    twice = behaviour([item for item in alone for _ in range(2)])
     once = behaviour(alone)
     for name in ("performance", "efficiency", "tool_productivity", "redundant_calls"):
-        one, two = getattr(once, name), getattr(twice, name)
-        assert two.mean == pytest.approx(one.mean)
-        assert two.high - two.low == pytest.approx(one.high - one.low)
-        assert one.low <= one.mean <= one.high
+        first, second = getattr(once, name), getattr(twice, name)
+        assert second.mean == pytest.approx(first.mean)
+        assert second.high - second.low == pytest.approx(first.high - first.low)
+        assert first.low <= first.mean <= first.high
 
 
 def test_no_interval_leaves_the_range_of_its_metric() -> None:
-    won = attempt(question="won", num_calls=3, num_reasoning_tokens=9)
-    few = behaviour([won, replace(won, question="lost", score=0.0)])
+    win = attempt(question="won", num_calls=3, num_reasoning_tokens=9)
+    few = behaviour([win, replace(win, question="lost", score=0.0)])
     assert (few.tool_productivity.low, few.tool_productivity.high) == (0, 100)
     assert few.reasoning_length.low == 0
     assert few.reasoning_length.high <= 1000
 
 
 def test_variants_of_a_question_are_no_independent_evidence() -> None:
-    def asked(variants: int, score: float = 0.0) -> list[Attempt]:
+    def make_attempts(variants: int, score: float = 0.0) -> list[Attempt]:
         return [
             attempt(question=f"{number}#{variant}", origin=str(number), score=score + number % 2 / 2)
             for number in range(12)
             for variant in range(variants)
         ]
 
-    once, thrice = behaviour(asked(1)).performance, behaviour(asked(3)).performance
+    once, thrice = behaviour(make_attempts(1)).performance, behaviour(make_attempts(3)).performance
     assert thrice.high - thrice.low == pytest.approx(once.high - once.low)
-    before = [replace(one, score=0.0) for one in asked(3)]
-    alone, renamed = (gains(asked(count), before)["performance_gain_over_base"] for count in (1, 3))
-    assert renamed.high - renamed.low == pytest.approx(alone.high - alone.low)
+    before = [replace(item, score=0.0) for item in make_attempts(3)]
+    single, triple = (gains(make_attempts(count), before)["performance_gain_over_base"] for count in (1, 3))
+    assert triple.high - triple.low == pytest.approx(single.high - single.low)
 
 
 @pytest.mark.parametrize(("domain", "name"), [("math", "judged"), ("knowledge", "f1")])
 def test_scores_of_answers_are_over_origins_too(domain: Literal["math", "knowledge"], name: str) -> None:
-    def answered(variants: int) -> dict[str, Estimate]:
+    def make_estimates(variants: int) -> dict[str, Estimate]:
         return estimates_of(
             [
                 QuestionEpisode(
@@ -151,7 +151,7 @@ def test_scores_of_answers_are_over_origins_too(domain: Literal["math", "knowled
             ]
         )
 
-    once, thrice = answered(1), answered(3)
+    once, thrice = make_estimates(1), make_estimates(3)
     for measure in (name, "exact_match"):
         assert (once[measure].mean, thrice[measure].n) == (0.5, 36)
         assert thrice[measure].high - thrice[measure].low == pytest.approx(once[measure].high - once[measure].low)
@@ -169,10 +169,10 @@ def test_what_nobody_tells_is_not_a_number() -> None:
 
 
 def test_an_attempt_is_read_from_an_episode() -> None:
-    again = solved(
+    episode = make_episode(
         step(CALL, RESULT, call("q")), step(CALL, RESULT, call("q"), call("p", "timeout")), step(ANSWER, reward=0.5)
     )
-    assert attempt_of(again, source="s") == attempt(
+    assert attempt_of(episode, source="s") == attempt(
         question="reasoning/train/0",
         score=0.5,
         num_calls=3,
@@ -180,28 +180,30 @@ def test_an_attempt_is_read_from_an_episode() -> None:
         num_redundant=1,
         num_reasoning_tokens=2 * len(CALL) + len(ANSWER),
     )
-    unknown = replace(again, steps=(replace(again.steps[0], token_ids=()), *again.steps[1:]))
+    unknown = replace(episode, steps=(replace(episode.steps[0], token_ids=()), *episode.steps[1:]))
     assert attempt_of(unknown, source="s").num_reasoning_tokens is None
     assert redundant_calls([call("q"), call("q", tool="python"), call("q"), call("r")]) == 1
 
 
 def test_a_group_is_rewarded_by_what_its_episodes_say_and_cost() -> None:
-    direct = solved(step(ANSWER, reward=1.0))
-    unformed = solved(step(ANSWER.replace("\\boxed{1}", "1"), reward=1.0))
-    wrong = solved(step(ANSWER, reward=0.0))
-    boxed = solved(step(CALL, RESULT, call("q")), step("<think>It is \\boxed{1}.</think>", reward=1.0))
-    group = [GOOD, direct, unformed, wrong, boxed]
-    found = EfficiencyReward(sigma_calls=0.1, sigma_length=0.0).rewards(group, step=1, steps=1)
-    assert found[0] < 1 < found[1], "one call more than the others"
-    assert found[2] == pytest.approx(found[1] - 1)
-    assert found[3] == 0
-    assert found[4] == -1, "a box among the thoughts is no answer"
-    results_are_free = solved(step(CALL, RESULT.replace("found", "found " * 500), call("q")), step(ANSWER, reward=1.0))
-    both = EfficiencyReward(sigma_calls=0.1, sigma_length=0.1)
-    assert both.rewards([GOOD, results_are_free], step=1, steps=1) == [1, 1]
+    direct = make_episode(step(ANSWER, reward=1.0))
+    no_box = make_episode(step(ANSWER.replace("\\boxed{1}", "1"), reward=1.0))
+    wrong = make_episode(step(ANSWER, reward=0.0))
+    box_in_thoughts = make_episode(step(CALL, RESULT, call("q")), step("<think>It is \\boxed{1}.</think>", reward=1.0))
+    group = [GOOD, direct, no_box, wrong, box_in_thoughts]
+    rewards = EfficiencyReward(sigma_calls=0.1, sigma_length=0.0).rewards(group, step=1, steps=1)
+    assert rewards[0] < 1 < rewards[1], "one call more than the others"
+    assert rewards[2] == pytest.approx(rewards[1] - 1)
+    assert rewards[3] == 0
+    assert rewards[4] == -1, "a box among the thoughts is no answer"
+    results_are_free = make_episode(
+        step(CALL, RESULT.replace("found", "found " * 500), call("q")), step(ANSWER, reward=1.0)
+    )
+    reward = EfficiencyReward(sigma_calls=0.1, sigma_length=0.1)
+    assert reward.rewards([GOOD, results_are_free], step=1, steps=1) == [1, 1]
     unknown = replace(direct, steps=(replace(direct.steps[0], token_ids=()),))
     with pytest.raises(DataFault, match="reasoning/train/0: a reply has no token ids"):
-        both.rewards([GOOD, unknown], step=1, steps=1)
+        reward.rewards([GOOD, unknown], step=1, steps=1)
 
 
 def test_votes_on_conciseness() -> None:
@@ -219,56 +221,64 @@ def test_votes_on_conciseness() -> None:
 
 
 def test_only_right_sound_episodes_are_tuned_on() -> None:
-    wrong = solved(step(CALL, RESULT, call("q")), step(ANSWER, reward=0.5))
-    unformed = solved(step(ANSWER.replace("\\boxed{1}", "1"), reward=1.0))
-    failed = solved(step(CALL, RESULT, call("q", "empty")), step(ANSWER, reward=1.0))
-    refused = solved(step(CALL, RESULT, valid=False), step(ANSWER, reward=1.0))
+    wrong = make_episode(step(CALL, RESULT, call("q")), step(ANSWER, reward=0.5))
+    no_box = make_episode(step(ANSWER.replace("\\boxed{1}", "1"), reward=1.0))
+    failed_call = make_episode(step(CALL, RESULT, call("q", "empty")), step(ANSWER, reward=1.0))
+    refused_call = make_episode(step(CALL, RESULT, valid=False), step(ANSWER, reward=1.0))
     # The word "error" in a document is no failure: what a call came to is its status.
-    worded = solved(step(CALL, "\n<result>\nan error\n</result>\n", call("q")), step(ANSWER, reward=1.0))
-    episodes = list(enumerate([GOOD, wrong, unformed, failed, refused, GOOD, worded, replace(GOOD, instance=other())]))
-    kept, rejected = filter_for_tuning([(str(name), one) for name, one in episodes], per_question=0, seed=1)
-    assert [name for name, _ in kept] == ["0", "6", "7"]
-    assert [(one.subject, one.reason) for one in rejected] == [
+    error_word = make_episode(step(CALL, "\n<result>\nan error\n</result>\n", call("q")), step(ANSWER, reward=1.0))
+    episodes = list(
+        enumerate(
+            [GOOD, wrong, no_box, failed_call, refused_call, GOOD, error_word, replace(GOOD, instance=other_instance())]
+        )
+    )
+    kept_items, rejections = filter_for_tuning(
+        [(str(name), episode) for name, episode in episodes], per_question=0, seed=1
+    )
+    assert [name for name, _ in kept_items] == ["0", "6", "7"]
+    assert [(rejection.subject, rejection.reason) for rejection in rejections] == [
         ("1", "wrong-answer"),
         ("2", "format"),
         ("3", "failed-call"),
         ("4", "refused-call"),
         ("5", "duplicate"),
     ]
-    assert rejected[2].detail == "search: empty"
+    assert rejections[2].detail == "search: empty"
 
 
-def other() -> Instance:
+def other_instance() -> Instance:
     return Instance(environment="reasoning", split="train", index=9)
 
 
 def test_a_question_keeps_as_many_episodes_as_its_cap() -> None:
-    many = [(str(n), solved(step(f"<think>{n}</think>\n<answer>\\boxed{{1}}</answer>", reward=1.0))) for n in range(9)]
-    kept, rejected = filter_for_tuning(many, per_question=4, seed=1)
-    assert len(kept) == 4
-    assert {one.reason for one in rejected} == {"question-cap"}
-    assert len(rejected) == 5
+    many = [
+        (str(n), make_episode(step(f"<think>{n}</think>\n<answer>\\boxed{{1}}</answer>", reward=1.0))) for n in range(9)
+    ]
+    kept_items, rejections = filter_for_tuning(many, per_question=4, seed=1)
+    assert len(kept_items) == 4
+    assert {rejection.reason for rejection in rejections} == {"question-cap"}
+    assert len(rejections) == 5
     backwards = filter_for_tuning(many[::-1], per_question=4, seed=1).kept_items
-    assert {name for name, _ in backwards} == {name for name, _ in kept}
-    assert filter_for_tuning(kept, per_question=4, seed=1).rejections == ()
+    assert {name for name, _ in backwards} == {name for name, _ in kept_items}
+    assert filter_for_tuning(kept_items, per_question=4, seed=1).rejections == ()
 
 
 def test_where_steps_are_counted_refused_ones_have_failed_and_repeated_ones_are_redundant() -> None:
     steps = [step("\nget log", "Got log."), step("\nget log", "Got log."), step("\nfly", "No.", valid=False)]
-    found = attempt_of(solved(*steps), source="textcraft", counts="steps")
-    assert (found.num_calls, found.num_failed, found.num_redundant) == (3, 1, 1)
-    assert attempt_of(solved(*steps), source="textcraft").num_calls == 0
+    result = attempt_of(make_episode(*steps), source="textcraft", counts="steps")
+    assert (result.num_calls, result.num_failed, result.num_redundant) == (3, 1, 1)
+    assert attempt_of(make_episode(*steps), source="textcraft").num_calls == 0
 
 
 def test_gains_are_paired_by_question() -> None:
     before = [attempt(question=f"q{number}", score=number / 10, num_calls=2) for number in range(5)]
     after = [attempt(question=f"q{number}", score=number / 10 + 0.5, num_calls=1) for number in range(1, 6)]
-    found = gains([*after, attempt(question="q1", score=0.0, num_calls=1)], before)
+    estimates = gains([*after, attempt(question="q1", score=0.0, num_calls=1)], before)
     # Question 1 counts once though it was answered twice; 0 and 5 have nothing to compare with.
-    assert found["performance_gain_over_base"].n == 4
-    assert found["performance_gain_over_base"].mean == pytest.approx((0.3 - 0.1 + 3 * 0.5) / 4)
+    assert estimates["performance_gain_over_base"].n == 4
+    assert estimates["performance_gain_over_base"].mean == pytest.approx((0.3 - 0.1 + 3 * 0.5) / 4)
     efficiency = [0.3 - 0.05, *(number / 10 + 0.5 - number / 20 for number in (2, 3, 4))]
-    assert found["efficiency_gain_over_base"].mean == pytest.approx(fmean(efficiency))
+    assert estimates["efficiency_gain_over_base"].mean == pytest.approx(fmean(efficiency))
     apart = gains(after[:3], [attempt(question=f"q{number}", score=number / 10, num_calls=2) for number in (1, 2, 3)])
     alike = apart["performance_gain_over_base"]
     # Three questions that gain alike do not say that all others do, as for success.

@@ -33,11 +33,12 @@ PAGE = TESTS.parent / "agentr_core" / "methods" / "et_agent" / "DEFECTS.md"
 NAMED = re.compile(r"[\w/]*test_\w+\.py::test_\w+")
 
 
-def there(name: str) -> bool:
+def exists(name: str) -> bool:
     file, _, test = name.partition("::")
-    found = [TESTS / file] if "/" in file else list(TESTS.rglob(file))
+    files = [TESTS / file] if "/" in file else list(TESTS.rglob(file))
     return any(
-        one.is_file() and re.search(rf"^(async )?def {test}\(", one.read_text(encoding="utf-8"), re.M) for one in found
+        path.is_file() and re.search(rf"^(async )?def {test}\(", path.read_text(encoding="utf-8"), re.M)
+        for path in files
     )
 
 
@@ -45,12 +46,12 @@ def test_every_defect_has_a_test_that_is_there() -> None:
     rows = [line.split("|")[1:-1] for line in PAGE.read_text(encoding="utf-8").splitlines() if re.match(r"\| \d", line)]
     assert [int(number) for number, *_ in rows] == list(range(1, 26))
     for number, _, _, tests in rows:
-        named = NAMED.findall(tests)
-        assert named, number
-        assert len(named) == tests.count("`") // 2, f"row {number} names something else"
+        names = NAMED.findall(tests)
+        assert names, number
+        assert len(names) == tests.count("`") // 2, f"row {number} names something else"
 
 
 def test_what_is_named_is_there() -> None:
-    named = {*NAMED.findall(PAGE.read_text(encoding="utf-8")), *NAMED.findall(__doc__ or "")}
-    assert len(named) > 40
-    assert not [name for name in named if not there(name)]
+    names = {*NAMED.findall(PAGE.read_text(encoding="utf-8")), *NAMED.findall(__doc__ or "")}
+    assert len(names) > 40
+    assert not [name for name in names if not exists(name)]

@@ -48,15 +48,15 @@ async def test_each_operator_has_its_children_and_what_is_fit_becomes_samples(
     staff = cast()
     ctx = await whole(tmp_path, tiny_model_dir, staff, policy=policy, most_members=20)
     store = ctx.store
-    made = dict(store.rows("select operator, count(*) from v_families group by all"))
-    assert made.keys() == {"fresh", "C0", "C1", "C2", "I1", "I2", "I3", "I4"}
+    counts = dict(store.rows("select operator, count(*) from v_families group by all"))
+    assert counts.keys() == {"fresh", "C0", "C1", "C2", "I1", "I2", "I3", "I4"}
     assert store.query("select * from v_orphans").empty
     parents = "select count(*) from derivation d join trajectory t on t.trajectory_id = d.parent_id "
     wrong = store.rows(f"{parents} where t.success <> (operator like 'C%')")
     assert wrong == [(0,)], "right parents have operators C, wrong ones I"
-    assert store.rows("select sum(members) from family") == [(sum(made.values()),)]
-    ended = {"best-one": {(3, "rounds")}, "expand-all": {(2, "members")}}
-    assert set(store.rows("select rounds, ended_by from family")) == ended[policy]
+    assert store.rows("select sum(members) from family") == [(sum(counts.values()),)]
+    endings = {"best-one": {(3, "rounds")}, "expand-all": {(2, "members")}}
+    assert set(store.rows("select rounds, ended_by from family")) == endings[policy]
     assert store.rows("select max(n) from (select count(*) n from v_families group by instance_id)")[0][0] <= 20
 
     samples = load_samples(store, iteration_id=ctx.iteration_id(1))
@@ -69,25 +69,25 @@ async def test_each_operator_has_its_children_and_what_is_fit_becomes_samples(
         "select s.sample_id, d.parent_id from sample s join derivation c on c.child_id = s.trajectory_id "
         "join derivation d on d.child_id = c.parent_id order by all limit 1"
     )
-    traced = [line.entity.key for line in ancestry(store, sample_id, "sample")]
-    assert grandparent in traced, "a sample leads back through its family"
+    ancestors = [line.entity.key for line in ancestry(store, sample_id, "sample")]
+    assert grandparent in ancestors, "a sample leads back through its family"
     reasons = dict(store.rows("select reason, count(*) from rejection where stage = 'rft' group by all"))
     assert reasons["wrong-answer"] > 0
     assert reasons["duplicate"] > 0
-    assert len(samples) + sum(reasons.values()) == sum(made.values())
+    assert len(samples) + sum(reasons.values()) == sum(counts.values())
 
     (section,) = family_sections(ctx, 1)
     assert len(section.blocks[0].rows) == 8  # type: ignore[union-attr]
     assert [stage.name for stage in funnel(ctx, 1)][:2] == ["trajectories", "right answers"]
-    asked = len(staff.requests("editor")) + len(staff.requests("reflector"))
-    counted = [
+    num_requests = len(staff.requests("editor")) + len(staff.requests("reflector"))
+    uses = [
         request_use(store, ctx.iteration_id(1), role=role, max_replies_per_request=0)
         for role in ("editor", "reflector")
     ]
-    assert sum(use.requests for use in counted) == asked == store.rows("select count(*) from edit")[0][0]
-    drawn = store.rows("select sum(completion_tokens) from generation where seed is not null")[0][0]
-    edited = store.rows("select sum(completion_tokens) from edit")[0][0]
-    assert token_use(store, ctx.iteration_id(1)).completion == drawn + edited
+    assert sum(use.requests for use in uses) == num_requests == store.rows("select count(*) from edit")[0][0]
+    sampled_tokens = store.rows("select sum(completion_tokens) from generation where seed is not null")[0][0]
+    edit_tokens = store.rows("select sum(completion_tokens) from edit")[0][0]
+    assert token_use(store, ctx.iteration_id(1)).completion == sampled_tokens + edit_tokens
 
 
 async def test_a_corrected_training_asks_nothing_again_and_has_the_same_families_and_samples(
@@ -96,19 +96,19 @@ async def test_a_corrected_training_asks_nothing_again_and_has_the_same_families
     first_staff, second_staff, third_staff = cast(), cast(), cast()
     first = await whole(tmp_path, tiny_model_dir, first_staff)
     # One family was lost there: it is grown here.
-    lost = first.store.rows("select min(family_id) from family")[0][0]
+    family_id = first.store.rows("select min(family_id) from family")[0][0]
     with first.store.transaction() as con:
-        con.execute("delete from family where family_id = ?", [lost])
+        con.execute("delete from family where family_id = ?", [family_id])
 
-    async def corrected(staff: Staff, rate: float) -> RunContext:
+    async def evolve_with(staff: Staff, rate: float) -> RunContext:
         ctx = await begun(tmp_path, tiny_model_dir, staff, FAMILY, problems=BOTH, training={"learning_rate": rate})
         await evolve(ctx, 1)
         await select_rft(ctx, 1)
         return ctx
 
-    second = await corrected(second_staff, 1e-3)
+    second = await evolve_with(second_staff, 1e-3)
     assert 0 < len(second_staff.asked) < len(first_staff.asked)
-    third = await corrected(third_staff, 2e-3)
+    third = await evolve_with(third_staff, 2e-3)
     assert third_staff.asked == []
     assert third.store.rows("from v_orphans") == third.store.rows("from v_contradictions") == []
     assert token_use(third.store, third.iteration_id(1)).completion == 0, "what was copied was not asked for"
@@ -159,12 +159,12 @@ async def test_calls_of_a_beginning_that_was_taken_over_are_not_made_again_and_n
     bench = Bench(PASSAGES)
     ctx = await begun(tmp_path, tiny_model_dir, cast(), FAMILY, problems=BOTH, tools=bench)
     await evolve(ctx, 1)
-    made = ctx.store.count("select sum(calls) from v_tool_calls")
-    assert made == len(bench.calls)
-    assert made == ctx.store.count("select sum(calls_made) from v_families")
+    num_calls = ctx.store.count("select sum(calls) from v_tool_calls")
+    assert num_calls == len(bench.calls)
+    assert num_calls == ctx.store.count("select sum(calls_made) from v_families")
     assert build_report(ctx, 1).versions["tool python"] == "bench"
     rows = ctx.store.count("select count(*) from tool_call")
-    assert rows == ctx.store.count("select sum(calls) from v_families") > made, "what a trajectory costs"
+    assert rows == ctx.store.count("select sum(calls) from v_families") > num_calls, "what a trajectory costs"
     by_operator = dict(ctx.store.rows("select operator, sum(calls_made) from v_families group by all"))
     assert by_operator["C2"] == 0, "thoughts alone are written anew"
 
@@ -198,10 +198,10 @@ async def test_no_more_episodes_than_are_allowed_are_played_at_once(tmp_path: Pa
 async def test_what_is_there_is_not_made_again(tmp_path: Path, tiny_model_dir: Path) -> None:
     staff = cast()
     ctx = await whole(tmp_path, tiny_model_dir, staff)
-    before, asked = all_rows(ctx.store), len(staff.asked)
-    told = await evolve(ctx, 1)
+    before, num_requests = all_rows(ctx.store), len(staff.asked)
+    summary = await evolve(ctx, 1)
     await select_rft(ctx, 1)
-    assert (told["questions"], told["new"], len(staff.asked)) == (2, 0, asked)
+    assert (summary["questions"], summary["new"], len(staff.asked)) == (2, 0, num_requests)
     assert {row for row in before if row[0] != "timing"} <= all_rows(ctx.store)
 
 
@@ -213,13 +213,13 @@ async def test_a_fault_costs_nothing_that_was_made(
     tmp_path: Path, tiny_model_dir: Path, bounds: dict[str, Any], faults: tuple[int, ...]
 ) -> None:
     calm = await whole(tmp_path / "calm", tiny_model_dir, (plain := cast()), **bounds)
-    wanted, ends = answers_of(calm), "select instance_id, members, rounds, ended_by from family order by all"
-    ended = calm.store.rows(ends)
-    assert {why for *_, why in ended} == ({"tokens"} if bounds else {"rounds"})
+    answers, ends = answers_of(calm), "select instance_id, members, rounds, ended_by from family order by all"
+    families = calm.store.rows(ends)
+    assert {why for *_, why in families} == ({"tokens"} if bounds else {"rounds"})
     for number in faults:
-        staff, left = cast(), [number]
+        staff, countdown = cast(), [number]
 
-        def out(role: str, request: Request, left: list[int] = left) -> None:
+        def out(role: str, request: Request, left: list[int] = countdown) -> None:
             left[0] -= 1
             if left[0] == 0:
                 raise ModelUnavailable(f"{role} is out")
@@ -229,14 +229,14 @@ async def test_a_fault_costs_nothing_that_was_made(
             await whole(tmp_path / str(number), tiny_model_dir, staff, **bounds)
         staff.before = lambda role, request: None
         ctx = await whole(tmp_path / str(number), tiny_model_dir, staff, **bounds)
-        assert answers_of(ctx) == wanted
-        assert ctx.store.rows(ends) == ended
+        assert answers_of(ctx) == answers
+        assert ctx.store.rows(ends) == families
 
         for role in ("editor", "reflector"):
             seeds, once = ([request.seed for request in of.requests(role)] for of in (staff, plain))
             assert sorted(seeds) == sorted(once), "each was asked once"
-        drawn, wanted_too = ({request.seed for request in of.requests("actor")} for of in (staff, plain))
-        assert drawn == wanted_too
+        actor_seeds, calm_seeds = ({request.seed for request in of.requests("actor")} for of in (staff, plain))
+        assert actor_seeds == calm_seeds
 
 
 async def test_a_family_that_fails_leaves_what_it_has(tmp_path: Path, tiny_model_dir: Path) -> None:
@@ -249,8 +249,8 @@ async def test_a_family_that_fails_leaves_what_it_has(tmp_path: Path, tiny_model
     staff.before = out
     ctx = await begun(tmp_path, tiny_model_dir, staff, FAMILY, errors={"retries": 0, "budget": 1.0})
     await evolve(ctx, 1)
-    made = ctx.store.rows("select operator, success from v_families order by all")
-    assert made == [("I2", True), ("I3", True), ("fresh", False)]
+    rows = ctx.store.rows("select operator, success from v_families order by all")
+    assert rows == [("I2", True), ("I3", True), ("fresh", False)]
     assert ctx.store.rows("select count(*) from family") == [(0,)]
     assert ctx.store.rows("select distinct class, subject from event") == [("ModelUnavailable", "reasoning/train/0")]
     await select_rft(ctx, 1)
@@ -270,35 +270,35 @@ async def test_a_judge_that_is_out_is_asked_later_and_nobody_else(tmp_path: Path
 
     staff.before = out
 
-    def judged() -> ReasoningWorld:
+    def make_world() -> ReasoningWorld:
         return ReasoningWorld({"train": (MATH,), "test": (RIVER,)}, Bench({}), Rules(judged="all"))
 
     models = {role: {"path": str(tiny_model_dir)} for role in ("judge", "editor", "reflector")}
-    ctx = await begun(tmp_path, tiny_model_dir, staff, {"rounds": 0}, make_environment=judged, models=models)
+    ctx = await begun(tmp_path, tiny_model_dir, staff, {"rounds": 0}, make_environment=make_world, models=models)
     with pytest.raises(ErrorBudgetSpent, match="the judge is out"):
         await evolve(ctx, 1)
     assert ctx.store.rows("select source from trajectory") == [("ungraded",)]
-    away, acted = False, len(staff.requests("actor"))
+    away, num_requests = False, len(staff.requests("actor"))
     await evolve(ctx, 1)
-    assert len(staff.requests("actor")) == acted
+    assert len(staff.requests("actor")) == num_requests
     assert ctx.store.rows("select given_by, success from grade") == [("model", False)]
     draws = "select count(*) from generation join trajectory on owner_id = trajectory_id where source = 'flywheel'"
     assert ctx.store.rows(draws) == [(2,)]
 
 
 async def test_roles_of_one_model_share_it(tmp_path: Path, tiny_model_dir: Path) -> None:
-    staff, loaded = cast(), list[str]()
+    staff, roles = cast(), list[str]()
     make = staff.model
 
     def load(role: Any, path: Path) -> Any:
-        loaded.append(role)
+        roles.append(role)
         return make(role, path)
 
-    one = {"path": str(tiny_model_dir)}
+    config = {"path": str(tiny_model_dir)}
     staff.scripts = {**staff.scripts, "reflector": lambda asked, seed: "nothing"}
-    ctx = await begun(tmp_path, tiny_model_dir, staff, FAMILY, models={"reflector": one, "editor": one})
+    ctx = await begun(tmp_path, tiny_model_dir, staff, FAMILY, models={"reflector": config, "editor": config})
     await evolve(replace(ctx, load_model=load), 1)
-    assert loaded == ["actor", "reflector"]
+    assert roles == ["actor", "reflector"]
     assert set(ctx.store.rows("select role from edit")) == {("editor",), ("reflector",)}
 
 
@@ -328,8 +328,8 @@ async def test_a_teacher_that_answers_for_roles_without_a_model_is_billed_for_it
     scripts = cast().scripts
     staff = Staff({"teacher": teacher})
     server = {"model": "large", "continues": True}
-    served = {"backend": "openai", "server": server, "prices": {"completion": 2.0}, "context_length": 4096}
-    ctx = await begun(tmp_path, tiny_model_dir, staff, FAMILY, problems=BOTH, models={"teacher": served})
+    teacher_config = {"backend": "openai", "server": server, "prices": {"completion": 2.0}, "context_length": 4096}
+    ctx = await begun(tmp_path, tiny_model_dir, staff, FAMILY, problems=BOTH, models={"teacher": teacher_config})
     await evolve(ctx, 1)
     assert ctx.store.count("select count(*) from edit"), "editor and reflector were asked"
     (bill,) = bills(ctx, 1)
@@ -344,21 +344,21 @@ async def test_a_teacher_answers_and_is_varied_and_the_policy_is_asked_for_nothi
     staff = Staff({**staff.scripts, "teacher": staff.scripts["actor"]})
     models = {"reflector": {"path": str(tiny_model_dir)}, "editor": {"path": str(tiny_model_dir), "max_batch": 7}}
     models["teacher"] = {"path": str(tiny_model_dir), "max_batch": 5}
-    taught = await begun(tmp_path / "taught", tiny_model_dir, staff, FAMILY, problems=BOTH, models=models)
-    await evolve(taught, 1)
-    await select_rft(taught, 1)
-    assert taught.collector(1).role == "teacher"
+    teacher_ctx = await begun(tmp_path / "taught", tiny_model_dir, staff, FAMILY, problems=BOTH, models=models)
+    await evolve(teacher_ctx, 1)
+    await select_rft(teacher_ctx, 1)
+    assert teacher_ctx.collector(1).role == "teacher"
     assert staff.requests("teacher")
     assert not staff.requests("actor")
-    own = await whole(tmp_path / "own", tiny_model_dir, cast())
-    said = [
+    own_ctx = await whole(tmp_path / "own", tiny_model_dir, cast())
+    texts = [
         sorted(
-            str([m.text for m in sample.messages]) for sample in load_samples(each.store, iteration_id=each_id).values()
+            str([m.text for m in sample.messages]) for sample in load_samples(ctx.store, iteration_id=ctx_id).values()
         )
-        for each in (taught, own)
-        for each_id in (each.iteration_id(1),)
+        for ctx in (teacher_ctx, own_ctx)
+        for ctx_id in (ctx.iteration_id(1),)
     ]
-    assert said[0] == said[1] != []
-    assert not taught.store.rows("select * from v_orphans")
-    ((collected_by,),) = taught.store.rows("select collected_by from iteration where iteration = 1")
-    assert collected_by == taught.collector(1).id
+    assert texts[0] == texts[1] != []
+    assert not teacher_ctx.store.rows("select * from v_orphans")
+    ((collected_by,),) = teacher_ctx.store.rows("select collected_by from iteration where iteration = 1")
+    assert collected_by == teacher_ctx.collector(1).id

@@ -28,12 +28,12 @@ INSTANCE = Instance(environment="reasoning", split="train", index=0)
 def member(name: str, reward: float, cost: int, *, tokens: int = 0) -> Member:
     right = reward == 1
     stop = StopReason.SUCCESS if right else StopReason.FAILURE
-    told = Trajectory(instance=INSTANCE, first_observation="?", steps=(), reward=reward, success=right, stop=stop)
-    return Member(name=name, id=name, trajectory=told, cost=cost, num_tokens=tokens)
+    trajectory = Trajectory(instance=INSTANCE, first_observation="?", steps=(), reward=reward, success=right, stop=stop)
+    return Member(name=name, id=name, trajectory=trajectory, cost=cost, num_tokens=tokens)
 
 
 def names(found: Sequence[Member | PlannedChild]) -> list[str]:
-    return [one.name for one in found]
+    return [item.name for item in found]
 
 
 async def grown(
@@ -42,14 +42,14 @@ async def grown(
     """Return a family whose children have these rewards by name, 0 by default; None: none is
     made.
     """
-    tried: list[str] = []
+    attempts: list[str] = []
 
     async def make(attempt: PlannedChild) -> Member | None:
-        tried.append(attempt.name)
+        attempts.append(attempt.name)
         reward = rewards.get(attempt.name, 0.0)
         return None if reward is None else member(attempt.name, reward, cost=len(attempt.name), tokens=tokens)
 
-    return await grow_family(config, make, lambda before: 0), tried
+    return await grow_family(config, make, lambda before: 0), attempts
 
 
 def test_the_best_that_was_not_varied_yet_is_right_then_cheap_then_first() -> None:
@@ -73,56 +73,56 @@ def test_right_and_wrong_parents_have_operators_of_their_own() -> None:
 
 async def test_a_member_that_no_operator_is_for_is_passed_over() -> None:
     config = FlywheelConfig(fresh=2, rounds=1, correct=(), incorrect=("I3",))
-    found, _ = await grown(config, {"0": 1.0})
-    assert names(found.members) == ["0", "1", "1.1I3"]
+    family, _ = await grown(config, {"0": 1.0})
+    assert names(family.members) == ["0", "1", "1.1I3"]
     only_right, _ = await grown(config, {"0": 1.0, "1": 1.0})
     assert (len(only_right.members), only_right.ended_by) == (2, "no-child")
 
 
 async def test_a_round_varies_one_member_or_every_one() -> None:
-    one, _ = await grown(FlywheelConfig(rounds=2, incorrect=("I3",)), {})
-    assert names(one.members) == ["0", "0.1I3", "0.1I3.2I3"]
-    every, _ = await grown(FlywheelConfig(rounds=2, incorrect=("I3",), policy="expand-all"), {})
-    assert sorted(names(every.members)) == ["0", "0.1I3", "0.1I3.2I3", "0.2I3"]
+    best_family, _ = await grown(FlywheelConfig(rounds=2, incorrect=("I3",)), {})
+    assert names(best_family.members) == ["0", "0.1I3", "0.1I3.2I3"]
+    full_family, _ = await grown(FlywheelConfig(rounds=2, incorrect=("I3",), policy="expand-all"), {})
+    assert sorted(names(full_family.members)) == ["0", "0.1I3", "0.1I3.2I3", "0.2I3"]
     paper, _ = await grown(FlywheelConfig(), {})
     assert (len(paper.members), paper.ended_by, paper.rounds) == (10, "rounds", 3)
 
 
 async def test_a_right_child_is_varied_next() -> None:
-    found, _ = await grown(FlywheelConfig(rounds=2), {"0.1I2": 1.0})
-    assert names(found.members)[4:] == ["0.1I2.2C0", "0.1I2.2C1", "0.1I2.2C2"]
+    family, _ = await grown(FlywheelConfig(rounds=2), {"0.1I2": 1.0})
+    assert names(family.members)[4:] == ["0.1I2.2C0", "0.1I2.2C1", "0.1I2.2C2"]
 
 
 async def test_without_a_child_it_ends() -> None:
     none: dict[str, float | None] = {"0.1I1": None, "0.1I2": None, "0.1I3": None}
-    found, tried = await grown(FlywheelConfig(), none)
-    assert (names(found.members), found.rounds, found.ended_by) == (["0"], 1, "no-child")
-    assert tried == ["0", "0.1I1", "0.1I2", "0.1I3"]
+    family, attempts = await grown(FlywheelConfig(), none)
+    assert (names(family.members), family.rounds, family.ended_by) == (["0"], 1, "no-child")
+    assert attempts == ["0", "0.1I1", "0.1I2", "0.1I3"]
 
 
 @pytest.mark.parametrize("policy", ["best-one", "expand-all"])
 async def test_members_and_tokens_bound_it(policy: Any) -> None:
     config = FlywheelConfig(rounds=9, most_members=5, policy=policy)
-    found, tried = await grown(config, {})
-    assert (len(found.members), found.ended_by) == (5, "members")
-    assert len(tried) == 5
-    found, tried = await grown(FlywheelConfig(rounds=9, most_tokens=30, policy=policy), {}, tokens=10)
-    assert (found.ended_by, found.rounds) == ("tokens", 1)
-    assert len(tried) == 4
+    family, attempts = await grown(config, {})
+    assert (len(family.members), family.ended_by) == (5, "members")
+    assert len(attempts) == 5
+    family, attempts = await grown(FlywheelConfig(rounds=9, most_tokens=30, policy=policy), {}, tokens=10)
+    assert (family.ended_by, family.rounds) == ("tokens", 1)
+    assert len(attempts) == 4
 
 
 async def test_a_fault_of_one_child_leaves_the_others() -> None:
-    made: list[str] = []
+    children: list[str] = []
 
     async def make(attempt: PlannedChild) -> Member | None:
         if attempt.name == "0.1I1":
             raise ValueError("no such luck")
-        made.append(attempt.name)
+        children.append(attempt.name)
         return member(attempt.name, 0, 0)
 
     with pytest.raises(ValueError, match="no such luck"):
         await grow_family(FlywheelConfig(), make, lambda before: 0)
-    assert made == ["0", "0.1I2", "0.1I3"]
+    assert children == ["0", "0.1I2", "0.1I3"]
 
 
 def test_the_most_members_are_told_beforehand() -> None:

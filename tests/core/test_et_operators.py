@@ -30,7 +30,7 @@ def silent(asked: str, seed: int) -> str:
     raise AssertionError(f"nobody was to be asked {asked[:60]!r}")
 
 
-async def varied(
+async def run_operator(
     tmp_path: Path, model: Path, operator: str, actor: Any, *, editor: Any = silent, reflector: Any = silent
 ) -> tuple[Any, Staff, Bench]:
     """Return what a round of one operator leaves."""
@@ -43,11 +43,11 @@ async def varied(
     return ctx, staff, bench
 
 
-def rejected(ctx: Any) -> list[tuple[str, str]]:
+def rejections(ctx: Any) -> list[tuple[str, str]]:
     return [(str(a), str(b)) for a, b in ctx.store.rows("select subject, reason from rejection order by all")]
 
 
-def derived(ctx: Any) -> tuple[Any, ...]:
+def derivation(ctx: Any) -> tuple[Any, ...]:
     ((operator, position, round_, seed, prompt),) = ctx.store.rows(
         "select operator, position, round, seed is not null, prompt_hash <> '' from derivation"
     )
@@ -55,10 +55,10 @@ def derived(ctx: Any) -> tuple[Any, ...]:
 
 
 async def test_a_fresh_one_is_drawn_beside_a_right_one(tmp_path: Path, tiny_model_dir: Path) -> None:
-    ctx, staff, _ = await varied(tmp_path, tiny_model_dir, "C0", by_turn(HALVED))
-    assert derived(ctx) == ("C0", None, 1, True, False)
-    first, _, other, _ = [request.seed for request in staff.requests("actor")]
-    assert first != other
+    ctx, staff, _ = await run_operator(tmp_path, tiny_model_dir, "C0", by_turn(HALVED))
+    assert derivation(ctx) == ("C0", None, 1, True, False)
+    first_seed, _, second_seed, _ = [request.seed for request in staff.requests("actor")]
+    assert first_seed != second_seed
     assert texts(ctx, "C0") == [HALVED + RESULT.format(21) + RIGHT]
 
 
@@ -72,10 +72,10 @@ async def test_a_redundant_step_is_written_anew_and_carried_out(tmp_path: Path, 
             "<python>print(6 * 7 // 2)</python><result>42</result> and more"
         )
 
-    ctx, staff, bench = await varied(tmp_path, tiny_model_dir, "C1", by_turn(TWICE, HALVED), editor=editor)
-    assert derived(ctx) == ("C1", 0, 1, True, True)
-    first = "<think>I halve it at once.</think>\n<python>print(6 * 7 // 2)</python>"
-    assert texts(ctx, "C1") == [first + RESULT.format(21) + HALVED + RESULT.format(21) + RIGHT]
+    ctx, staff, bench = await run_operator(tmp_path, tiny_model_dir, "C1", by_turn(TWICE, HALVED), editor=editor)
+    assert derivation(ctx) == ("C1", 0, 1, True, True)
+    step = "<think>I halve it at once.</think>\n<python>print(6 * 7 // 2)</python>"
+    assert texts(ctx, "C1") == [step + RESULT.format(21) + HALVED + RESULT.format(21) + RIGHT]
     assert ("python", "print(6 * 7 // 2)") in bench.calls
     (request,) = staff.requests("editor")
     assert (request.sampling.temperature, request.sampling.stop) == (1.0, ())
@@ -98,25 +98,25 @@ async def test_a_redundant_step_is_written_anew_and_carried_out(tmp_path: Path, 
 async def test_an_edit_that_cannot_be_made_is_stored_with_its_reason(
     tmp_path: Path, tiny_model_dir: Path, said: str, reason: str
 ) -> None:
-    ctx, _, _ = await varied(tmp_path, tiny_model_dir, "C1", by_turn(HALVED), editor=lambda asked, seed: said)
-    assert rejected(ctx) == [("reasoning/train/0 0.1C1", reason)]
+    ctx, _, _ = await run_operator(tmp_path, tiny_model_dir, "C1", by_turn(HALVED), editor=lambda asked, seed: said)
+    assert rejections(ctx) == [("reasoning/train/0 0.1C1", reason)]
     assert ctx.store.rows("select members, rounds, ended_by from family") == [(1, 1, "no-child")]
 
 
 async def test_a_step_without_call_or_answer_is_gone_on_from(tmp_path: Path, tiny_model_dir: Path) -> None:
-    said = "Step: 1\nAnalysis: Too long.\nCorrected Step: <think>Short.</think>"
+    edit = "Step: 1\nAnalysis: Too long.\nCorrected Step: <think>Short.</think>"
 
     def actor(turn: str, seed: int) -> str:
         return " Then so.</think>\n" + CODE if turn.endswith("Short.") else by_turn(TWICE)(turn, seed)
 
-    ctx, _, _ = await varied(tmp_path, tiny_model_dir, "C1", actor, editor=lambda asked, seed: said)
+    ctx, _, _ = await run_operator(tmp_path, tiny_model_dir, "C1", actor, editor=lambda asked, seed: edit)
     (text,) = texts(ctx, "C1")
     assert text == "<think>Short. Then so.</think>\n" + CODE + RESULT.format(42) + RIGHT
     assert strict_fault(text) == ""
-    written = ctx.store.rows(
+    steps = ctx.store.rows(
         "select s.valid, s.reply from step s join derivation on child_id = trajectory_id where s.position = 0"
     )
-    assert written[0] == (None, "<think>Short.")
+    assert steps[0] == (None, "<think>Short.")
 
 
 async def test_thoughts_are_written_anew_and_nothing_else(tmp_path: Path, tiny_model_dir: Path) -> None:
@@ -125,7 +125,7 @@ async def test_thoughts_are_written_anew_and_nothing_else(tmp_path: Path, tiny_m
         assert "all 3 thoughts" in asked
         return "Thought 1: I Multiply.\nThought 2:\n<think>I halve,\nthen stop.</think>\nThought 3: Done."
 
-    ctx, _, bench = await varied(tmp_path, tiny_model_dir, "C2", by_turn(TWICE, HALVED), editor=editor)
+    ctx, _, bench = await run_operator(tmp_path, tiny_model_dir, "C2", by_turn(TWICE, HALVED), editor=editor)
     assert texts(ctx, "C2") == [
         "<think>I Multiply.</think>\n" + CODE + RESULT.format(42)
         + "<think>I halve,\nthen stop.</think>\n<python>print(42 // 2)</python>" + RESULT.format(21)
@@ -133,7 +133,7 @@ async def test_thoughts_are_written_anew_and_nothing_else(tmp_path: Path, tiny_m
     ]  # fmt: skip
     assert len(bench.calls) == 2, "no tool is called again"
     assert ctx.store.rows("select success, reward from trajectory where source = 'flywheel'") == [(True, 1.0)] * 2
-    assert derived(ctx) == ("C2", None, 1, True, True)
+    assert derivation(ctx) == ("C2", None, 1, True, True)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,10 @@ async def test_thoughts_are_written_anew_and_nothing_else(tmp_path: Path, tiny_m
 async def test_thoughts_that_are_not_as_asked_for_make_no_child(
     tmp_path: Path, tiny_model_dir: Path, said: str
 ) -> None:
-    ctx, _, _ = await varied(tmp_path, tiny_model_dir, "C2", by_turn(TWICE, HALVED), editor=lambda asked, seed: said)
-    assert rejected(ctx) == [("reasoning/train/0 0.1C2", "unreadable")]
+    ctx, _, _ = await run_operator(
+        tmp_path, tiny_model_dir, "C2", by_turn(TWICE, HALVED), editor=lambda asked, seed: said
+    )
+    assert rejections(ctx) == [("reasoning/train/0 0.1C2", "unreadable")]
 
 
 async def test_the_thoughts_of_editor_and_reflector_are_no_part_of_a_step(tmp_path: Path, tiny_model_dir: Path) -> None:
@@ -167,7 +169,7 @@ async def test_the_thoughts_of_editor_and_reflector_are_no_part_of_a_step(tmp_pa
     def actor(turn: str, seed: int) -> str:
         return RIGHT if "Now halve." in turn else by_turn(TWICE, TWICE, then=WRONG)(turn, seed)
 
-    ctx, staff, _ = await varied(tmp_path, tiny_model_dir, "I1", actor, editor=editor, reflector=reflector)
+    ctx, staff, _ = await run_operator(tmp_path, tiny_model_dir, "I1", actor, editor=editor, reflector=reflector)
     step = "<think>Now halve.</think>\n<python>print(42 // 2)</python>"
     assert texts(ctx, "I1") == [TWICE + RESULT.format(42) + step + RESULT.format(21) + RIGHT]
     assert [request.sampling.stop for request in staff.requests("editor")] == [("Analysis:",), ()]
@@ -185,8 +187,8 @@ async def test_the_only_thought_of_a_reflector_that_thinks_is_its_own(
     def reflector(asked: str, seed: int) -> str:
         if asked.endswith("Step: 2\nAnalysis:"):
             return f"{opening}\nWell.\n{closing}\n\nIt forgot to halve."
-        written = f"<think>{thought}</think>" if thought else ""
-        return f"{opening}\nI am to write a step.\n{closing}\n\n{written}<python>print(42 // 2)</python>"
+        thought_part = f"<think>{thought}</think>" if thought else ""
+        return f"{opening}\nI am to write a step.\n{closing}\n\n{thought_part}<python>print(42 // 2)</python>"
 
     def actor(turn: str, seed: int) -> str:
         return RIGHT if "print(42 // 2)" in turn else by_turn(TWICE, TWICE, then=WRONG)(turn, seed)
@@ -194,7 +196,7 @@ async def test_the_only_thought_of_a_reflector_that_thinks_is_its_own(
     def editor(asked: str, seed: int) -> str:
         return "Step: 2\nAnalysis:"
 
-    ctx, *_ = await varied(tmp_path, tiny_model_dir, "I1", actor, editor=editor, reflector=reflector)
+    ctx, *_ = await run_operator(tmp_path, tiny_model_dir, "I1", actor, editor=editor, reflector=reflector)
     step = f"<think>{thought}</think>\n<python>print(42 // 2)</python>"
     assert texts(ctx, "I1") == [TWICE + RESULT.format(42) + step + RESULT.format(21) + RIGHT]
 
@@ -208,7 +210,7 @@ async def test_nothing_is_made_of_a_reply_that_is_cut_within_its_thought(
     def editor(asked: str, seed: int) -> str:
         return endless if operator == "I0" else "Step: 2\nAnalysis:"
 
-    ctx, *_ = await varied(
+    ctx, *_ = await run_operator(
         tmp_path,
         tiny_model_dir,
         "I4" if operator == "I4" else "I1",
@@ -217,7 +219,7 @@ async def test_nothing_is_made_of_a_reply_that_is_cut_within_its_thought(
         reflector=lambda asked, seed: endless,
     )
     assert texts(ctx, "I1") == texts(ctx, "I4") == []
-    assert {reason for _, reason in rejected(ctx)} == {"unreadable"}
+    assert {reason for _, reason in rejections(ctx)} == {"unreadable"}
 
 
 async def test_a_flawed_step_is_reviewed_and_written_anew_by_the_reflector(
@@ -236,18 +238,18 @@ async def test_a_flawed_step_is_reviewed_and_written_anew_by_the_reflector(
     def actor(turn: str, seed: int) -> str:
         return RIGHT if "Now halve." in turn else by_turn(TWICE, TWICE, then=WRONG)(turn, seed)
 
-    ctx, staff, bench = await varied(tmp_path, tiny_model_dir, "I1", actor, editor=editor, reflector=reflector)
+    ctx, staff, bench = await run_operator(tmp_path, tiny_model_dir, "I1", actor, editor=editor, reflector=reflector)
     assert texts(ctx, "I1") == [
         TWICE + RESULT.format(42) + "<think>Now halve.</think>\n<python>print(42 // 2)</python>" + RESULT.format(21)
         + RIGHT
     ]  # fmt: skip
-    assert derived(ctx) == ("I1", 1, 1, True, True)
+    assert derivation(ctx) == ("I1", 1, 1, True, True)
     assert ctx.store.rows("select success from trajectory where source = 'flywheel' order by 1") == [
         (False,),
         (True,),
     ]
-    (located,) = staff.requests("editor")
-    assert located.sampling.stop == ("Analysis:",)
+    (editor_request,) = staff.requests("editor")
+    assert editor_request.sampling.stop == ("Analysis:",)
     assert all(request.sampling.stop == () for request in staff.requests("reflector")), "stops are of one request"
     assert bench.calls[-1] == ("python", "print(42 // 2)")
     assert ctx.store.rows("select subject, prompt.split('@')[1] from edit order by all") == [
@@ -264,7 +266,7 @@ async def test_a_hint_follows_the_flawed_step(tmp_path: Path, tiny_model_dir: Pa
             return " Right, I halve.</think>\n<python>print(42 // 2)</python>"
         return by_turn(TWICE, then=RIGHT if "I halve" in turn else WRONG)(turn, seed)
 
-    ctx, _, _ = await varied(tmp_path, tiny_model_dir, "I2", actor, editor=lambda asked, seed: "Step: 1")
+    ctx, _, _ = await run_operator(tmp_path, tiny_model_dir, "I2", actor, editor=lambda asked, seed: "Step: 1")
     (text,) = texts(ctx, "I2")
     (hint,) = [hint for hint in HINTS["math"] if hint in text]
     assert text == (
@@ -272,7 +274,7 @@ async def test_a_hint_follows_the_flawed_step(tmp_path: Path, tiny_model_dir: Pa
         + RESULT.format(21) + RIGHT
     )  # fmt: skip
     assert strict_fault(text) == ""
-    assert derived(ctx) == ("I2", 1, 1, True, True)
+    assert derivation(ctx) == ("I2", 1, 1, True, True)
 
 
 @pytest.mark.parametrize("operator", ["I2", "I3"])
@@ -282,14 +284,14 @@ async def test_a_hint_after_an_answer_takes_it_back(tmp_path: Path, tiny_model_d
             return " Yes: 21.</think>\n<answer>\\boxed{21}</answer>"
         return by_turn(TWICE, then=WRONG)(turn, seed)
 
-    ctx, _, _ = await varied(tmp_path, tiny_model_dir, operator, actor, editor=lambda asked, seed: "Step: 2")
+    ctx, _, _ = await run_operator(tmp_path, tiny_model_dir, operator, actor, editor=lambda asked, seed: "Step: 2")
     (text,) = texts(ctx, operator)
-    before, opened, rest = text.partition("<think>I guess.")
-    assert (before, opened) == (TWICE + RESULT.format(42), "<think>I guess.")
+    before, marker, rest = text.partition("<think>I guess.")
+    assert (before, marker) == (TWICE + RESULT.format(42), "<think>I guess.")
     assert rest.startswith("\nIt is \\boxed{42}.\n")
     assert rest.count("<answer>") == 1
     assert strict_fault(text) == ""
-    assert derived(ctx) == (operator, 1, 1, True, True)
+    assert derivation(ctx) == (operator, 1, 1, True, True)
 
 
 async def test_a_review_follows_the_whole(tmp_path: Path, tiny_model_dir: Path) -> None:
@@ -302,7 +304,7 @@ async def test_a_review_follows_the_whole(tmp_path: Path, tiny_model_dir: Path) 
         assert asked.endswith("Let me go over this again.")
         return " I forgot to halve.\n\nMore."
 
-    ctx, _, _ = await varied(tmp_path, tiny_model_dir, "I4", actor, reflector=reflector)
+    ctx, _, _ = await run_operator(tmp_path, tiny_model_dir, "I4", actor, reflector=reflector)
     (text,) = texts(ctx, "I4")
     assert "\nLet me go over this again. I forgot to halve.</think>" in text
     assert strict_fault(text) == ""
@@ -314,7 +316,7 @@ async def test_a_hint_goes_on_from_a_trajectory_without_an_answer(tmp_path: Path
             return "</think>\n<answer>\\boxed{21}</answer>"
         return "I do not know."
 
-    ctx, _, _ = await varied(tmp_path, tiny_model_dir, "I3", actor)
+    ctx, _, _ = await run_operator(tmp_path, tiny_model_dir, "I3", actor)
     (text,) = texts(ctx, "I3")
     assert text.startswith("<think>I do not know.I do not know.\n")
     assert strict_fault(text) == ""
@@ -340,10 +342,10 @@ async def test_steps_of_other_worlds_are_varied_too(tmp_path: Path, tiny_model_d
     wrong = operator[0] == "I"
 
     def actor(turns: str, seed: int) -> str:
-        said = turns.split("\n\n")
-        helped = any(hint in said for hint in HINTS["steps"]) or way[0] in said
-        done = sum(reply in said for reply in way)
-        return look if (wrong and not helped) or look not in said else way[done]
+        messages = turns.split("\n\n")
+        has_hint = any(hint in messages for hint in HINTS["steps"]) or way[0] in messages
+        num_done = sum(reply in messages for reply in way)
+        return look if (wrong and not has_hint) or look not in messages else way[num_done]
 
     def editor(asked: str, seed: int) -> str:
         assert "### Step 1\n" + look in asked
@@ -358,8 +360,8 @@ async def test_steps_of_other_worlds_are_varied_too(tmp_path: Path, tiny_model_d
     positions = {"C0": None, "C1": 0, "I1": 0, "I2": 1, "I3": 12}
     children = ctx.store.rows("select operator, success, position from v_families where round = 1")
     assert children == [(operator, True, positions[operator])]
-    told = await select_rft(ctx, 1)
-    assert told["samples"] == (1 if wrong or operator == "C0" else 2)
+    counts = await select_rft(ctx, 1)
+    assert counts["samples"] == (1 if wrong or operator == "C0" else 2)
     assert ctx.store.query("select * from v_orphans").empty
 
 
@@ -369,14 +371,14 @@ async def test_an_edited_step_runs_in_the_sandbox(tmp_path: Path, tiny_model_dir
 
     golds = [world().problem(instance).golds[0] for instance in world().instances("train")]
     answer = f"<think>So it is.</think>\n<answer>\\boxed{{{golds[0]}}}</answer>"
-    said = "Step: 1\nAnalysis: x\nCorrected Step: <think>Once.</think><python>import os; print(os.getcwd())</python>"
-    staff = Staff({"actor": by_turn(TWICE, then=answer), "editor": lambda asked, seed: said, "reflector": silent})
+    edit = "Step: 1\nAnalysis: x\nCorrected Step: <think>Once.</think><python>import os; print(os.getcwd())</python>"
+    staff = Staff({"actor": by_turn(TWICE, then=answer), "editor": lambda asked, seed: edit, "reflector": silent})
     flywheel = {"rounds": 1, "correct": ["C1"], "incorrect": []}
     ctx = await begun(
         tmp_path, tiny_model_dir, staff, flywheel, make_environment=world, instances={"only": [0], "test_limit": 1}
     )
     await evolve(ctx, 1)
     calls = "select c.provider, c.status, v.operator from tool_call c join v_families v on v.trajectory_id = c.owner_id"
-    made = ctx.store.rows(f"{calls} where v.operator = 'C1'")
-    assert [(status, operator) for _, status, operator in made] == [("ok", "C1")]
-    assert made[0][0] not in ("", "none"), "the tool says how code is confined"
+    rows = ctx.store.rows(f"{calls} where v.operator = 'C1'")
+    assert [(status, operator) for _, status, operator in rows] == [("ok", "C1")]
+    assert rows[0][0] not in ("", "none"), "the tool says how code is confined"

@@ -49,8 +49,8 @@ def test_a_step_is_named_by_the_first_label(reply: str, number: int | None) -> N
 
 
 def test_a_correction_is_what_follows_its_label() -> None:
-    said = "Step: 2\nAnalysis: As in step: 1.\nCorrected Step: <think>Aa</think>\n<python>x</python>"
-    assert parse_redundant_step(said) == (2, "<think>Aa</think>\n<python>x</python>")
+    text = "Step: 2\nAnalysis: As in step: 1.\nCorrected Step: <think>Aa</think>\n<python>x</python>"
+    assert parse_redundant_step(text) == (2, "<think>Aa</think>\n<python>x</python>")
     assert parse_redundant_step("Step: no\nCorrected Step: x") == (0, "")
     assert parse_redundant_step("Step: 2\nCorrected Step:  ") is None
     assert parse_redundant_step("Corrected Step: x") is None
@@ -129,14 +129,14 @@ CALLS = st.tuples(WORDS, st.sampled_from(["search", "python"]), WORDS, WORDS)
 def test_thoughts_change_and_actions_do_not(calls: list[tuple[str, str, str, str]], fresh: list[str]) -> None:
     steps = [step(f"<think>{t}</think>\n<{c}>{q}</{c}>", f"\n<result>\n{r}\n</result>\n") for t, c, q, r in calls]
     parent = trajectory(*steps, step("<think>So.</think>\n<answer>It is \\boxed{1}.</answer>"))
-    wanted = fresh[: len(parent.steps)]
-    child = with_thoughts(MATH, parent, wanted)
+    thoughts = fresh[: len(parent.steps)]
+    child = with_thoughts(MATH, parent, thoughts)
     assert isinstance(child, Trajectory)
-    assert [thought for thought, _ in thoughts_of(MATH, child.steps)] == [text.strip() for text in wanted]
-    before, after = (text_of(one).split("</think>\n") for one in (parent, child))
+    assert [thought for thought, _ in thoughts_of(MATH, child.steps)] == [text.strip() for text in thoughts]
+    before, after = (text_of(t).split("</think>\n") for t in (parent, child))
     assert [part.partition("<think>")[0] for part in before[1:]] == [part.partition("<think>")[0] for part in after[1:]]
     assert strict_fault(text_of(child)) == strict_fault(text_of(parent)) == ""
-    assert all(not one.token_ids for one in child.steps)
+    assert all(not s.token_ids for s in child.steps)
     assert replace(child, steps=()) == replace(parent, steps=())
 
 

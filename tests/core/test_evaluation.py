@@ -38,17 +38,17 @@ async def play(
 async def test_results_do_not_depend_on_concurrency() -> None:
     plans = episode_plans(INSTANCES, episodes=3, seed=7)
     assert len({plan.key for plan in plans}) == len({plan.seed for plan in plans}) == 15
-    one, _ = await play(plans, Policy(), concurrency=1)
-    many, _ = await play(plans, Policy(), concurrency=8)
-    assert list(one) == [plan.key for plan in plans]
-    assert {k: r.trajectory for k, r in one.items()} == {k: r.trajectory for k, r in many.items()}
+    first, _ = await play(plans, Policy(), concurrency=1)
+    second, _ = await play(plans, Policy(), concurrency=8)
+    assert list(first) == [plan.key for plan in plans]
+    assert {k: r.trajectory for k, r in first.items()} == {k: r.trajectory for k, r in second.items()}
 
 
 async def test_what_is_left_of_an_evaluation_is_played_as_in_the_whole() -> None:
     plans = episode_plans(INSTANCES, episodes=1, seed=7)
-    kept: list[EpisodeResult] = []
-    whole, _ = await play(plans, Policy(), on_result=kept.append)
-    assert len(kept) == 5
+    results: list[EpisodeResult] = []
+    whole, _ = await play(plans, Policy(), on_result=results.append)
+    assert len(results) == 5
     model = Policy()
     rest, _ = await play(plans[4:], model, total=5)
     assert {k: r.trajectory for k, r in rest.items()} == {plans[4].key: whole[plans[4].key].trajectory}
@@ -75,8 +75,8 @@ async def test_a_broken_episode_is_an_event_and_no_result() -> None:
         await play(plans, Policy(), errors=ErrorsConfig(budget=0.02))
     # The budget is a part of the whole evaluation, also when only its broken episode is left to
     # play.
-    again, _ = await play(plans[5:], Policy(), total=len(plans), errors=ErrorsConfig(budget=0.2))
-    assert again == {}
+    rest, _ = await play(plans[5:], Policy(), total=len(plans), errors=ErrorsConfig(budget=0.2))
+    assert rest == {}
 
 
 async def test_revision_cuts_are_fixed_and_leave_the_episode_open() -> None:
@@ -86,22 +86,22 @@ async def test_revision_cuts_are_fixed_and_leave_the_episode_open() -> None:
     cases, rejections = revision_plans(base, cuts=2, seed=3)
     assert (cases, rejections) == revision_plans(base, cuts=2, seed=3)
     assert cases != revision_plans(base, cuts=2, seed=4)[0]
-    failed = [t for _, t in base if t.reward == 0]
-    short = [t for t in failed if len(t.steps) < 2]
+    failures = [t for _, t in base if t.reward == 0]
+    short = [t for t in failures if len(t.steps) < 2]
     assert len(rejections) == len(short) > 0
     assert {r.reason for r in rejections} == {"too-short"}
     assert len({r.subject for r in rejections}) == len(rejections), "the store keeps one row a subject and reason"
-    assert len(cases) == sum(min(2, len(t.steps) - 1) for t in failed)
+    assert len(cases) == sum(min(2, len(t.steps) - 1) for t in failures)
     assert len({c.key for c in cases}) == len(cases)
     assert not any(s.terminated or s.disaster for c in cases for s in c.prefix)
 
-    recovered, errors = await play(cases, Script(["right"]), max_steps=50)
+    revisions, errors = await play(cases, Script(["right"]), max_steps=50)
     assert errors == []
     for case in cases:
-        trajectory = recovered[case.key].trajectory
+        trajectory = revisions[case.key].trajectory
         assert trajectory.steps[: len(case.prefix)] == case.prefix
         assert trajectory.stop is StopReason.SUCCESS
-        assert len(recovered[case.key].replies) == len(trajectory.steps) - len(case.prefix)
+        assert len(revisions[case.key].replies) == len(trajectory.steps) - len(case.prefix)
 
 
 async def test_the_cuts_of_one_episode_do_not_depend_on_the_others() -> None:
@@ -109,6 +109,6 @@ async def test_the_cuts_of_one_episode_do_not_depend_on_the_others() -> None:
     results, _ = await play(plans, Script(["look"]))
     base = [(plan.number, results[plan.key].trajectory) for plan in plans]
     whole, _ = revision_plans(base, cuts=1, seed=3)
-    for lost in range(len(base)):
-        part, _ = revision_plans([*base[:lost], *base[lost + 1 :]], cuts=1, seed=3)
-        assert part == (*whole[:lost], *whole[lost + 1 :])
+    for index in range(len(base)):
+        part, _ = revision_plans([*base[:index], *base[index + 1 :]], cuts=1, seed=3)
+        assert part == (*whole[:index], *whole[index + 1 :])

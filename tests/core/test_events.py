@@ -31,23 +31,23 @@ def ctx(tmp_path: Path) -> RunContext:
     """A run whose first iteration has begun."""
     server = {"backend": "openai", "server": {"model": "m", "base_url": "http://nowhere/v1"}}
     recipe = parse({"name": "r", "model": server})
-    found = quiet_context(RunRef(workspace=str(tmp_path / "ws"), run_id="r"), recipe)
-    asyncio.run(start_run(found))
-    asyncio.run(begin_iteration(found, 1))
-    return found
+    context = quiet_context(RunRef(workspace=str(tmp_path / "ws"), run_id="r"), recipe)
+    asyncio.run(start_run(context))
+    asyncio.run(begin_iteration(context, 1))
+    return context
 
 
 def publish(ctx: RunContext) -> None:
-    own = ctx.iteration_id(1)
-    ctx.store.write(dataset_rows("d", [], iteration_id=own, content_hash="h", counts={}))
-    ctx.store.write(checkpoint_rows("c", path="p", weights_sha256="w", config={}, iteration_id=own))
-    ctx.store.update("iteration", {"iteration_id": own, "checkpoint_out": "c"})
+    iteration_id = ctx.iteration_id(1)
+    ctx.store.write(dataset_rows("d", [], iteration_id=iteration_id, content_hash="h", counts={}))
+    ctx.store.write(checkpoint_rows("c", path="p", weights_sha256="w", config={}, iteration_id=iteration_id))
+    ctx.store.update("iteration", {"iteration_id": iteration_id, "checkpoint_out": "c"})
 
 
 @pytest.mark.slow
 def test_each_thing_is_told_once_with_where_it_belongs(ctx: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
-    monkeypatch.setattr(events, "emit_event", lambda name, resource, **more: sent.append((name, resource, more)))
+    calls: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+    monkeypatch.setattr(events, "emit_event", lambda name, resource, **more: calls.append((name, resource, more)))
     monkeypatch.setenv("AGENTR_VIEW_URL", "http://viewer:4280/?token=secret")
     for _ in range(2):
         with events.send_product_events(ctx, 1, events.products_of_iteration(ctx, 1)):
@@ -56,14 +56,14 @@ def test_each_thing_is_told_once_with_where_it_belongs(ctx: RunContext, monkeypa
             asyncio.run(end_iteration(ctx, 1))
     with events.send_product_events(ctx, 0, events.products_of_iteration(ctx, 0)):
         asyncio.run(end_iteration(ctx, 0))
-    assert [name for name, *_ in sent] == [events.DATASET, events.CHECKPOINT, events.FINISHED]
-    assert len({more["id"] for *_, more in sent}) == 3
-    for _, resource, more in sent:
-        related = {each["prefect.resource.role"]: each["prefect.resource.id"] for each in more["related"]}
-        own = f"agentr.iteration.{ctx.iteration_id(1)}"
-        assert related["run"] == "agentr.run.r"
-        assert related["store"] == f"agentr.store.{ctx.store.path}"
-        assert own in (related.get("iteration"), resource["prefect.resource.id"])
+    assert [name for name, *_ in calls] == [events.DATASET, events.CHECKPOINT, events.FINISHED]
+    assert len({more["id"] for *_, more in calls}) == 3
+    for _, resource, more in calls:
+        id_by_role = {each["prefect.resource.role"]: each["prefect.resource.id"] for each in more["related"]}
+        iteration = f"agentr.iteration.{ctx.iteration_id(1)}"
+        assert id_by_role["run"] == "agentr.run.r"
+        assert id_by_role["store"] == f"agentr.store.{ctx.store.path}"
+        assert iteration in (id_by_role.get("iteration"), resource["prefect.resource.id"])
         assert more["payload"]["page"].startswith("http://viewer:4280/")
         assert "secret" not in str(more)
 

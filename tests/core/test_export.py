@@ -32,7 +32,7 @@ def tokens_of(sample: Sample) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return row.input_ids, row.labels
 
 
-def exported(format: str, **options):  # type: ignore[no-untyped-def]
+def export_records(format: str, **options):  # type: ignore[no-untyped-def]
     lines = list(export_lines(samples(), format, **options))
     assert not any("\n" in line for line in lines)
     return [json.loads(line) for line in lines]
@@ -40,7 +40,7 @@ def exported(format: str, **options):  # type: ignore[no-untyped-def]
 
 def test_trl_has_messages_with_flags_and_on_request_the_tokens() -> None:
     revision, _ = samples()
-    record = exported("trl")[0]
+    record = export_records("trl")[0]
     assert record["id"] == sample_id(revision)
     assert record["kind"] == "revision"
     assert record["messages"] == [{"role": m.role, "content": m.text} for m in revision.messages]
@@ -48,12 +48,12 @@ def test_trl_has_messages_with_flags_and_on_request_the_tokens() -> None:
     assert "input_ids" not in record
 
     rows = {sample_id(sample): tokens_of(sample) for sample in samples()}
-    record = exported("trl", rows=rows)[0]
+    record = export_records("trl", rows=rows)[0]
     ids, labels = rows[record["id"]]
     assert (tuple(record["input_ids"]), tuple(record["labels"])) == (ids, labels)
     assert sum(record["completion_mask"]) == sum(label != -100 for label in labels)
     with pytest.raises(DataFault, match="has no token row"):
-        exported("trl", rows={})
+        export_records("trl", rows={})
 
 
 def test_trl_trains_on_the_labels_as_they_are(tiny_model_dir: Path, tmp_path: Path) -> None:
@@ -71,13 +71,13 @@ def test_trl_trains_on_the_labels_as_they_are(tiny_model_dir: Path, tmp_path: Pa
     trainer = SFTTrainer(str(tiny_model_dir), args=settings, train_dataset=data)
 
     (batch,) = trainer.get_train_dataloader()
-    found = {tuple(label for label in labels if label != -100) for labels in batch["labels"].tolist()}
-    assert found == {tuple(label for label in labels if label != -100) for _, labels in rows.values()}
+    batch_labels = {tuple(label for label in labels if label != -100) for labels in batch["labels"].tolist()}
+    assert batch_labels == {tuple(label for label in labels if label != -100) for _, labels in rows.values()}
 
 
 def test_sharegpt_flags_each_turn() -> None:
     revision, good = samples()
-    records = exported("sharegpt")
+    records = export_records("sharegpt")
     for sample, record in zip((revision, good), records, strict=True):
         assert [turn["train"] for turn in record["conversations"]] == [m.train for m in sample.messages]
     assert records[0]["conversations"][0] == {"from": "human", "value": "Walk right to the goal.", "train": False}
@@ -86,21 +86,21 @@ def test_sharegpt_flags_each_turn() -> None:
 
 def test_llamafactory_has_a_line_for_each_trained_turn_and_it_is_the_last() -> None:
     revision, good = samples()
-    records = exported("llamafactory")
+    records = export_records("llamafactory")
     for sample in (revision, good):
-        own = [r["conversations"] for r in records if r["id"] == sample_id(sample)]
-        trained = [i for i, m in enumerate(sample.messages) if m.train]
-        assert [len(turns) for turns in own] == [i + 1 for i in trained]
-        assert [turns[-1]["value"] for turns in own] == [sample.messages[i].text for i in trained]
-        assert all([t["from"] for t in turns] == ["human", "gpt"] * (len(turns) // 2) for turns in own)
+        conversations = [r["conversations"] for r in records if r["id"] == sample_id(sample)]
+        positions = [i for i, m in enumerate(sample.messages) if m.train]
+        assert [len(turns) for turns in conversations] == [i + 1 for i in positions]
+        assert [turns[-1]["value"] for turns in conversations] == [sample.messages[i].text for i in positions]
+        assert all([t["from"] for t in turns] == ["human", "gpt"] * (len(turns) // 2) for turns in conversations)
 
 
 def test_llamafactory_keeps_the_system_text_apart_and_wants_alternating_turns() -> None:
     _, good = samples()
     system = replace(good, messages=(Message(role="system", text="Be brief."), *good.messages))
-    (first, *_) = (json.loads(line) for line in export_lines([system], "llamafactory"))
-    assert first["system"] == "Be brief."
-    assert first["conversations"][0]["value"] == "Walk right to the goal."
+    (record, *_) = (json.loads(line) for line in export_lines([system], "llamafactory"))
+    assert record["system"] == "Be brief."
+    assert record["conversations"][0]["value"] == "Walk right to the goal."
     twice = replace(good, messages=(good.messages[0], *good.messages))
     with pytest.raises(DataFault, match="turn 1 is the user's"):
         list(export_lines([twice], "llamafactory"))

@@ -97,12 +97,12 @@ def pairs(*texts: str) -> TrainingSet:
     return TrainingSet(name="toy-1", facts={}, pairs=[PairRow(id="p1", preference=preference, origin=origin)])
 
 
-def grown() -> Sample:
-    said = grown_turn([Span(text="think", train=True), Span(text=" result"), Span(text="answer", train=True)])
+def grown_sample() -> Sample:
+    turn = grown_turn([Span(text="think", train=True), Span(text=" result"), Span(text="answer", train=True)])
     opening = (Message(role="system", text="Think."), Message(role="user", text="What?"))
     return Sample(
         kind=SampleKind.GOOD,
-        messages=(*opening, said),
+        messages=(*opening, turn),
         instance=Instance(environment="line", split="train", index=1),
     )
 
@@ -111,7 +111,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
 
 
-def loaded(folder: Path, name: str | None, tmp_path: Path) -> Any:
+def load_rows(folder: Path, name: str | None, tmp_path: Path) -> Any:
     from datasets import load_dataset
 
     return load_dataset(str(folder), name, split="train", cache_dir=str(tmp_path / "cache"))
@@ -125,17 +125,17 @@ def test_the_command_line_offers_the_formats_that_there_are() -> None:
 def test_parquet_is_opened_by_datasets_with_all_that_is_known_of_a_row(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     assert export(training_set(), folder, "parquet") == ("README.md", "data/train-00000-of-00001.parquet")
-    rows = loaded(folder, None, tmp_path)
+    rows = load_rows(folder, None, tmp_path)
     revision, _ = samples()
-    first = rows[0]
+    record = rows[0]
     assert rows.num_rows == 2
-    assert first["id"] == sample_id(revision)
-    assert [turn["train"] for turn in first["messages"]] == [message.train for message in revision.messages]
-    assert [turn["content"] for turn in first["messages"]] == [message.text for message in revision.messages]
-    assert {name: first[name] for name in ORIGIN} == ORIGIN
-    assert json.loads(first["tool_calls"])[0]["tool"] == "python"
+    assert record["id"] == sample_id(revision)
+    assert [turn["train"] for turn in record["messages"]] == [message.train for message in revision.messages]
+    assert [turn["content"] for turn in record["messages"]] == [message.text for message in revision.messages]
+    assert {name: record[name] for name in ORIGIN} == ORIGIN
+    assert json.loads(record["tool_calls"])[0]["tool"] == "python"
     row = token_row(revision, renderer())
-    assert (tuple(first["input_ids"]), tuple(first["labels"])) == (row.input_ids, row.labels)
+    assert (tuple(record["input_ids"]), tuple(record["labels"])) == (row.input_ids, row.labels)
     head = yaml.safe_load((folder / "README.md").read_text("utf-8").split("---\n")[1])
     assert head["configs"][0]["data_files"] == [{"split": "train", "path": "data/train-00000-of-00001.parquet"}]
     assert "hash: `feed`" in (folder / "README.md").read_text("utf-8")
@@ -143,15 +143,15 @@ def test_parquet_is_opened_by_datasets_with_all_that_is_known_of_a_row(tmp_path:
 
 @pytest.mark.slow
 def test_parquet_keeps_the_flags_of_spans_and_of_sides(tmp_path: Path) -> None:
-    export(training_set(grown()), tmp_path / "grown", "parquet")
-    (turn,) = [turn for turn in loaded(tmp_path / "grown", None, tmp_path)[0]["messages"] if turn["spans"]]
+    export(training_set(grown_sample()), tmp_path / "grown", "parquet")
+    (turn,) = [turn for turn in load_rows(tmp_path / "grown", None, tmp_path)[0]["messages"] if turn["spans"]]
     assert [(span["text"], span["train"]) for span in turn["spans"]] == [
         ("think", True),
         (" result", False),
         ("answer", True),
     ]
     export(pairs("right", "At 1.", "right"), tmp_path / "pairs", "parquet")
-    pair = loaded(tmp_path / "pairs", None, tmp_path)[0]
+    pair = load_rows(tmp_path / "pairs", None, tmp_path)[0]
     assert [turn["train"] for turn in pair["chosen"]] == [True, False, True]
     assert (pair["chosen_reward"], pair["rejected_sample_id"], len(pair["prompt"])) == (1.0, "b", 3)
 
@@ -165,18 +165,18 @@ def test_trl_trains_on_both_forms_where_the_flags_say(tiny_model_dir: Path, tmp_
     options = {"use_cpu": True, "bf16": False, "report_to": [], "max_length": 4096, "gradient_checkpointing": None}
     settings = SFTConfig(output_dir=str(tmp_path / "run"), per_device_train_batch_size=64, **options)
 
-    def trained(name: str) -> set[tuple[int, ...]]:
-        data = loaded(tmp_path / "out", name, tmp_path)
+    def trained_labels(name: str) -> set[tuple[int, ...]]:
+        data = load_rows(tmp_path / "out", name, tmp_path)
         trainer = SFTTrainer(str(tiny_model_dir), args=settings, train_dataset=data)
         (batch,) = trainer.get_train_dataloader()
         return {tuple(label for label in row if label != -100) for row in batch["labels"].tolist()}
 
     rows = [token_row(sample, renderer()) for sample in samples()]
-    assert trained("messages") == {tuple(label for label in row.labels if label != -100) for row in rows}
+    assert trained_labels("messages") == {tuple(label for label in row.labels if label != -100) for row in rows}
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
     turns = [message.text for sample in samples() for message in sample.messages if message.train]
-    said = {tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in trained("prompt_completion")}
-    assert said == {tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True).strip() for text in turns}
+    texts = {tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in trained_labels("prompt_completion")}
+    assert texts == {tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True).strip() for text in turns}
     assert len(turns) == len(lines(tmp_path / "out" / "prompt_completion.jsonl"))
 
 
@@ -185,7 +185,7 @@ def test_trl_takes_preferences(tiny_model_dir: Path, tmp_path: Path) -> None:
     from trl import DPOConfig, DPOTrainer
 
     export(pairs(), tmp_path / "out", "trl")
-    data = loaded(tmp_path / "out", "preference", tmp_path)
+    data = load_rows(tmp_path / "out", "preference", tmp_path)
     options = {"use_cpu": True, "bf16": False, "report_to": [], "max_length": 4096, "gradient_checkpointing": None}
     settings = DPOConfig(output_dir=str(tmp_path / "run"), **options)
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -195,25 +195,25 @@ def test_trl_takes_preferences(tiny_model_dir: Path, tmp_path: Path) -> None:
     trainer = DPOTrainer(model, args=settings, train_dataset=data, processing_class=tokenizer)
     (batch,) = trainer.get_train_dataloader()
     ids, mask = batch["input_ids"], batch["completion_mask"]
-    said = [
+    texts = [
         tokenizer.decode(row[flags.bool()], skip_special_tokens=True).strip()
         for row, flags in zip(ids, mask, strict=True)
     ]
-    assert said == ["right", "left"]
+    assert texts == ["right", "left"]
 
 
 def test_a_side_with_observations_needs_a_word_of_consent(tmp_path: Path) -> None:
-    several = pairs("right", "At 1.", "right")
+    dataset = pairs("right", "At 1.", "right")
     for form in ("trl", "sharegpt"):
         with pytest.raises(ConfigError, match=f"{form} cannot say which turns of toy-1 carry loss: 1 turns within"):
-            export(several, tmp_path / form, form)
+            export(dataset, tmp_path / form, form)
         assert list(tmp_path.iterdir()) == []
-    export(several, tmp_path / "trl", "trl", without_mask=True)
+    export(dataset, tmp_path / "trl", "trl", without_mask=True)
     assert "**Without the loss mask**: 1 turns within" in (tmp_path / "trl" / "README.md").read_text("utf-8")
     # What is written can be read again as ready pairs.
-    found = import_pairs(tmp_path / "trl" / "preference.jsonl", WORLD)
-    assert found.faults == ()
-    assert [turn["content"] for turn in json.loads(found.lines[0])["chosen"]] == ["right", "At 1.", "right"]
+    result = import_pairs(tmp_path / "trl" / "preference.jsonl", WORLD)
+    assert result.faults == ()
+    assert [turn["content"] for turn in json.loads(result.lines[0])["chosen"]] == ["right", "At 1.", "right"]
 
 
 def test_sharegpt_has_a_flag_for_each_turn_and_reads_back(tmp_path: Path) -> None:
@@ -223,24 +223,24 @@ def test_sharegpt_has_a_flag_for_each_turn_and_reads_back(tmp_path: Path) -> Non
         [message.train for message in sample.messages] for sample in samples()
     ]
     assert {name: records[0][name] for name in ORIGIN} == ORIGIN
-    found = import_chat(tmp_path / "out" / "sharegpt.jsonl")
-    assert found.faults == ()
-    spared = [turn.get("train", True) for turn in json.loads(found.lines[0])["messages"] if turn["role"] == "assistant"]
-    assert spared == [message.train for message in samples()[0].messages if message.role == "assistant"]
+    result = import_chat(tmp_path / "out" / "sharegpt.jsonl")
+    assert result.faults == ()
+    flags = [turn.get("train", True) for turn in json.loads(result.lines[0])["messages"] if turn["role"] == "assistant"]
+    assert flags == [message.train for message in samples()[0].messages if message.role == "assistant"]
     with pytest.raises(ConfigError, match="1 turns carry loss in a part of them"):
-        export(training_set(grown()), tmp_path / "grown", "sharegpt")
+        export(training_set(grown_sample()), tmp_path / "grown", "sharegpt")
 
 
 def test_llama_factory_finds_its_files(tmp_path: Path) -> None:
     """As `get_dataset` of LLaMA-Factory 0.9.5 reads it; it was run once, see deployments/LOG.md."""
-    known = {"file_name", "formatting", "ranking", "columns", "tags"}
+    fields = {"file_name", "formatting", "ranking", "columns", "tags"}
     columns = {"messages", "system", "tools", "chosen", "rejected"}
     tags = {"role_tag", "content_tag", "user_tag", "assistant_tag", "observation_tag", "function_tag", "system_tag"}
-    for name, made in (("sft", training_set()), ("dpo", pairs())):
+    for name, dataset in (("sft", training_set()), ("dpo", pairs())):
         folder = tmp_path / name
-        export(made, folder, "llama-factory")
+        export(dataset, folder, "llama-factory")
         ((_, info),) = json.loads((folder / "dataset_info.json").read_text("utf-8")).items()
-        assert (info.keys() <= known, info["columns"].keys() <= columns, info["tags"].keys() <= tags) == (True,) * 3
+        assert (info.keys() <= fields, info["columns"].keys() <= columns, info["tags"].keys() <= tags) == (True,) * 3
         assert info["formatting"] == "sharegpt"
         tag = info["tags"]
         for record in lines(folder / info["file_name"]):
@@ -257,7 +257,7 @@ def test_llama_factory_finds_its_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="its pairs have one reply on each side"):
         export(pairs("right", "At 1.", "right"), tmp_path / "whole", "llama-factory", without_mask=True)
     with pytest.raises(ConfigError, match="it trains whole turns"):
-        export(training_set(grown()), tmp_path / "grown", "llama-factory", without_mask=True)
+        export(training_set(grown_sample()), tmp_path / "grown", "llama-factory", without_mask=True)
 
 
 def test_agenttraj_reads_back_as_an_experts_episodes(tmp_path: Path) -> None:
@@ -269,17 +269,17 @@ def test_agenttraj_reads_back_as_an_experts_episodes(tmp_path: Path) -> None:
     assert [turn["from"] for turn in revision["conversations"][:4]] == ["human", "gpt", "human", "gpt"]
     assert [turn["loss"] for turn in revision["conversations"][:4]] == [None, False, None, False]
     assert [turn["loss"] for turn in good["conversations"][3::2]] == [True, True, True]
-    found = import_experts(file, WORLD, opening=2)
+    result = import_experts(file, WORLD, opening=2)
     # An expert has no steps that are not to be trained.
-    assert ["some replies are not to be trained" in fault for fault in found.faults] == [True]
-    assert [json.loads(line)["id"] for line in found.lines] == ["line/train/0"]
+    assert ["some replies are not to be trained" in fault for fault in result.faults] == [True]
+    assert [json.loads(line)["id"] for line in result.lines] == ["line/train/0"]
     with pytest.raises(ConfigError, match="it has no form for preference pairs"):
         export(pairs(), tmp_path / "pairs", "agenttraj", without_mask=True)
 
 
 def test_alpaca_has_a_line_for_each_trained_turn(tmp_path: Path) -> None:
-    made = training_set(samples()[1])
-    export(made, tmp_path / "out", "alpaca")
+    dataset = training_set(samples()[1])
+    export(dataset, tmp_path / "out", "alpaca")
     rows = lines(tmp_path / "out" / "alpaca.jsonl")
     texts = [message.text for message in samples()[1].messages]
     assert [(row["instruction"], row["output"]) for row in rows] == list(zip(texts[2::2], texts[3::2], strict=True))
@@ -307,36 +307,36 @@ def test_xtuner_has_a_flag_for_each_output(tmp_path: Path) -> None:
 def test_what_inputs_and_outputs_cannot_hold_is_refused(tmp_path: Path, form: str) -> None:
     row = SampleRow(id="s", sample=call_reply(call_text("look", "{}"), "a door"), origin=ORIGIN)
     whole = samples()[1]
-    asked = Message(role="user", text="And?")
-    twice = replace(row, sample=replace(whole, messages=(*whole.messages, asked, asked)))
-    for made, part in (
-        (training_set(grown()), "grown by continuation"),
+    question = Message(role="user", text="And?")
+    twice = replace(row, sample=replace(whole, messages=(*whole.messages, question, question)))
+    for dataset, part in (
+        (training_set(grown_sample()), "grown by continuation"),
         (pairs(), "no form for preference pairs"),
         (TrainingSet(name="toy-1", facts={}, samples=[row]), "no place for tools and their results"),
         (TrainingSet(name="toy-1", facts={}, samples=[twice]), "each input must have an output"),
     ):
         with pytest.raises(ConfigError, match=part):
-            export(made, tmp_path / "out", form, without_mask=True)
+            export(dataset, tmp_path / "out", form, without_mask=True)
         assert not (tmp_path / "out").exists()
-    ends = replace(row, sample=replace(whole, messages=(*whole.messages, asked)))
+    ends = replace(row, sample=replace(whole, messages=(*whole.messages, question)))
     export(TrainingSet(name="toy-1", facts={}, samples=[ends]), tmp_path / "out", form)
     assert "And?" not in (tmp_path / "out" / f"{form}.jsonl").read_text("utf-8")
     assert "the last turn of 1 samples, which has no reply" in (tmp_path / "out" / "README.md").read_text("utf-8")
 
 
 def test_atif_keeps_to_its_schema_and_reads_back(tmp_path: Path) -> None:
-    made = training_set(*samples(), grown())
-    files = export(made, tmp_path / "out", "atif")
+    dataset = training_set(*samples(), grown_sample())
+    files = export(dataset, tmp_path / "out", "atif")
     assert len(files) == 4
-    written = {file.stem: json.loads(file.read_text("utf-8")) for file in (tmp_path / "out").glob("*/*.json")}
-    assert {key: faults(one) for key, one in written.items()} == {key: [] for key in written}
-    good = written[sample_id(samples()[1])]
+    records = {file.stem: json.loads(file.read_text("utf-8")) for file in (tmp_path / "out").glob("*/*.json")}
+    assert {key: faults(record) for key, record in records.items()} == {key: [] for key in records}
+    good = records[sample_id(samples()[1])]
     assert [step["source"] for step in good["steps"]] == ["user", "agent", "user", "agent", "agent", "agent"]
     assert good["steps"][3]["observation"] == {"results": [{"content": samples()[1].messages[4].text}]}
     assert [step["extra"]["train"] for step in good["steps"] if step["source"] == "agent"] == [False, True, True, True]
     assert [step.get("is_copied_context") for step in good["steps"]] == [None, True, None, None, None, None]
     assert good["extra"]["instance_id"] == "line/train/0"
-    spans = written[sample_id(grown())]["steps"]
+    spans = records[sample_id(grown_sample())]["steps"]
     assert [(step["source"], step["message"]) for step in spans] == [
         ("system", "Think."),
         ("user", "What?"),
@@ -345,7 +345,7 @@ def test_atif_keeps_to_its_schema_and_reads_back(tmp_path: Path) -> None:
     ]
     assert spans[2]["observation"] == {"results": [{"content": " result"}]}
 
-    (tmp_path / "out" / "trajectories" / f"{sample_id(grown())}.json").unlink()
+    (tmp_path / "out" / "trajectories" / f"{sample_id(grown_sample())}.json").unlink()
     texts = [tuple(message.text for message in sample.messages) for sample in samples()]
     chats = import_chat(tmp_path / "out")
     assert chats.faults == ()
@@ -374,11 +374,11 @@ def test_atif_has_calls_with_their_results_token_ids_and_log_probabilities(tmp_p
     reply = call_text("look", '{"at": "door"}', before=call_text("look", "{}", before="I look."))
     sample = call_reply(reply, "a door", "a room")
     row = SampleRow(id="s", sample=sample, origin=ORIGIN, logprobs=((-0.5, -0.25), (float("-inf"),)))
-    made = TrainingSet(name="toy-1", facts={}, samples=[row])
-    export(made, tmp_path / "out", "atif")
-    written = json.loads((tmp_path / "out" / "trajectories" / "s.json").read_text("utf-8"))
-    assert faults(written) == []
-    _, step, last = written["steps"]
+    dataset = TrainingSet(name="toy-1", facts={}, samples=[row])
+    export(dataset, tmp_path / "out", "atif")
+    record = json.loads((tmp_path / "out" / "trajectories" / "s.json").read_text("utf-8"))
+    assert faults(record) == []
+    _, step, last = record["steps"]
     assert step["message"] == "I look."
     assert step["tool_calls"] == [
         {"tool_call_id": "call_2_0", "function_name": "look", "arguments": {}},
@@ -392,7 +392,7 @@ def test_atif_has_calls_with_their_results_token_ids_and_log_probabilities(tmp_p
     assert (step["llm_call_count"], step["extra"]) == (1, {"train": True})
     assert "logprobs" not in last["metrics"], "the format allows no null, and JSON has no infinite number"
     assert "left out are the log-probabilities of 1 replies" in (tmp_path / "out" / "README.md").read_text("utf-8")
-    assert written["final_metrics"] == {"total_steps": 3, "total_completion_tokens": 3}
+    assert record["final_metrics"] == {"total_steps": 3, "total_completion_tokens": 3}
 
 
 @pytest.mark.parametrize(
@@ -431,7 +431,7 @@ def test_the_schema_of_atif_finds_what_breaks_it(tmp_path: Path) -> None:
 
 def test_verl_has_the_prompt_of_each_instance_once(tmp_path: Path) -> None:
     """Columns and types as `RLHFDataset` of verl 0.9.1 reads them; see `exchange.verl.SCHEMA`."""
-    export(training_set(*samples(), grown()), tmp_path / "out", "verl")
+    export(training_set(*samples(), grown_sample()), tmp_path / "out", "verl")
     assert "\n2 prompts, exported by agentr." in (tmp_path / "out" / "README.md").read_text()
     rows = pq.read_table(tmp_path / "out" / "train.parquet").to_pylist()
     assert [row.keys() for row in rows] == [{"data_source", "prompt", "ability", "reward_model", "extra_info"}] * 2
@@ -448,16 +448,16 @@ def test_verl_has_the_prompt_of_each_instance_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("roles", [("user",), ("system", "user"), ("tools", "user"), ("tools", "system", "user")])
 def test_the_prompt_of_an_outside_agent_ends_before_its_first_reply(tmp_path: Path, roles: tuple[Role, ...]) -> None:
     opening = [Message(role=role, text="[]" if role == "tools" else role) for role in roles]
-    told = replace(
+    sample = replace(
         call_reply("Go on."), instance=THIRD, messages=(*opening, *call_reply("I look.", "Go on.").messages[2:])
     )
-    turns = [replace(message, role="user") if message.role == "tool" else message for message in told.messages]
-    rows = [SampleRow(id="s", sample=replace(told, messages=tuple(turns)), origin=ORIGIN)]
-    made = TrainingSet(name="toy-1", facts={}, samples=rows)
-    export(made, tmp_path / "out", "verl")
+    turns = [replace(message, role="user") if message.role == "tool" else message for message in sample.messages]
+    rows = [SampleRow(id="s", sample=replace(sample, messages=tuple(turns)), origin=ORIGIN)]
+    dataset = TrainingSet(name="toy-1", facts={}, samples=rows)
+    export(dataset, tmp_path / "out", "verl")
     (row,) = pq.read_table(tmp_path / "out" / "train.parquet").to_pylist()
     assert [turn["role"] for turn in row["prompt"]] == [role for role in roles if role != "tools"]
-    export(made, tmp_path / "atif", "atif")
+    export(dataset, tmp_path / "atif", "atif")
     *_, first, last = json.loads((tmp_path / "atif" / "trajectories" / "s.json").read_text("utf-8"))["steps"]
     assert (first["message"], first["observation"]["results"]) == ("I look.", [{"content": "Go on."}])
     assert last["message"] == "A door."
@@ -472,11 +472,13 @@ def test_the_prompt_for_verl_is_that_of_the_beginning_of_an_episode(tmp_path: Pa
         messages=(*good.messages[:2], goal, *good.messages[3:]),
         provenance=Provenance(extra={"conversation": 4}),
     )
-    made = training_set(replace(later, instance=THIRD), later, good)
-    export(made, tmp_path / "out", "verl")
+    dataset = training_set(replace(later, instance=THIRD), later, good)
+    export(dataset, tmp_path / "out", "verl")
     (row,) = pq.read_table(tmp_path / "out" / "train.parquet").to_pylist()
     assert [turn["content"] for turn in row["prompt"]] == [message.text for message in good.messages[:3]]
-    assert FORMATS["verl"].notes_on(made) == ["left out are 1 instances, of whose episodes the set lacks the beginning"]
+    assert FORMATS["verl"].notes_on(dataset) == [
+        "left out are 1 instances, of whose episodes the set lacks the beginning"
+    ]
     assert "\n1 prompts, exported by agentr." in (tmp_path / "out" / "README.md").read_text()
 
 
@@ -495,10 +497,10 @@ def test_verl_is_told_of_a_reward_where_no_question_has_answers(tmp_path: Path) 
 
 @pytest.mark.parametrize("form", list(FORMATS))
 def test_an_export_is_whole_or_not_there(tmp_path: Path, form: str) -> None:
-    there = tmp_path / "there"
-    there.mkdir()
+    folder = tmp_path / "there"
+    folder.mkdir()
     with pytest.raises(ConfigError, match="there already exists; name a new folder"):
-        export(training_set(), there, form, without_mask=True)
+        export(training_set(), folder, form, without_mask=True)
     (tmp_path / "file").write_text("x")
     with pytest.raises(DiskError, match="out cannot be written"):
         export(training_set(), tmp_path / "file" / "out", form, without_mask=True)
@@ -517,11 +519,11 @@ SESSIONS = ["claude-code", "codex", "pi"]
 @pytest.mark.parametrize("form", [form for form in FORMATS if form not in SESSIONS])
 def test_the_card_leads_datasets_to_the_files(tmp_path: Path, form: str) -> None:
     whole_turns = form in ("llama-factory", "alpaca", "xtuner")
-    made = training_set() if whole_turns else training_set(*samples(), grown())
-    export(made, tmp_path / "out", form, without_mask=True)
+    dataset = training_set() if whole_turns else training_set(*samples(), grown_sample())
+    export(dataset, tmp_path / "out", form, without_mask=True)
     head = yaml.safe_load((tmp_path / "out" / "README.md").read_text("utf-8").split("---\n")[1])
     for config in head["configs"]:
-        assert loaded(tmp_path / "out", config["config_name"], tmp_path).num_rows > 1
+        assert load_rows(tmp_path / "out", config["config_name"], tmp_path).num_rows > 1
 
 
 @pytest.mark.slow
@@ -534,16 +536,16 @@ def test_a_key_that_is_null_or_missing_at_first_has_a_type(tmp_path: Path, form:
     from datasets.exceptions import DatasetGenerationError
 
     plain = [replace(samples()[1], provenance=Provenance(good_leaf=n)) for n in range(20)]
-    made = training_set(*plain, grown())
-    rows = [replace(row, origin={**row.origin, "tree_id": None, "good_reward": None}) for row in made.samples[:-1]]
-    last = replace(made.samples[-1], origin={**made.samples[-1].origin, "tree_id": "t9", "good_reward": 0.5})
-    export(replace(made, samples=[*rows, last]), tmp_path / "out", form, without_mask=True)
+    dataset = training_set(*plain, grown_sample())
+    rows = [replace(row, origin={**row.origin, "tree_id": None, "good_reward": None}) for row in dataset.samples[:-1]]
+    last = replace(dataset.samples[-1], origin={**dataset.samples[-1].origin, "tree_id": "t9", "good_reward": 0.5})
+    export(replace(dataset, samples=[*rows, last]), tmp_path / "out", form, without_mask=True)
     folder, cache = tmp_path / "out", str(tmp_path / "cache")
     name = {"trl": "messages", "sharegpt": "sharegpt", "atif": "default"}[form]
     chunk = {} if form == "atif" else {"chunksize": 1000}
-    read = load_dataset(str(folder), name, split="train", cache_dir=cache, **chunk)
-    found = [row["extra"]["tree_id"] for row in read] if form == "atif" else read["tree_id"]
-    assert (len(found), sorted(filter(None, found))) == (21, ["t9"])
+    table = load_dataset(str(folder), name, split="train", cache_dir=cache, **chunk)
+    ids = [row["extra"]["tree_id"] for row in table] if form == "atif" else table["tree_id"]
+    assert (len(ids), sorted(filter(None, ids))) == (21, ["t9"])
     assert "The head of this file has the types of the columns" in (folder / "README.md").read_text("utf-8")
     if form != "atif":
         with pytest.raises(DatasetGenerationError):
@@ -554,19 +556,19 @@ def test_a_key_that_is_null_or_missing_at_first_has_a_type(tmp_path: Path, form:
 def test_tools_of_any_shape_are_read_back(tmp_path: Path) -> None:
     """Each tool names its own arguments, so that their definitions have no common type."""
 
-    def offered(name: str, default: object) -> Sample:
+    def with_tool(name: str, default: object) -> Sample:
         tool = {"type": "function", "function": {"name": name, "parameters": {"properties": {name: default}}}}
         return replace(samples()[1], messages=(Message(role="tools", text=json.dumps([tool])), *samples()[1].messages))
 
-    some = [offered("look", 1), offered("go", {"to": ["a"]})]
-    rows = [SampleRow(id=sample_id(one), sample=one, origin=ORIGIN, tokens=((1,), (1,))) for one in some]
+    cases = [with_tool("look", 1), with_tool("go", {"to": ["a"]})]
+    rows = [SampleRow(id=sample_id(sample), sample=sample, origin=ORIGIN, tokens=((1,), (1,))) for sample in cases]
     export(TrainingSet(name="toy-1", facts={}, samples=[*training_set().samples, *rows]), tmp_path / "out", "trl")
-    read = loaded(tmp_path / "out", "messages", tmp_path)["tools"]
-    assert read == [None, None, *(json.loads(one.messages[0].text) for one in some)]
+    column = load_rows(tmp_path / "out", "messages", tmp_path)["tools"]
+    assert column == [None, None, *(json.loads(sample.messages[0].text) for sample in cases)]
     # TRL gives them to the chat template, which has no turn of role `tools`.
-    completions = loaded(tmp_path / "out", "prompt_completion", tmp_path)
-    num_replies = sum(message.train for message in some[0].messages)
-    assert completions["tools"][-2 * num_replies :] == [tools for tools in read[2:] for _ in range(num_replies)]
+    completions = load_rows(tmp_path / "out", "prompt_completion", tmp_path)
+    num_replies = sum(message.train for message in cases[0].messages)
+    assert completions["tools"][-2 * num_replies :] == [tools for tools in column[2:] for _ in range(num_replies)]
     assert {turn["role"] for prompt in completions["prompt"] for turn in prompt} == {"user", "assistant"}
 
 
@@ -574,15 +576,15 @@ def test_what_a_format_leaves_out_is_named(tmp_path: Path) -> None:
     first, second = samples()
     cut = replace(second, messages=(*second.messages[:-1], replace(second.messages[-1], finish_reason="length")))
     system = replace(first, messages=(Message(role="system", text="Be brief."), *first.messages))
-    made = training_set(cut, system)
-    longest = max(len(row.tokens[0]) for row in made.samples if row.tokens)
+    dataset = training_set(cut, system)
+    longest = max(len(row.tokens[0]) for row in dataset.samples if row.tokens)
 
-    def notes(form: str, made: TrainingSet = made) -> list[str]:
+    def notes(form: str, made: TrainingSet = dataset) -> list[str]:
         export(made, tmp_path / form, form, without_mask=True)
-        told = FORMATS[form].notes_on(made)
+        texts = FORMATS[form].notes_on(made)
         page = (tmp_path / form / "README.md").read_text("utf-8")
-        assert all(f"**Note**: {note}." in page for note in told)
-        return told
+        assert all(f"**Note**: {note}." in page for note in texts)
+        return texts
 
     of_cut = "left out is that 1 trained replies were cut at their token limit; a trainer ends them as if the model had"
     assert notes("trl") == notes("sharegpt") == notes("atif") == [of_cut]
@@ -592,12 +594,12 @@ def test_what_a_format_leaves_out_is_named(tmp_path: Path) -> None:
         of_cut,
     ]
     cutoff = "LLaMA-Factory cuts each line to `cutoff_len` tokens, 2,048 unless that is set"
-    own = f"; the longest sample has {longest:,} with the model of its run"
-    assert notes("llama-factory") == [f"{cutoff}{own}", of_cut]
+    suffix = f"; the longest sample has {longest:,} with the model of its run"
+    assert notes("llama-factory") == [f"{cutoff}{suffix}", of_cut]
     (pair,) = pairs().pairs
     bare = replace(pair, preference=replace(pair.preference, chosen_reward=None, rejected_reward=None))
-    without = TrainingSet(name="toy-1", facts={}, pairs=[pair, bare])
-    assert FORMATS["llama-factory"].notes_on(without) == [
+    pair_set = TrainingSet(name="toy-1", facts={}, pairs=[pair, bare])
+    assert FORMATS["llama-factory"].notes_on(pair_set) == [
         cutoff,
         "left out are the rewards, which 1 of 2 pairs do not have",
     ]
@@ -610,8 +612,8 @@ THIRD = Instance(environment="line", split="train", index=3)
 def session(*messages: Message) -> TrainingSet:
     """Return the set of one sample of tools, a question and these turns."""
     sample = call_reply("")
-    told = replace(sample, messages=(*sample.messages[:2], *messages), instance=THIRD)
-    return TrainingSet(name="toy-1", facts={}, samples=[SampleRow(id="s", sample=told, origin=ORIGIN)])
+    session_sample = replace(sample, messages=(*sample.messages[:2], *messages), instance=THIRD)
+    return TrainingSet(name="toy-1", facts={}, samples=[SampleRow(id="s", sample=session_sample, origin=ORIGIN)])
 
 
 LOOKED = Message(role="assistant", text=call_text("look", '{"at":1}', before="I look."), train=True)
@@ -625,28 +627,28 @@ def test_a_session_is_of_an_instance_and_names_what_it_leaves_out(tmp_path: Path
     assert "left out is how 1 replies spell their calls" in page
     assert ("in place of those of 1 samples" in page) == (form != "claude-code")
     assert "configs:" not in page
-    found = import_experts(tmp_path / "out", WORLD, opening=0)
-    assert found.faults == ()
-    (record,) = map(json.loads, found.lines)
+    result = import_experts(tmp_path / "out", WORLD, opening=0)
+    assert result.faults == ()
+    (record,) = map(json.loads, result.lines)
     assert (record["id"], record["messages"][-1]["content"]) == ("line/train/3", "a door")
     assert record["tools"] == json.loads(session().samples[0].sample.messages[0].text)
-    assert {"agentr.run_id", "agentr.kind"} <= found.num_ignored_by_field.keys()
+    assert {"agentr.run_id", "agentr.kind"} <= result.num_ignored_by_field.keys()
 
 
 @pytest.mark.parametrize("form", SESSIONS)
 def test_what_a_session_cannot_hold_is_refused(tmp_path: Path, form: str) -> None:
-    asked = Message(role="user", text="And?")
-    for made, part in (
+    question = Message(role="user", text="And?")
+    for dataset, part in (
         (pairs(), "no form for preference pairs"),
-        (training_set(grown()), "grown by continuation"),
+        (training_set(grown_sample()), "grown by continuation"),
         (session(LOOKED, LOOKED), "the user and the model must take turns"),
-        (session(LOOKED, DOOR, replace(asked, role="system")), "the user and the model must take turns"),
+        (session(LOOKED, DOOR, replace(question, role="system")), "the user and the model must take turns"),
         (session(LOOKED, DOOR, DOOR), "some results of tools answer no call"),
-        (session(LOOKED, asked, DOOR), "some results of tools answer no call"),
+        (session(LOOKED, question, DOOR), "some results of tools answer no call"),
         (session(replace(LOOKED, train=False), DOOR), "1 replies carry none, and a session has no flags"),
     ):
         with pytest.raises(ConfigError, match=part):
-            export(made, tmp_path / "out", form)
+            export(dataset, tmp_path / "out", form)
         assert not (tmp_path / "out").exists()
 
 
@@ -662,19 +664,19 @@ def test_a_call_with_a_number_that_json_lacks_stays_text(tmp_path: Path, form: s
 def test_a_sample_that_a_dataset_repeats_has_a_file_each_time(tmp_path: Path, form: str) -> None:
     (row,) = session(LOOKED, DOOR).samples
     rows = [replace(row, origin={**ORIGIN, "position": position}) for position in range(3)]
-    made = TrainingSet(name="toy-1", facts={}, samples=[*rows, replace(row, id="t")])
-    export(made, tmp_path / "out", form)
+    dataset = TrainingSet(name="toy-1", facts={}, samples=[*rows, replace(row, id="t")])
+    export(dataset, tmp_path / "out", form)
     files = [file for file in (tmp_path / "out").rglob("*.json*")]
     assert len(files) == len({file.read_text("utf-8") for file in files}) == 4
-    found = import_chat(tmp_path / "out")
-    assert (len(found.lines), len(set(found.lines)), found.faults) == (4, 1, ())
+    result = import_chat(tmp_path / "out")
+    assert (len(result.lines), len(set(result.lines)), result.faults) == (4, 1, ())
 
 
 def test_a_rejected_side_is_not_imported_as_a_conversation(tmp_path: Path) -> None:
     export(pairs(), tmp_path / "out", "atif", without_mask=True)
-    found = import_chat(tmp_path / "out")
-    assert len(found.lines) == 1
-    assert ["is the rejected side of a preference pair" in fault for fault in found.faults] == [True]
+    result = import_chat(tmp_path / "out")
+    assert len(result.lines) == 1
+    assert ["is the rejected side of a preference pair" in fault for fault in result.faults] == [True]
 
 
 def test_prompts_that_llama_factory_skips_are_refused(tmp_path: Path) -> None:
@@ -687,13 +689,13 @@ def test_prompts_that_llama_factory_skips_are_refused(tmp_path: Path) -> None:
     preference = replace(
         pair.preference, chosen=longer(pair.preference.chosen), rejected=longer(pair.preference.rejected)
     )
-    made = TrainingSet(name="toy-1", facts={}, pairs=[replace(pair, preference=preference)])
+    dataset = TrainingSet(name="toy-1", facts={}, pairs=[replace(pair, preference=preference)])
     with pytest.raises(ConfigError, match="user and assistant must take turns in a prompt, and the user must end it"):
-        export(made, tmp_path / "out", "llama-factory")
+        export(dataset, tmp_path / "out", "llama-factory")
 
 
 def test_results_of_tools_that_atif_has_no_step_for_are_refused(tmp_path: Path) -> None:
-    told = replace(
+    sample = replace(
         samples()[1],
         messages=(
             Message(role="tools", text="[]"),
@@ -702,16 +704,16 @@ def test_results_of_tools_that_atif_has_no_step_for_are_refused(tmp_path: Path) 
             *samples()[1].messages,
         ),
     )
-    made = TrainingSet(name="toy-1", facts={}, samples=[SampleRow(id="s", sample=told, origin=ORIGIN)])
+    dataset = TrainingSet(name="toy-1", facts={}, samples=[SampleRow(id="s", sample=sample, origin=ORIGIN)])
     with pytest.raises(ConfigError, match="some results of tools follow no reply that could have called them"):
-        export(made, tmp_path / "out", "atif", without_mask=True)
+        export(dataset, tmp_path / "out", "atif", without_mask=True)
 
 
 def test_a_text_that_no_file_holds_leaves_nothing(tmp_path: Path) -> None:
-    broken = replace(grown(), messages=(Message(role="user", text="a\ud800b"), *grown().messages[2:]))
-    made = TrainingSet(name="toy-1", facts={}, samples=[SampleRow(id="s", sample=broken, origin={})])
+    broken = replace(grown_sample(), messages=(Message(role="user", text="a\ud800b"), *grown_sample().messages[2:]))
+    dataset = TrainingSet(name="toy-1", facts={}, samples=[SampleRow(id="s", sample=broken, origin={})])
     with pytest.raises(DiskError, match="out cannot be written"):
-        export(made, tmp_path / "out", "sharegpt", without_mask=True)
+        export(dataset, tmp_path / "out", "sharegpt", without_mask=True)
     assert list(tmp_path.iterdir()) == []
 
 

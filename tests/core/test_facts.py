@@ -53,17 +53,17 @@ def test_a_world_tells_nothing_unless_it_has_its_own() -> None:
 )
 def test_what_is_no_fact_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch, told: Any, why: str) -> None:
     monkeypatch.setattr(Telling, "told", told)
-    with pytest.raises(IllTypedAnswer) as refused:
+    with pytest.raises(IllTypedAnswer) as caught:
         Telling().facts(lock())
-    assert "combination-lock: the facts of combination-lock/train/0" in str(refused.value)
-    assert why in str(refused.value)
+    assert "combination-lock: the facts of combination-lock/train/0" in str(caught.value)
+    assert why in str(caught.value)
 
 
 def test_textcraft_tells_the_crafts_of_the_shortest_way() -> None:
     env = TextCraft()
-    first = env.instances("test")[0]
-    replies = env.expert(first) or ()
-    assert env.facts(first) == {"crafts": sum("Action: craft" in reply for reply in replies)}
+    instance = env.instances("test")[0]
+    replies = env.expert(instance) or ()
+    assert env.facts(instance) == {"crafts": sum("Action: craft" in reply for reply in replies)}
     assert "\nfacts of an instance, which lists have as columns\n  crafts: 1\n" in world_text("textcraft", {})
 
 
@@ -71,8 +71,8 @@ def test_textcraft_tells_the_crafts_of_the_shortest_way() -> None:
 def store(tmp_path: Path) -> Store:
     """Return a store whose instances have facts: crafts 2 and 10, and a source."""
     store = gallery.fill(tmp_path / "store.duckdb")
-    other = Instance(environment="toy", split="train", index=8)
-    episode = Trajectory.ended(other, "Another.", (), StopReason.TIME_LIMIT)
+    instance = Instance(environment="toy", split="train", index=8)
+    episode = Trajectory.ended(instance, "Another.", (), StopReason.TIME_LIMIT)
     store.write(trajectory_rows("another", episode, source="rollout", iteration_id=gallery.ITERATION))
     keys = [key for (key,) in store.rows("select distinct instance_id from trajectory order by 1")]
     rows = [
@@ -91,15 +91,15 @@ def test_lists_have_facts_as_columns_filters_and_orders(store: Store) -> None:
     some = list_page(store, "trajectories", {"fact_crafts": "10"})
     assert 0 < some.total < plain.total
     assert {row[3].text for row in some.rows} == {"10"}
-    ordered = [row[3].text for row in list_page(store, "trajectories", {"sort": "fact_crafts"}).rows]
-    assert ordered == sorted(ordered, key=float)
-    assert set(ordered) == {"2", "10"}
+    values = [row[3].text for row in list_page(store, "trajectories", {"sort": "fact_crafts"}).rows]
+    assert values == sorted(values, key=float)
+    assert set(values) == {"2", "10"}
     assert list_page(store, "trajectories", {"fact_source": "a'b"}).total == plain.total
     assert list_page(store, "trajectories", {"fact_source": "a"}).total == 0
     # What the page shows is what its SQL asks.
     assert len(store.query(some.sql)) == some.total
-    ((told,),) = store.rows("select distinct facts->>'$.crafts' from v_trajectories where facts->>'$.crafts' = '10'")
-    assert told == "10"
+    ((value,),) = store.rows("select distinct facts->>'$.crafts' from v_trajectories where facts->>'$.crafts' = '10'")
+    assert value == "10"
 
 
 @pytest.mark.slow

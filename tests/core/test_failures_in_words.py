@@ -25,7 +25,7 @@ from agentr_core.viewer import pages
 from agentr_core.viewer.server import templates
 
 
-def lost(*actions: str, refused: int | None = None, stop: StopReason = StopReason.STEP_LIMIT) -> Trajectory:
+def make_failure(*actions: str, refused: int | None = None, stop: StopReason = StopReason.STEP_LIMIT) -> Trajectory:
     steps = tuple(
         Step(reply=f"Action: {action}", action=action, observation=f"after {action}", reward=0.0, valid=at != refused)
         for at, action in enumerate(actions)
@@ -36,15 +36,15 @@ def lost(*actions: str, refused: int | None = None, stop: StopReason = StopReaso
     )
 
 
-REFUSED = lost("look", "go", "wait", refused=1)
-LOOPING = lost("look", *["a", "b"] * 3)
-LOST = lost("look", "open", stop=StopReason.DISASTER)
-ENDED = lost("look", "open")
-REFUSED_IN_A_LOOP = lost("look", *["a"] * 3, refused=2)
-REFUSED_FROM_A_LOOPS_FIRST_STEP = lost("look", *["a"] * 3, refused=1)
-REFUSED_BEFORE_A_LOOP = lost("look", "bad", *["a"] * 3, refused=1)
+REFUSED = make_failure("look", "go", "wait", refused=1)
+LOOPING = make_failure("look", *["a", "b"] * 3)
+LOST = make_failure("look", "open", stop=StopReason.DISASTER)
+ENDED = make_failure("look", "open")
+REFUSED_IN_A_LOOP = make_failure("look", *["a"] * 3, refused=2)
+REFUSED_FROM_A_LOOPS_FIRST_STEP = make_failure("look", *["a"] * 3, refused=1)
+REFUSED_BEFORE_A_LOOP = make_failure("look", "bad", *["a"] * 3, refused=1)
 # Were the two equal actions taken together first, the loop that begins with the second were lost.
-LOOPING_AFTER_A_REPEAT = lost("a", "a", "b", "a", "b", "a", "b")
+LOOPING_AFTER_A_REPEAT = make_failure("a", "a", "b", "a", "b", "a", "b")
 EPISODES = {
     "refused": (REFUSED, "step 1 is the first that was refused: go → after go"),
     "loop": (LOOPING, "step 1 begins a loop, 3 times in a row up to step 6: a; b"),
@@ -54,12 +54,12 @@ EPISODES = {
     "refused first in a loop": (REFUSED_FROM_A_LOOPS_FIRST_STEP, "step 1 is the first that was refused: a → after a"),
     "refused before a loop": (REFUSED_BEFORE_A_LOOP, "step 1 is the first that was refused: bad → after bad"),
     "loop after a repeat": (LOOPING_AFTER_A_REPEAT, "step 1 begins a loop, 3 times in a row up to step 6: a; b"),
-    "no step": (lost(), "no step; it ended by step limit"),
+    "no step": (make_failure(), "no step; it ended by step limit"),
 }
 EVALUATION = "aaaa00000000e009"
 
 
-class Played(Scoreboard):
+class EvaluationScores(Scoreboard):
     """The scores of a run of which one evaluation is stored."""
 
     def __init__(self, store: Store) -> None:
@@ -85,24 +85,24 @@ def test_the_report_and_the_viewer_name_the_same_step_of_a_stored_episode(kind: 
     )
     episode = episode_rows("aaaa000000000009", trajectory, evaluation_id=EVALUATION, iteration_id=gallery.ITERATION)
     store.write(merge([{"instance": [instance_row(trajectory.instance)]}, evaluation, episode]))
-    (section,) = failure_section(0, Played(store))
+    (section,) = failure_section(0, EvaluationScores(store))
     (table,) = section.blocks
     assert isinstance(table, Table)
     assert table.rows[0].cells[2] == sentence
     page = pages.trajectory(store, load_episodes(store, EVALUATION)[0].trajectory_id)
     assert page is not None
-    shown = templates(shows_tokens=False, takes_notes=False)
-    html = shown.get_template("trajectory.html.jinja").render(**page.values)
-    first = html.partition('<section class="wrong-steps">')[2].partition("<li>")[2].partition("</li>")[0]
-    text = " ".join(re.sub(r"<[^>]*>", "", first).split())
+    env = templates(shows_tokens=False, takes_notes=False)
+    html = env.get_template("trajectory.html.jinja").render(**page.values)
+    item = html.partition('<section class="wrong-steps">')[2].partition("<li>")[2].partition("</li>")[0]
+    text = " ".join(re.sub(r"<[^>]*>", "", item).split())
     if not trajectory.steps:
         assert text == "Ended by step limit after 0 steps, reward 0"
         return
-    assert re.search(r'href="#(\d+)"', first)[1] == re.findall(r"\d+", sentence)[0]  # type: ignore[index]
+    assert re.search(r'href="#(\d+)"', item)[1] == re.findall(r"\d+", sentence)[0]  # type: ignore[index]
     assert text.lower().replace(" after", " → after") == sentence
 
 
-class Listed(Scoreboard):
+class IterationScores(Scoreboard):
     """The scores of a run of whose models the episodes are given, by iteration."""
 
     def __init__(self, *episodes: list[Episode]) -> None:
@@ -112,19 +112,29 @@ class Listed(Scoreboard):
         return self._given[iteration]
 
 
-def ended(index: int, *, won: bool, for_good: bool = False) -> Episode:
+def make_episode(index: int, *, won: bool, for_good: bool = False) -> Episode:
     instance = Instance(environment="door", split="test", index=index)
-    trajectory = replace(lost(*[] if for_good else ["go"]), instance=instance, success=won)
+    trajectory = replace(make_failure(*[] if for_good else ["go"]), instance=instance, success=won)
     key = "" if for_good else f"e{index}"
     return Episode(trajectory_id=key, instance=instance, repeat=0, cut=0, trajectory=trajectory)
 
 
 def test_an_episode_that_failed_for_good_is_not_among_those_that_are_won_now() -> None:
-    before = [ended(0, won=False), ended(1, won=True), ended(2, won=False), ended(3, won=True)]
+    before = [
+        make_episode(0, won=False),
+        make_episode(1, won=True),
+        make_episode(2, won=False),
+        make_episode(3, won=True),
+    ]
     # The base model has no episode of instance 4, which failed for good and was left out.
-    now = [ended(0, won=True), ended(1, won=False), ended(4, won=True), ended(5, won=False)]
-    lost_for_good = [ended(2, won=False, for_good=True), ended(3, won=False, for_good=True)]
-    (section,) = failure_section(1, Listed(before, [*now, *lost_for_good]))
+    after = [
+        make_episode(0, won=True),
+        make_episode(1, won=False),
+        make_episode(4, won=True),
+        make_episode(5, won=False),
+    ]
+    lost_for_good = [make_episode(2, won=False, for_good=True), make_episode(3, won=False, for_good=True)]
+    (section,) = failure_section(1, IterationScores(before, [*after, *lost_for_good]))
     assert section.note == "4 of 6 episodes failed. Base had won 2 of them; 1 that it lost are won now."
     (table,) = section.blocks
     assert isinstance(table, Table)
@@ -141,19 +151,19 @@ def test_a_world_that_does_not_say_what_it_took_has_refused_nothing() -> None:
 
 
 def test_all_that_went_wrong_is_told_in_its_order() -> None:
-    wrong = failure_steps(lost("look", *["a", "b"] * 3, "go", refused=7).steps, StopReason.FAILURE)
+    wrong = failure_steps(make_failure("look", *["a", "b"] * 3, "go", refused=7).steps, StopReason.FAILURE)
     assert [(failure.kind, failure.step) for failure in wrong] == [("loop", 1), ("refused", 7), ("lost", 7)]
 
 
 def test_a_longer_loop_than_the_first_is_told_too() -> None:
     useful, useless = ["a"] * 3, ["b", "c"] * 4
-    wrong = failure_steps(lost(*useful, "go", *useless).steps, StopReason.STEP_LIMIT)
+    wrong = failure_steps(make_failure(*useful, "go", *useless).steps, StopReason.STEP_LIMIT)
     assert [(failure.kind, failure.step, failure.actions) for failure in wrong] == [
         ("loop", 0, ["a"]),
         ("loop", 4, ["b", "c"]),
     ]
     assert wrong[1].words == "begins the longest loop, 4 times in a row up to step 11"
-    (longest,) = failure_steps(lost(*useless, "go", *useful).steps, StopReason.STEP_LIMIT)
+    (longest,) = failure_steps(make_failure(*useless, "go", *useful).steps, StopReason.STEP_LIMIT)
     assert longest.words == "begins a loop, 4 times in a row up to step 7"
 
 

@@ -34,44 +34,44 @@ def good(*actions: str, tree_id: str = "t") -> Sample:
 
 def revision() -> Sample:
     pair = ToyTree(0).pair(["right", "right"], ["left", "stop"])
-    made = splice(pair, critique(0), ENV, SpliceConfig(), alpha=1.0, seed=0)
-    assert isinstance(made, Sample)
-    return made
+    sample = splice(pair, critique(0), ENV, SpliceConfig(), alpha=1.0, seed=0)
+    assert isinstance(sample, Sample)
+    return sample
 
 
 def test_the_first_of_equal_conversations_is_kept() -> None:
-    one = good("right", "right")
-    other_leaf = replace(one, provenance=replace(one.provenance, good_leaf=99))
-    untrained = replace(one, messages=(*one.messages[:-1], replace(one.messages[-1], train=False)))
-    kept, rejected = drop_duplicates([one, other_leaf, untrained])
-    assert kept == (one, untrained)
+    sample = good("right", "right")
+    other_leaf = replace(sample, provenance=replace(sample.provenance, good_leaf=99))
+    prompt_only = replace(sample, messages=(*sample.messages[:-1], replace(sample.messages[-1], train=False)))
+    survivors, rejected = drop_duplicates([sample, other_leaf, prompt_only])
+    assert survivors == (sample, prompt_only)
     assert [(r.stage, r.subject, r.reason) for r in rejected] == [("filter", sample_id(other_leaf), "duplicate")]
-    assert sample_id(one) in rejected[0].detail
+    assert sample_id(sample) in rejected[0].detail
 
 
 def test_the_shortest_good_paths_of_each_tree_are_kept() -> None:
     long, short, middle = good(*["look"] * 5), good("right", "right"), good("look", "right", "right")
-    elsewhere, spliced = good(*["left"] * 5, tree_id="u"), revision()
-    kept, rejected = cap_good_per_tree([long, short, elsewhere, spliced, middle], 2)
-    assert kept == (short, elsewhere, spliced, middle)
+    elsewhere, revision_sample = good(*["left"] * 5, tree_id="u"), revision()
+    survivors, rejected = cap_good_per_tree([long, short, elsewhere, revision_sample, middle], 2)
+    assert survivors == (short, elsewhere, revision_sample, middle)
     assert [(r.subject, r.reason) for r in rejected] == [(sample_id(long), "good-per-tree-cap")]
     assert cap_good_per_tree([long, short, middle], 0) == ((long, short, middle), ())
 
 
 def test_explored_successes_are_counted_by_instance() -> None:
     paths = [good(*["look"] * looks, "right", "right") for looks in (1, 0, 2)]
-    explored = [replace(sample, provenance=Provenance()) for sample in paths]
-    elsewhere = replace(explored[0], instance=instance(7))
-    kept, rejected = cap_good_per_tree([*explored, elsewhere], 1)
-    assert kept == (explored[1], elsewhere)
+    samples = [replace(sample, provenance=Provenance()) for sample in paths]
+    elsewhere = replace(samples[0], instance=instance(7))
+    survivors, rejected = cap_good_per_tree([*samples, elsewhere], 1)
+    assert survivors == (samples[1], elsewhere)
     assert {r.detail for r in rejected} == {f"instance {instance(0).key} keeps 1"}
 
 
 def test_rows_of_too_many_tokens_are_rejected_and_never_cut() -> None:
     rows = [token_row(good(*["look"] * n), renderer()) for n in (1, 3)]
     limit = len(rows[0].input_ids)
-    kept, rejected = drop_too_long(rows, limit)
-    assert kept == (rows[0],)
+    survivors, rejected = drop_too_long(rows, limit)
+    assert survivors == (rows[0],)
     assert (rejected[0].subject, rejected[0].reason) == (rows[1].sample_id, "too-long")
     assert rejected[0].detail == f"{len(rows[1].input_ids)} tokens; a row may have {limit}"
     assert drop_too_long(rows, limit - 1).kept_items == ()
@@ -81,9 +81,9 @@ def test_rows_of_too_many_tokens_are_rejected_and_never_cut() -> None:
 def test_kinds_that_are_not_used_are_rejected_not_lost() -> None:
     samples = [good("right", "right"), revision()]
     for use, kinds in (("revision", ["revision"]), ("good", ["good"]), ("both", ["good", "revision"])):
-        kept, rejected = drop_unused_kinds(samples, use)  # type: ignore[arg-type]
-        assert [s.kind for s in kept] == kinds
-        assert len(rejected) == 2 - len(kept)
+        survivors, rejected = drop_unused_kinds(samples, use)  # type: ignore[arg-type]
+        assert [s.kind for s in survivors] == kinds
+        assert len(rejected) == 2 - len(survivors)
 
 
 def test_a_sample_of_a_test_instance_fails_the_run() -> None:
@@ -94,10 +94,10 @@ def test_a_sample_of_a_test_instance_fails_the_run() -> None:
 
 
 def broken(position: int, train: bool, **changes: Any) -> Sample:
-    made = revision()
-    messages = list(made.messages)
+    sample = revision()
+    messages = list(sample.messages)
     messages[position] = replace(messages[position], train=train)
-    return replace(made, messages=tuple(messages), **changes)
+    return replace(sample, messages=tuple(messages), **changes)
 
 
 @pytest.mark.parametrize(

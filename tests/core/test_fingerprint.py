@@ -30,8 +30,8 @@ def test_one_text_for_one_value() -> None:
 
 
 def test_parts_do_not_run_together() -> None:
-    seen = [fingerprint("ab", "c"), fingerprint("a", "bc"), fingerprint("abc"), fingerprint(["a", "bc"]), fingerprint()]
-    assert len(set(seen)) == len(seen)
+    ids = [fingerprint("ab", "c"), fingerprint("a", "bc"), fingerprint("abc"), fingerprint(["a", "bc"]), fingerprint()]
+    assert len(set(ids)) == len(ids)
     assert fingerprint(1) != fingerprint("1")
     assert fingerprint(None) != fingerprint("")
 
@@ -49,13 +49,13 @@ def test_ids_of_stored_work_never_change() -> None:
 
 def test_another_process_finds_the_same() -> None:
     code = "from agentr_core.fingerprint import *; print(fingerprint({'b': 1, 'a': 2}), derive_seed(1, 'x'))"
-    told = {
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
         ).stdout.decode()
         for seed in ("1", "2")
     }
-    assert told == {f"{fingerprint({'a': 2, 'b': 1})} {derive_seed(1, 'x')}\n"}
+    assert outputs == {f"{fingerprint({'a': 2, 'b': 1})} {derive_seed(1, 'x')}\n"}
 
 
 def test_seeds_are_spread_over_63_bits() -> None:

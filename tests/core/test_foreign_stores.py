@@ -44,7 +44,7 @@ ODD = (
     "Old",
 )
 SCHEMAS = ("old", "store", "other", "main 2", 'm"; x')
-Found = dict[str, list[tuple[Any, ...]]]
+Rows = dict[str, list[tuple[Any, ...]]]
 
 
 @pytest.fixture(scope="module")
@@ -90,13 +90,13 @@ def add_odd(store: Store, folder: Path) -> None:
     (folder / "gone.csv").unlink()
 
 
-def somebodys(store: Store) -> Found:
+def somebodys(store: Store) -> Rows:
     """Return all that is in a store beside our rows."""
     with duckdb.connect() as con:
         con.execute(f"attach '{store.path}' as mine (read_only); use mine.main")
-        listed = {
-            kind: con.execute(f"select {what} from duckdb_{kind}() where not internal order by all").fetchall()
-            for kind, what in (
+        rows_by_kind = {
+            kind: con.execute(f"select {columns} from duckdb_{kind}() where not internal order by all").fetchall()
+            for kind, columns in (
                 ("tables", "schema_name, table_name, comment, sql"),
                 ("views", "schema_name, view_name, comment, sql"),
                 ("functions", "function_name, macro_definition"),
@@ -105,9 +105,11 @@ def somebodys(store: Store) -> Found:
         }
         # DuckDB does not write ours in the same way each time.
         ours = migrations._view_names(migrations.available()[-1].sql)
-        listed["views"] = [row for row in listed["views"] if row[1] not in ours]
-        listed["sequences"] = con.execute("select sequence_name, last_value is null from duckdb_sequences()").fetchall()
-        listed["indexes"] = con.execute("select index_name, sql from duckdb_indexes()").fetchall()
+        rows_by_kind["views"] = [row for row in rows_by_kind["views"] if row[1] not in ours]
+        rows_by_kind["sequences"] = con.execute(
+            "select sequence_name, last_value is null from duckdb_sequences()"
+        ).fetchall()
+        rows_by_kind["indexes"] = con.execute("select index_name, sql from duckdb_indexes()").fetchall()
         odd = [
             *((name, ODD[0]) for name in SCHEMAS),
             *(("main", name) for name in (*ODD[::2], "zebra", "ant")),
@@ -117,29 +119,29 @@ def somebodys(store: Store) -> Found:
             for schema, table in odd
         }
         rows["note"] = con.execute("select run_id, note from run order by all").fetchall()
-        return listed | rows
+        return rows_by_kind | rows
 
 
 def sha(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def backed_up(store: Store) -> None:
+def back_up(store: Store) -> None:
     copy = store.path.with_name("copy.duckdb")
     store.backup(copy)
     store.path.unlink()
     copy.rename(store.path)
 
 
-def merged(store: Store) -> None:
-    other = Store(store.path.with_name("other.duckdb"))
-    other.write(gallery.answered("theirs"))
-    assert -merge_stores(store, [other]).num_removed_by_table["answered_call"] == 1
+def merge_other(store: Store) -> None:
+    other_store = Store(store.path.with_name("other.duckdb"))
+    other_store.write(gallery.answered("theirs"))
+    assert -merge_stores(store, [other_store]).num_removed_by_table["answered_call"] == 1
 
 
 @pytest.mark.parametrize(
     "work",
-    [compact, backed_up, merged, lambda store: prune(store, []), table_sizes],
+    [compact, back_up, merge_other, lambda store: prune(store, []), table_sizes],
     ids=["compact", "backup", "merge", "prune", "sizes"],
 )
 def test_what_is_somebody_elses_survives_whatever_it_is_called(
@@ -229,9 +231,9 @@ def test_what_stands_in_place_of_ours_is_refused_and_left_as_it_is(store: Store,
         lambda: Store(store.path).checkpoint(),
         lambda: Store(store.path).version() and compact(Store(store.path)),
     ):
-        with pytest.raises(StoreError, match=said) as caught:
+        with pytest.raises(StoreError, match=said) as error:
             attempt()
-        assert "\n" not in str(caught.value)
+        assert "\n" not in str(error.value)
     assert sha(store.path) == before
 
 
@@ -245,8 +247,8 @@ def test_a_table_of_somebodys_where_a_later_version_has_one_is_told(
     later = migrations.Migration(
         number=migrations.VIEWS_NUMBER + 1, name="later", sql="create table later_table (a integer)"
     )
-    shipped = (*migrations.available(), later)
-    monkeypatch.setattr(migrations, "_load_migrations", lambda: shipped)
+    all_migrations = (*migrations.available(), later)
+    monkeypatch.setattr(migrations, "_load_migrations", lambda: all_migrations)
     monkeypatch.setattr(migrations, "_OWN_TABLES", migrations._OWN_TABLES | {"later_table"})
     with pytest.raises(StoreError, match="something of its own named 'later_table', which is a name of agentr's"):
         Store(old.path).query("select 1")
@@ -270,22 +272,22 @@ def test_no_file_is_reached_through_a_store(store: Store, tmp_path: Path) -> Non
 def test_merging_leaves_the_other_store_to_the_byte(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, older: bool, logged: bool
 ) -> None:
-    place = tmp_path / "theirs" / "other.duckdb"
-    made = Store(place)
+    file = tmp_path / "theirs" / "other.duckdb"
+    other_store = Store(file)
     if older:
-        monkeypatch.setattr(made, "_migrations", migrations.available()[:-1])
-    made.write(gallery.answered("first"))
-    made.checkpoint()
+        monkeypatch.setattr(other_store, "_migrations", migrations.available()[:-1])
+    other_store.write(gallery.answered("first"))
+    other_store.checkpoint()
     if logged:
-        made.write(gallery.answered("second"))
-    assert place.with_name("other.duckdb.wal").exists() == logged
+        other_store.write(gallery.answered("second"))
+    assert file.with_name("other.duckdb.wal").exists() == logged
     for side in (".lock", ".queue"):
-        place.with_name(place.name + side).unlink()
-    before = {path.name: (sha(path), path.stat().st_mtime_ns) for path in place.parent.iterdir()}
+        file.with_name(file.name + side).unlink()
+    before = {path.name: (sha(path), path.stat().st_mtime_ns) for path in file.parent.iterdir()}
 
-    merge_stores(store, [Store(place)])
+    merge_stores(store, [Store(file)])
 
-    assert {path.name: (sha(path), path.stat().st_mtime_ns) for path in place.parent.iterdir()} == before
+    assert {path.name: (sha(path), path.stat().st_mtime_ns) for path in file.parent.iterdir()} == before
     assert store.missing("answered_call", ["first"]) == []
     assert store.missing("answered_call", ["second"]) == ([] if logged else ["second"])
     assert not list(store.path.parent.glob("*.merged*"))

@@ -37,30 +37,30 @@ def conversation(reply: Message) -> tuple[Message, ...]:
     return Message(role="user", text="?"), reply, Message(role="user", text="?")
 
 
-def said(of: str | None) -> Message:
+def sampled_reply(of: str | None) -> Message:
     return Message(
         role="assistant", text=TEXT, train=True, token_ids=sampled_ids(TEXT), finish_reason="stop", tokenizer=of
     )
 
 
 def test_ids_of_the_own_tokenizer_are_used_as_they_are() -> None:
-    own = renderer().render_sample(conversation(said(renderer().fingerprint)))
-    assert own == renderer().render_sample(conversation(said(None)))
-    assert sampled_ids(TEXT) == tuple(label for label in own.labels if label >= 0)
+    rendering = renderer().render_sample(conversation(sampled_reply(renderer().fingerprint)))
+    assert rendering == renderer().render_sample(conversation(sampled_reply(None)))
+    assert sampled_ids(TEXT) == tuple(label for label in rendering.labels if label >= 0)
 
 
 def test_ids_of_another_tokenizer_are_not_trained_but_their_text(other: Renderer) -> None:
-    foreign = said(other.fingerprint)
-    written = replace(foreign, token_ids=None)
-    assert renderer().render_sample(conversation(foreign)) == renderer().render_sample(conversation(written))
-    assert renderer().render_prompt(conversation(foreign)) == renderer().render_prompt(conversation(written))
+    foreign = sampled_reply(other.fingerprint)
+    text_reply = replace(foreign, token_ids=None)
+    assert renderer().render_sample(conversation(foreign)) == renderer().render_sample(conversation(text_reply))
+    assert renderer().render_prompt(conversation(foreign)) == renderer().render_prompt(conversation(text_reply))
     ids, labels = renderer().render_sample(conversation(foreign))
     assert tokenizer().decode([label for label in labels if label >= 0]) == TEXT + "<|end|>"
     assert tokenizer().decode(ids).count(TEXT) == 1
 
 
 def test_a_foreign_reply_that_was_cut_is_still_not_trained_to_end(other: Renderer) -> None:
-    cut = replace(said(other.fingerprint), finish_reason="length")
+    cut = replace(sampled_reply(other.fingerprint), finish_reason="length")
     _, labels = renderer().render_sample(conversation(cut))
     assert renderer().end_of_turn not in labels
     unknown = replace(cut, finish_reason=None)
@@ -70,11 +70,11 @@ def test_a_foreign_reply_that_was_cut_is_still_not_trained_to_end(other: Rendere
 def test_the_fingerprint_is_of_vocabulary_special_tokens_and_template(make_tiny_tokenizer: Callable[..., Any]) -> None:
     plain = make_tiny_tokenizer()
     assert Renderer(plain).fingerprint == Renderer(make_tiny_tokenizer()).fingerprint
-    smaller, retold, marked = make_tiny_tokenizer(300), make_tiny_tokenizer(), make_tiny_tokenizer()
-    retold.chat_template = retold.chat_template.replace("assistant\n", "assistant: ")
-    marked.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "get"]})
-    known = {Renderer(one).fingerprint for one in (plain, smaller, retold, marked)}
-    assert len(known) == 4
+    smaller, with_template, with_tokens = make_tiny_tokenizer(300), make_tiny_tokenizer(), make_tiny_tokenizer()
+    with_template.chat_template = with_template.chat_template.replace("assistant\n", "assistant: ")
+    with_tokens.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "get"]})
+    fingerprints = {Renderer(variant).fingerprint for variant in (plain, smaller, with_template, with_tokens)}
+    assert len(fingerprints) == 4
 
 
 def test_a_dataset_of_another_tokenizers_replies_is_that_of_their_texts(other: Renderer) -> None:
@@ -82,26 +82,33 @@ def test_a_dataset_of_another_tokenizers_replies_is_that_of_their_texts(other: R
     steps = [replace(step, finish_reason="stop", tokenizer=other.fingerprint) for step in path.trajectory.steps]
     foreign = good_sample(replace(path, trajectory=replace(path.trajectory, steps=tuple(steps))), Line())
     texts = replace(foreign, messages=tuple(replace(m, token_ids=None) for m in foreign.messages))
-    made, wanted = (build_dataset([s], DataConfig(), renderer(), test_instances=[], seed=0) for s in (foreign, texts))
-    assert made.manifest.dataset_hash == wanted.manifest.dataset_hash
-    assert [row.sample_id for row in made.rows] == [sample_id(foreign)]
+    dataset, expected = (
+        build_dataset([s], DataConfig(), renderer(), test_instances=[], seed=0) for s in (foreign, texts)
+    )
+    assert dataset.manifest.dataset_hash == expected.manifest.dataset_hash
+    assert [row.sample_id for row in dataset.rows] == [sample_id(foreign)]
 
 
 def test_the_tokenizer_of_a_reply_reaches_step_message_and_store(tmp_path: Path) -> None:
     world = Line()
-    first = world.reset(instance(1))
-    drawn = replace(generation(TEXT), tokenizer="abc")
-    step = act(world, drawn.text, generation=drawn).step
-    assert (step.tokenizer, AlternatingTurns().prompt(world, first, [step])[3].tokenizer) == ("abc", "abc")
+    observation = world.reset(instance(1))
+    reply = replace(generation(TEXT), tokenizer="abc")
+    step = act(world, reply.text, generation=reply).step
+    assert (step.tokenizer, AlternatingTurns().prompt(world, observation, [step])[3].tokenizer) == ("abc", "abc")
     path = ToyTree(1).path("right")
-    played = replace(path.trajectory, first_observation=first, steps=(step, replace(step, tokenizer=None)))
+    trajectory = replace(path.trajectory, first_observation=observation, steps=(step, replace(step, tokenizer=None)))
     store = Store(tmp_path / "store.duckdb")
-    store.write(trajectory_rows("t", played, source="rollout", draws={0: Draw(seed=1, number=0, generation=drawn)}))
-    assert load_trajectories(store, ["t"])["t"] == played
-    assert load_draws(store, "step", ["t"])["t"][0][0].generation == drawn
+    store.write(trajectory_rows("t", trajectory, source="rollout", draws={0: Draw(seed=1, number=0, generation=reply)}))
+    assert load_trajectories(store, ["t"])["t"] == trajectory
+    assert load_draws(store, "step", ["t"])["t"][0][0].generation == reply
 
 
 def test_ids_that_another_run_stored_without_saying_whose_are_left_out() -> None:
-    known = Step(reply="a", action="a", observation="b", reward=0.0, token_ids=(5,), logprobs=(-1.0,), tokenizer="abc")
-    unknown = replace(known, tokenizer=None)
-    assert without_foreign_tokens([known, unknown]) == (known, replace(unknown, token_ids=(), logprobs=None))
+    marked_step = Step(
+        reply="a", action="a", observation="b", reward=0.0, token_ids=(5,), logprobs=(-1.0,), tokenizer="abc"
+    )
+    unmarked_step = replace(marked_step, tokenizer=None)
+    assert without_foreign_tokens([marked_step, unmarked_step]) == (
+        marked_step,
+        replace(unmarked_step, token_ids=(), logprobs=None),
+    )

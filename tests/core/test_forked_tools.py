@@ -31,5 +31,5 @@ print("done")
 def test_a_forked_process_opens_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("retrieval")
     command = [sys.executable, "-W", "error", "-c", PROGRAM, str(folder)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (process.returncode, process.stdout) == (0, "done\n"), process.stderr

@@ -74,9 +74,9 @@ class Agent:
 
 def test_a_history_that_goes_on_is_one_conversation_and_its_observations_are_plain() -> None:
     agent = Agent()
-    first = agent.call(SYSTEM, TASK)
-    second = agent.call(SYSTEM, TASK, first, ON)
-    agent.call(SYSTEM, TASK, assistant("\n reply\n0 "), ON, second, ON)
+    reply_0 = agent.call(SYSTEM, TASK)
+    reply_1 = agent.call(SYSTEM, TASK, reply_0, ON)
+    agent.call(SYSTEM, TASK, assistant("\n reply\n0 "), ON, reply_1, ON)
     assert [step.observation for step in agent.steps] == ["Go on.", "Go on.", ""]
     assert agent.parts() == [["Play.", "Build a bed.", "REPLY 0", "Go on.", "REPLY 1", "Go on.", "REPLY 2"]]
 
@@ -84,17 +84,17 @@ def test_a_history_that_goes_on_is_one_conversation_and_its_observations_are_pla
 def test_replies_are_known_by_the_ids_of_their_calls_whatever_becomes_of_their_texts() -> None:
     agent = Agent()
     opening = (TOOLS, TASK)
-    sent = agent.call(*opening, reply=LOOK)
-    result = CallTurn("tool", "A door.", sent.ids)
+    call = agent.call(*opening, reply=LOOK)
+    result = CallTurn("tool", "A door.", call.ids)
     # Its thought is lost, its arguments are written otherwise, and its text is gone.
-    respelled = assistant(call_text("look", '{"at":"the door"}'), *sent.ids)
-    answer = agent.call(*opening, respelled, result)
+    respelling = assistant(call_text("look", '{"at":"the door"}'), *call.ids)
+    answer = agent.call(*opening, respelling, result)
     assert json.loads(agent.steps[0].observation) == [
         {"role": "anew", "after": 0, "turns": 3, "respelled": 1},
         {"role": "tool", "content": "A door."},
     ]
     # Its call is text now, with the id in it.
-    agent.call(*opening, assistant(f"Calling tools: [{{'id': '{sent.ids[0]}'}}]"), result, answer, ON)
+    agent.call(*opening, assistant(f"Calling tools: [{{'id': '{call.ids[0]}'}}]"), result, answer, ON)
     assert agent.prompts[1:] == [
         (*agent.prompts[0], 0, Message(role="tool", text="A door.")),
         (*agent.prompts[1], 1, Message(role="user", text="Go on.")),
@@ -106,18 +106,18 @@ def test_replies_are_known_by_the_ids_of_their_calls_whatever_becomes_of_their_t
 def test_an_id_of_another_episode_names_nothing() -> None:
     (foreign,) = call_ids(0, call_text("look", '{"at": "the wall"}'))
     agent = Agent()
-    sent = agent.call(TOOLS, TASK, reply=LOOK)
-    assert sent.ids != (foreign,)
+    call = agent.call(TOOLS, TASK, reply=LOOK)
+    assert call.ids != (foreign,)
     agent.call(TOOLS, TASK, assistant("Something.", foreign), CallTurn("tool", "A wall.", (foreign,)))
     assert agent.prompts[1][2] == Message(role="assistant", text="Something.")
 
 
 def test_a_person_reads_each_turn_apart() -> None:
     agent = Agent()
-    sent = agent.call(TOOLS, TASK, reply=LOOK)
-    result = CallTurn("tool", "A door.", sent.ids)
-    agent.call(TOOLS, TASK, sent, result)
-    agent.call(TOOLS, SYSTEM, TASK, sent, result)
+    call = agent.call(TOOLS, TASK, reply=LOOK)
+    result = CallTurn("tool", "A door.", call.ids)
+    agent.call(TOOLS, TASK, call, result)
+    agent.call(TOOLS, SYSTEM, TASK, call, result)
     first, second, _ = (turn_texts(step.observation) for step in agent.steps)
     assert first == ("A door.",)
     assert second[:1] + second[3:] == (
@@ -147,8 +147,8 @@ def test_two_threads_in_turn_are_two_conversations() -> None:
 
 def test_a_conversation_that_was_summed_up_goes_on_from_its_summary() -> None:
     agent = Agent()
-    first = agent.call(SYSTEM, TASK)
-    summary = agent.call(SYSTEM, TASK, first, CallTurn("user", "Sum up."))
+    reply_0 = agent.call(SYSTEM, TASK)
+    summary = agent.call(SYSTEM, TASK, reply_0, CallTurn("user", "Sum up."))
     agent.call(SYSTEM, CallTurn("user", f"So far: {summary.text}"))
     assert agent.parts() == [
         ["Play.", "Build a bed.", "REPLY 0", "Sum up.", "REPLY 1"],
@@ -159,8 +159,8 @@ def test_a_conversation_that_was_summed_up_goes_on_from_its_summary() -> None:
 def test_a_reply_that_was_dropped_is_trained_where_it_was_given() -> None:
     agent = Agent()
     agent.call(SYSTEM, TASK)
-    second = agent.call(SYSTEM, TASK, CallTurn("user", "That was no call."))
-    agent.call(SYSTEM, TASK, CallTurn("user", "That was no call."), second, ON)
+    reply_1 = agent.call(SYSTEM, TASK, CallTurn("user", "That was no call."))
+    agent.call(SYSTEM, TASK, CallTurn("user", "That was no call."), reply_1, ON)
     assert agent.parts() == [
         ["Play.", "Build a bed.", "REPLY 0"],
         ["Play.", "Build a bed.", "That was no call.", "REPLY 1", "Go on.", "REPLY 2"],
@@ -169,9 +169,9 @@ def test_a_reply_that_was_dropped_is_trained_where_it_was_given() -> None:
 
 def test_a_reply_from_which_two_conversations_go_on_is_trained_once() -> None:
     agent = Agent()
-    first = agent.call(SYSTEM, TASK)
+    reply_0 = agent.call(SYSTEM, TASK)
     for words in ("Left.", "Right."):
-        agent.call(SYSTEM, TASK, first, CallTurn("user", words))
+        agent.call(SYSTEM, TASK, reply_0, CallTurn("user", words))
     assert agent.parts() == [
         ["Play.", "Build a bed.", "REPLY 0", "Left.", "REPLY 1"],
         ["Play.", "Build a bed.", "reply 0", "Right.", "REPLY 2"],
@@ -181,9 +181,9 @@ def test_a_reply_from_which_two_conversations_go_on_is_trained_once() -> None:
 def test_known_replies_after_changed_turns_are_read_as_they_were_sampled() -> None:
     """An agent that writes the time into its system turn has a new conversation in each call."""
     agent = Agent()
-    first = agent.call(CallTurn("system", "It is 9."), TASK)
-    second = agent.call(CallTurn("system", "It is 10."), TASK, assistant(" reply 0"), ON)
-    agent.call(CallTurn("system", "It is 11."), TASK, first, ON, second, ON)
+    reply_0 = agent.call(CallTurn("system", "It is 9."), TASK)
+    reply_1 = agent.call(CallTurn("system", "It is 10."), TASK, assistant(" reply 0"), ON)
+    agent.call(CallTurn("system", "It is 11."), TASK, reply_0, ON, reply_1, ON)
     assert agent.prompts[2][2::2] == (0, 1)
     assert [part[-1] for part in agent.parts()] == ["REPLY 0", "REPLY 1", "REPLY 2"]
 
@@ -191,16 +191,16 @@ def test_known_replies_after_changed_turns_are_read_as_they_were_sampled() -> No
 def test_titles_and_summaries_are_left_out_unless_the_recipe_takes_them() -> None:
     agent = Agent()
     agent.call(CallTurn("user", "A title, please."))
-    first = agent.call(TOOLS, SYSTEM, TASK)
-    agent.call(TOOLS, SYSTEM, TASK, first, ON)
+    reply = agent.call(TOOLS, SYSTEM, TASK)
+    agent.call(TOOLS, SYSTEM, TASK, reply, ON)
     main = ["Play.", "Build a bed.", "REPLY 1", "Go on.", "REPLY 2"]
     title = ["side", "A title, please."]
     assert agent.parts() == [[*title, "reply 0"], [TOOLS.text, *main]]
     assert agent.parts(side_calls="train")[0] == [*title, "REPLY 0"]
     plain = Agent()
-    first = plain.call(SYSTEM, TASK)
+    reply = plain.call(SYSTEM, TASK)
     plain.call(CallTurn("user", "A title, please."))
-    plain.call(SYSTEM, TASK, first, ON)
+    plain.call(SYSTEM, TASK, reply, ON)
     assert [part[0] for part in plain.parts()] == ["Play.", "side"]
     single = Agent()
     for number in range(4):
@@ -216,36 +216,38 @@ def test_pairs_are_made_of_conversations_about_the_task_that_begin_alike() -> No
 
     def episode(name: str, reward: float, *, title: bool = False, summary: str = "") -> StoredTrajectory:
         agent = Agent()
-        first = agent.call(SYSTEM, TASK)
-        agent.call(SYSTEM, TASK, first, ON, reply=f"reply of {name}")
+        reply = agent.call(SYSTEM, TASK)
+        agent.call(SYSTEM, TASK, reply, ON, reply=f"reply of {name}")
         if title:
             agent.call(CallTurn("user", "A title, please."))
         if summary:
             agent.call(SYSTEM, CallTurn("user", summary))
-        ended = Trajectory.ended(instance(0), agent.first, agent.steps, StopReason.FAILURE)
-        return StoredTrajectory(name, replace(ended, reward=reward))
+        trajectory = Trajectory.ended(instance(0), agent.first, agent.steps, StopReason.FAILURE)
+        return StoredTrajectory(name, replace(trajectory, reward=reward))
 
     def pair(*episodes: StoredTrajectory) -> tuple[list[str], list[tuple[str, str]]]:
-        made, rejected = pair_of_own(episodes, Outside(), PreferencesConfig())
-        assert all(prompt_of(one.chosen) == prompt_of(one.rejected) for one in made)
-        last = [side.messages[-1].text for one in made for side in (one.chosen, one.rejected)]
-        return last, [(one.subject, one.reason) for one in rejected]
+        preferences, rejected = pair_of_own(episodes, Outside(), PreferencesConfig())
+        assert all(prompt_of(preference.chosen) == prompt_of(preference.rejected) for preference in preferences)
+        last = [
+            side.messages[-1].text for preference in preferences for side in (preference.chosen, preference.rejected)
+        ]
+        return last, [(rejection.subject, rejection.reason) for rejection in rejected]
 
-    won = episode("won", 1.0)
-    assert pair(won, episode("lost", 0.0)) == (["reply of won", "reply of lost"], [])
-    assert pair(won, episode("named", 0.0, title=True)) == ([], [("named", "side-conversation")])
+    winner = episode("won", 1.0)
+    assert pair(winner, episode("lost", 0.0)) == (["reply of won", "reply of lost"], [])
+    assert pair(winner, episode("named", 0.0, title=True)) == ([], [("named", "side-conversation")])
     assert pair(episode("named", 1.0, title=True), episode("lost", 0.0)) == ([], [("named", "side-conversation")])
-    summed = episode("summed", 0.0, summary="So far: nothing.")
-    assert pair(won, summed) == ([], [("summed", "other-beginning")])
+    with_summary = episode("summed", 0.0, summary="So far: nothing.")
+    assert pair(winner, with_summary) == ([], [("summed", "other-beginning")])
 
 
 def test_results_stand_in_the_order_of_their_calls() -> None:
     agent = Agent()
-    both = call_text("look", '{"at": "b"}', before=call_text("look", '{"at": "a"}'))
-    sent = agent.call(TOOLS, TASK, reply=both)
-    results = [CallTurn("tool", key, (key,)) for key in sent.ids]
-    agent.call(TOOLS, TASK, sent, *reversed(results), ON)
-    assert [turn.text for turn in agent.prompts[1][3:] if isinstance(turn, Message)] == [*sent.ids, "Go on."]
+    calls = call_text("look", '{"at": "b"}', before=call_text("look", '{"at": "a"}'))
+    call = agent.call(TOOLS, TASK, reply=calls)
+    results = [CallTurn("tool", key, (key,)) for key in call.ids]
+    agent.call(TOOLS, TASK, call, *reversed(results), ON)
+    assert [turn.text for turn in agent.prompts[1][3:] if isinstance(turn, Message)] == [*call.ids, "Go on."]
 
 
 def test_a_reply_that_did_not_arrive_is_forgotten() -> None:
@@ -282,8 +284,8 @@ def test_each_reply_is_read_and_trained_once_under_the_prompt_it_answered(
             history = (*history[:1], *history[3:])
         elif way == "foreign":
             history = (*history, assistant("reply 1"))
-        sent = () if way == "again" else turns
-        history = (*history, *sent) if (*history, *sent)[-1].role != "assistant" else (*history, ON)
+        new_turns = () if way == "again" else turns
+        history = (*history, *new_turns) if (*history, *new_turns)[-1].role != "assistant" else (*history, ON)
         reply = LOOK if is_call else ""
         threads.append((*history, agent.call(*history, reply=reply)))
     assert prompts_of(agent.first, agent.steps)[:-1] == agent.prompts
@@ -294,9 +296,9 @@ def test_each_reply_is_read_and_trained_once_under_the_prompt_it_answered(
         trained = [number for number, message in enumerate(part.messages) if message.train]
         assert [part.messages[number].token_ids for number in trained] == [(step, 7) for step in part.positions]
         for number, step in zip(trained, part.positions, strict=True):
-            read = transcript.sample(None, agent.first, agent.steps[: step + 1], [False] * (step + 1))[:-1]
+            prompt = transcript.sample(None, agent.first, agent.steps[: step + 1], [False] * (step + 1))[:-1]
             assert [(m.role, m.text, m.token_ids) for m in part.messages[:number]] == [
-                (m.role, m.text, m.token_ids) for m in read
+                (m.role, m.text, m.token_ids) for m in prompt
             ]
 
 

@@ -83,7 +83,7 @@ MESSAGES = MessagesRequest.model_validate({
 DIALECTS = [CHAT, RESPONSES, MESSAGES]
 
 
-def told(text: str, **more: Any) -> dict[str, Any]:
+def make_reply(text: str, **more: Any) -> dict[str, Any]:
     return {"text": text, "finish_reason": "stop", "prompt_tokens": 5, "completion_tokens": 2, **more}
 
 
@@ -109,23 +109,23 @@ def test_a_text_and_a_list_of_one_block_are_one() -> None:
 
 
 def test_calls_have_the_ids_that_the_run_names() -> None:
-    named = read_answer(told(CALLS, ids=["call_0_0_ab", "call_0_1_ab"]), "name", offers_tools=True)
-    assert [call.id for call in named.tool_calls] == ["call_0_0_ab", "call_0_1_ab"]
-    unnamed = read_answer(told(CALLS), "0123456789", offers_tools=True)
-    assert [call.id for call in unnamed.tool_calls] == ["call012345670", "call012345671"]
-    assert [(call.name, call.arguments) for call in unnamed.tool_calls] == [("look", "{}"), ("go", '{"to": 1}')]
-    assert (unnamed.text, unnamed.finish_reason) == ("I look.", "tool_calls")
+    answer = read_answer(make_reply(CALLS, ids=["call_0_0_ab", "call_0_1_ab"]), "name", offers_tools=True)
+    assert [call.id for call in answer.tool_calls] == ["call_0_0_ab", "call_0_1_ab"]
+    plain_answer = read_answer(make_reply(CALLS), "0123456789", offers_tools=True)
+    assert [call.id for call in plain_answer.tool_calls] == ["call012345670", "call012345671"]
+    assert [(call.name, call.arguments) for call in plain_answer.tool_calls] == [("look", "{}"), ("go", '{"to": 1}')]
+    assert (plain_answer.text, plain_answer.finish_reason) == ("I look.", "tool_calls")
 
 
 @pytest.mark.parametrize("arguments", ["{", '{"at": NaN}', '{"at": "\\ud800"}', '["at"]'])
 def test_a_call_that_cannot_be_told_is_text(arguments: str) -> None:
     text = call_text("look", arguments)
-    answer = read_answer(told(text), "name", offers_tools=True)
+    answer = read_answer(make_reply(text), "name", offers_tools=True)
     assert (answer.text, answer.tool_calls, answer.finish_reason) == (text, (), "stop")
 
 
 def test_a_limit_is_told_where_agents_can_bear_it() -> None:
-    answer = read_answer(told("On and", finish_reason="length"), "name", offers_tools=False)
+    answer = read_answer(make_reply("On and", finish_reason="length"), "name", offers_tools=False)
     chat, responses, messages = (dialect.answer_body(answer, "name", 0) for dialect in DIALECTS)
     assert chat["choices"][0]["finish_reason"] == "length"
     assert messages["stop_reason"] == "max_tokens"
@@ -154,15 +154,15 @@ def pieces(stream: str) -> list[dict[str, Any]]:
 
 def texts(stream: str) -> str:
     """Return the text in the events of any dialect."""
-    found = []
+    deltas = []
     for data in pieces(stream):
         if "choices" in data:
-            found.append(data["choices"][0]["delta"].get("content") or "" if data["choices"] else "")
+            deltas.append(data["choices"][0]["delta"].get("content") or "" if data["choices"] else "")
         elif data["type"] == "response.output_text.delta":
-            found.append(data["delta"])
+            deltas.append(data["delta"])
         elif data["type"] == "content_block_delta":
-            found.append(data["delta"].get("text", ""))
-    return "".join(found)
+            deltas.append(data["delta"].get("text", ""))
+    return "".join(deltas)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -173,7 +173,7 @@ def test_a_stream_in_pieces_has_the_text_of_the_answer(dialect: AgentRequest, re
         stream = events.head_events()
         for end in range(0, len(reply), size):
             stream += events.text_events(reply[:end]) + events.ping_event()
-        answer = read_answer(told(reply), "name", offers_tools=True)
+        answer = read_answer(make_reply(reply), "name", offers_tools=True)
         stream += events.end_events(answer)
         assert texts(stream).lstrip() == answer.text.lstrip()
         numbers = [data["sequence_number"] for data in pieces(stream) if "sequence_number" in data]
@@ -187,31 +187,31 @@ def test_a_reply_that_begins_otherwise_than_its_stream_is_no_answer(dialect: Age
     assert texts(events.text_events("I look.")) == "I look."
     assert not events.text_events("You"), "it was sampled anew"
     with pytest.raises(Refused, match="another one"):
-        events.end_events(read_answer(told("You look."), "name", offers_tools=True))
+        events.end_events(read_answer(make_reply("You look."), "name", offers_tools=True))
 
 
 def test_a_prompt_that_does_not_fit_is_told_in_words_that_harnesses_know() -> None:
-    refused = Refused(400, "no room", "context_length_exceeded", prompt_tokens=90, context=80)
-    chat, responses, messages = (dialect.error_body(refused)["error"] for dialect in DIALECTS)
+    refusal = Refused(400, "no room", "context_length_exceeded", prompt_tokens=90, context=80)
+    chat, responses, messages = (dialect.error_body(refusal)["error"] for dialect in DIALECTS)
     assert chat == responses
     assert "maximum context length is 80 tokens" in chat["message"]
     assert chat["code"] == "context_length_exceeded"
     assert messages["message"].startswith("prompt is too long: 90 tokens > 80 maximum")
     assert messages["type"] == "invalid_request_error"
-    (failed,) = pieces(RESPONSES.event_stream("name", 0).failure_events(refused))
-    assert failed["response"]["error"]["code"] == "context_length_exceeded"
+    (failure,) = pieces(RESPONSES.event_stream("name", 0).failure_events(refusal))
+    assert failure["response"]["error"]["code"] == "context_length_exceeded"
 
 
 def test_an_episode_that_is_over_has_the_status_at_which_agents_of_a_dialect_stop() -> None:
-    refused = Refused(410, "it is over", "episode_over")
-    assert [dialect.error_status(refused) for dialect in DIALECTS] == [404, 400, 410]
-    (failed,) = pieces(RESPONSES.event_stream("name", 0).failure_events(refused))
-    assert failed["response"]["error"]["code"] == "invalid_prompt"
+    refusal = Refused(410, "it is over", "episode_over")
+    assert [dialect.error_status(refusal) for dialect in DIALECTS] == [404, 400, 410]
+    (failure,) = pieces(RESPONSES.event_stream("name", 0).failure_events(refusal))
+    assert failure["response"]["error"]["code"] == "invalid_prompt"
 
 
 def test_a_thread_is_refused_with_the_code_that_makes_its_client_send_whole_histories() -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "?"}], "thread": {"type": "create"}}
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Refused) as error:
         MessagesRequest.model_validate(body).turns()
-    details = MessagesRequest.error_body(refused.value)["error"]["details"]
+    details = MessagesRequest.error_body(error.value)["error"]["details"]
     assert details == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}

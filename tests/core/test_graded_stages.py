@@ -110,71 +110,73 @@ def ctx(tmp_path: Path, tiny_model_dir: Path, request: pytest.FixtureRequest) ->
 async def test_a_judge_that_is_out_leaves_episodes_ungraded_and_a_rerun_asks_only_it(
     ctx: tuple[RunContext, Staff],
 ) -> None:
-    here, staff = ctx
-    await start_run(here)
+    run_ctx, staff = ctx
+    await start_run(run_ctx)
     staff.away = True
     with pytest.raises(ErrorBudgetSpent, match="the judge is out"):
-        await evaluate(here, 0)
-    waiting = here.store.rows("select count(*) from trajectory where source = 'ungraded'")[0][0]
-    assert waiting >= 3
-    assert here.store.rows("select count(*) from episode") == [(0,)]
-    assert set(here.store.rows("select class, phase, level from event")) == {("ModelUnavailable", "grade", "error")}
-    assert here.store.rows("select * from grade") == []
+        await evaluate(run_ctx, 0)
+    num_ungraded = run_ctx.store.rows("select count(*) from trajectory where source = 'ungraded'")[0][0]
+    assert num_ungraded >= 3
+    assert run_ctx.store.rows("select count(*) from episode") == [(0,)]
+    assert set(run_ctx.store.rows("select class, phase, level from event")) == {("ModelUnavailable", "grade", "error")}
+    assert run_ctx.store.rows("select * from grade") == []
 
     staff.away = False
-    played = staff.asked["actor"]
-    told = await evaluate(here, 0)
-    assert staff.asked["actor"] - played == 3 * (6 - waiting)
-    assert (told["test"]["n"], told["test"]["mean"]) == (6, pytest.approx(1 / 6))
+    num_actor_calls = staff.asked["actor"]
+    summary = await evaluate(run_ctx, 0)
+    assert staff.asked["actor"] - num_actor_calls == 3 * (6 - num_ungraded)
+    assert (summary["test"]["n"], summary["test"]["mean"]) == (6, pytest.approx(1 / 6))
     assert staff.loaded.count("judge") == 2
-    graded = here.store.rows(
+    rows = run_ctx.store.rows(
         "select t.reward, t.success, g.environment_reward, a.text, a.role from episode e "
         "join trajectory t using (trajectory_id) join grade g on g.owner_id = t.trajectory_id "
         "join answer a using (kind, owner_id, position) order by e.instance_id"
     )
-    assert graded == [
+    assert rows == [
         (0.5, False, 0.0, "0.5", "judge"),
         (1.0, True, 0.0, "1.0", "judge"),
         *[(0.5, False, 0.0, "0.5", "judge")] * 4,
     ]
-    assert here.store.rows("select * from v_orphans") == []
-    assert here.store.rows("select * from v_contradictions") == []
+    assert run_ctx.store.rows("select * from v_orphans") == []
+    assert run_ctx.store.rows("select * from v_contradictions") == []
     # Replies have their seeds still, whether they were played in this run of the stage or before.
-    assert here.store.rows(
+    assert run_ctx.store.rows(
         "select count(*) from generation g join episode e on e.trajectory_id = g.owner_id where g.seed is null"
     ) == [(0,)]
 
-    asked = dict(staff.asked)
-    assert await evaluate(here, 0) == told
-    assert staff.asked == asked
+    counts = dict(staff.asked)
+    assert await evaluate(run_ctx, 0) == summary
+    assert staff.asked == counts
 
 
 async def test_a_report_reads_the_stored_measures(ctx: tuple[RunContext, Staff]) -> None:
-    here, _ = ctx
-    await start_run(here)
-    await evaluate(here, 0)
-    (score,) = build_report(here, 0).scores
-    stored = dict(here.store.rows("select metric, value from v_metrics where iteration = 0 and depth is null"))
-    assert (score.success.value, score.reward.value) == (stored["success"], stored["reward"])
+    run_ctx, _ = ctx
+    await start_run(run_ctx)
+    await evaluate(run_ctx, 0)
+    (score,) = build_report(run_ctx, 0).scores
+    metrics = dict(run_ctx.store.rows("select metric, value from v_metrics where iteration = 0 and depth is null"))
+    assert (score.success.value, score.reward.value) == (metrics["success"], metrics["reward"])
     assert score.reward.value == pytest.approx((5 * 0.5 + 1.0) / 6)
-    assert stored["reward_within@1"] == stored["reward_within@2"] == 0.0
-    assert stored["reward_within@3"] == pytest.approx(score.reward.value)
-    assert stored["instances"] == 6
-    by_depth = here.store.rows("select depth, value, n from v_metrics where metric = 'success' and depth is not null")
+    assert metrics["reward_within@1"] == metrics["reward_within@2"] == 0.0
+    assert metrics["reward_within@3"] == pytest.approx(score.reward.value)
+    assert metrics["instances"] == 6
+    by_depth = run_ctx.store.rows(
+        "select depth, value, n from v_metrics where metric = 'success' and depth is not null"
+    )
     assert by_depth == [(part.depth, part.success.value, part.success.n) for part in score.by_depth]
     # The rows are what is shown; a store of an earlier version has none, and shows the same.
-    here.store.update(
+    run_ctx.store.update(
         "metric",
         {
             "scope": "evaluation",
-            "scope_id": here.store.rows("select evaluation_id from evaluation")[0][0],
+            "scope_id": run_ctx.store.rows("select evaluation_id from evaluation")[0][0],
             "name": "success",
             "value": 0.75,
         },
     )
-    assert build_report(here, 0).scores[0].success.value == 0.75
-    with here.store.transaction() as con:
+    assert build_report(run_ctx, 0).scores[0].success.value == 0.75
+    with run_ctx.store.transaction() as con:
         con.execute("delete from metric")
-    again = build_report(here, 0)
-    assert again.scores == (score,)
-    assert "scores" in {section.key for section in sections(again)}
+    report = build_report(run_ctx, 0)
+    assert report.scores == (score,)
+    assert "scores" in {section.key for section in sections(report)}

@@ -114,10 +114,10 @@ def test_a_regular_expression_in_the_last_step() -> None:
 
 
 def test_a_command_reads_the_episode_and_prints_its_reward() -> None:
-    reads = Command("grep -q '\"reply\": \"hello\"' && printf 'well\\n0.75\\n' || echo 0", success_from=0.7)
-    assert reads.rule(episode("hello")) == reads.rule(episode("hello"))
-    found = [reads.rule(episode(text)) for text in ("hello", "bye")]
-    assert [(one.reward, one.success) for one in found if one] == [(0.75, True), (0.0, False)]
+    command = Command("grep -q '\"reply\": \"hello\"' && printf 'well\\n0.75\\n' || echo 0", success_from=0.7)
+    assert command.rule(episode("hello")) == command.rule(episode("hello"))
+    grades = [command.rule(episode(text)) for text in ("hello", "bye")]
+    assert [(g.reward, g.success) for g in grades if g] == [(0.75, True), (0.0, False)]
     assert episode_json(episode("hello"))["steps"][0]["observation"] == "Done."
 
 
@@ -183,11 +183,11 @@ def test_a_rule_that_blocks_leaves_the_loop_free() -> None:
     async def ask(question: Question, *, seed: int, session: str) -> Answer:
         raise AssertionError(question)
 
-    async def both() -> list[float]:
+    async def grade_all() -> list[float]:
         began = time.monotonic()
         slow = Command("sleep 0.3; echo 1")
-        found = await asyncio.gather(*(grade(slow, episode("x"), ask, seed=0) for _ in range(4)))
+        gradings = await asyncio.gather(*(grade(slow, episode("x"), ask, seed=0) for _ in range(4)))
         assert time.monotonic() - began < 1.1, "four commands of 0.3 seconds ran one after another"
-        return [one.grade.reward for one in found]
+        return [grading.grade.reward for grading in gradings]
 
-    assert asyncio.run(both()) == [1.0] * 4
+    assert asyncio.run(grade_all()) == [1.0] * 4

@@ -76,7 +76,7 @@ class Exam(Line):
     grader = Examiner()
 
 
-class Marked(Exam):
+class RuledExam(Exam):
     """Like an exam, but the rule always decides."""
 
     grader = type("Marker", (Examiner,), {"asks": None})()
@@ -89,7 +89,7 @@ class Marked(Exam):
         (Exam(), {"mode": "verified", "prune": True}, False),
         (Exam(), {"mode": "continued"}, True),
         (Exam(), {"mode": "blind"}, True),
-        (Marked(), {"mode": "verified"}, True),
+        (RuledExam(), {"mode": "verified"}, True),
         (Line(), {"mode": "verified", "prune": True}, True),
     ],
 )
@@ -151,33 +151,37 @@ async def run(env: Environment, *rounds: Sequence[str], judge: Judge | None = No
 
 async def test_a_rule_decides_without_a_model_and_a_model_where_there_is_none() -> None:
     judge = Judge("0.75")
-    won, by_rule = await grade_episode(Exam(), await run(Exam(), ["right"]), judge, seed=1)
+    goal_trajectory, by_rule = await grade_episode(Exam(), await run(Exam(), ["right"]), judge, seed=1)
     assert by_rule is not None
-    assert (by_rule.answer, by_rule.grade, won.reward, judge.questions) == (
+    assert (by_rule.answer, by_rule.grade, goal_trajectory.reward, judge.questions) == (
         None,
         Grade(reward=1.0, success=True),
         1.0,
         [],
     )
 
-    stopped = await run(Exam(), ["right"], ["stop"])
-    passed, by_model = await grade_episode(Exam(), stopped, judge, seed=1)
+    trajectory = await run(Exam(), ["right"], ["stop"])
+    graded_trajectory, by_model = await grade_episode(Exam(), trajectory, judge, seed=1)
     assert by_model is not None
     assert by_model.before.reward == pytest.approx(1 / 3)
     assert not by_model.before.success
-    assert (passed.reward, passed.success, passed.stop) == (0.75, True, StopReason.SUCCESS)
-    assert (passed.steps[-1].reward, passed.steps[-1].success) == (0.75, True)
-    assert passed.steps[:-1] == stopped.steps[:-1]
+    assert (graded_trajectory.reward, graded_trajectory.success, graded_trajectory.stop) == (
+        0.75,
+        True,
+        StopReason.SUCCESS,
+    )
+    assert (graded_trajectory.steps[-1].reward, graded_trajectory.steps[-1].success) == (0.75, True)
+    assert graded_trajectory.steps[:-1] == trajectory.steps[:-1]
     assert [question.messages[0].text for question in judge.questions] == ["How good is: right stop?"]
     assert judge.questions[0].sampling.temperature == 0.0
 
 
 async def test_what_has_no_end_to_grade_keeps_its_reward() -> None:
     judge = Judge()
-    fallen = await run(Exam(), ["jump"])
-    looked = await run(Exam(), ["look"])
-    cut = [replace(looked, stop=stop) for stop in sorted(OUT_OF_ROOM)]
-    for trajectory in (fallen, *cut, replace(looked, steps=())):
+    fall = await run(Exam(), ["jump"])
+    episode = await run(Exam(), ["look"])
+    cut = [replace(episode, stop=stop) for stop in sorted(OUT_OF_ROOM)]
+    for trajectory in (fall, *cut, replace(episode, steps=())):
         assert await grade_episode(Exam(), trajectory, judge, seed=1) == (trajectory, None)
     plain = await run(Line(), ["look"])
     assert await grade_episode(Line(), plain, judge, seed=1) == (plain, None)
@@ -196,9 +200,9 @@ async def test_what_has_no_end_to_grade_keeps_its_reward() -> None:
     ],
 )
 async def test_no_fault_becomes_a_reward(words: str, kind: type[Exception], said: str) -> None:
-    stopped = await run(Exam(), ["stop"])
+    trajectory = await run(Exam(), ["stop"])
     with pytest.raises(kind, match=said):
-        await grade_episode(Exam(), stopped, Judge(words), seed=1)
+        await grade_episode(Exam(), trajectory, Judge(words), seed=1)
     with pytest.raises(ConfigError, match="asks a model of role judge"):
         await play([], Policy(["stop"]), helper=None)
 
@@ -214,7 +218,7 @@ async def play(
     ungraded: dict[str, EpisodeResult] | None = None,
     errors: ErrorsConfig = LENIENT,
 ) -> tuple[dict[str, EpisodeResult], list[UnitError]]:
-    failed: list[UnitError] = []
+    unit_errors: list[UnitError] = []
     environments = EnvironmentPool(lambda _: Exam())
     player = Player(
         environments=environments,
@@ -226,11 +230,11 @@ async def play(
     )
     try:
         results = await play_all(
-            PLANS, player, concurrency=2, errors=errors, on_error=failed.append, on_ungraded=kept.append
+            PLANS, player, concurrency=2, errors=errors, on_error=unit_errors.append, on_ungraded=kept.append
         )
     finally:
         environments.close()
-    return results, failed
+    return results, unit_errors
 
 
 PLANS = episode_plans([instance(i) for i in range(3)], episodes=1, seed=7)
@@ -239,60 +243,62 @@ PLANS = episode_plans([instance(i) for i in range(3)], episodes=1, seed=7)
 async def test_a_judge_that_comes_back_is_asked_again_and_nothing_is_played_twice() -> None:
     whole, none = await play([], Policy(["look", "stop"]), helper=Judge())
     model, judge = Policy(["look", "stop"]), Judge(away=2)
-    kept: list[EpisodeResult] = []
-    results, errors = await play(kept, model, helper=judge)
+    ungraded_results: list[EpisodeResult] = []
+    results, errors = await play(ungraded_results, model, helper=judge)
     assert results.keys() == whole.keys()
     assert {k: r.trajectory for k, r in results.items()} == {k: r.trajectory for k, r in whole.items()}
-    assert (none, kept) == ([], [])
+    assert (none, ungraded_results) == ([], [])
     assert [(e.kind, e.phase, e.is_final) for e in errors] == [("ModelUnavailable", "grade", False)] * 2
     assert len(model.requests) == sum(len(r.replies) for r in results.values())
 
 
 @pytest.mark.slow
 async def test_an_episode_that_cannot_be_graded_waits_and_only_its_grade_is_asked_for(store: Store) -> None:
-    kept: list[EpisodeResult] = []
-    results, errors = await play(kept, Policy(["look", "stop"]), helper=Judge(away=99))
+    ungraded_results: list[EpisodeResult] = []
+    results, errors = await play(ungraded_results, Policy(["look", "stop"]), helper=Judge(away=99))
     assert results == {}
     assert {e.phase for e in errors} == {"grade"}
-    assert [result.plan.key for result in kept] == [plan.key for plan in PLANS]
-    for result in kept:
+    assert [result.plan.key for result in ungraded_results] == [plan.key for plan in PLANS]
+    for result in ungraded_results:
         key = ungraded_id(result.plan.key)
         store.write(trajectory_rows(key, result.trajectory, source="ungraded", draws=draws_of(result)))
 
-    waiting = load_ungraded(store, {ungraded_id(plan.key): plan for plan in PLANS})
+    ungraded_episodes = load_ungraded(store, {ungraded_id(plan.key): plan for plan in PLANS})
     model = Policy()
-    again, errors = await play([], model, helper=Judge(), ungraded=waiting)
+    second_results, errors = await play([], model, helper=Judge(), ungraded=ungraded_episodes)
     assert (model.requests, errors) == ([], [])
     whole, _ = await play([], Policy(["look", "stop"]), helper=Judge())
-    assert {k: r.trajectory for k, r in again.items()} == {k: r.trajectory for k, r in whole.items()}
-    assert {k: draws_of(r) for k, r in again.items()} == {k: draws_of(r) for k, r in whole.items()}
-    assert [r.invalid_actions for r in again.values()] == [r.invalid_actions for r in whole.values()]
+    assert {k: r.trajectory for k, r in second_results.items()} == {k: r.trajectory for k, r in whole.items()}
+    assert {k: draws_of(r) for k, r in second_results.items()} == {k: draws_of(r) for k, r in whole.items()}
+    assert [r.invalid_actions for r in second_results.values()] == [r.invalid_actions for r in whole.values()]
 
 
 async def test_what_was_played_is_kept_also_when_the_stage_stops() -> None:
-    kept: list[EpisodeResult] = []
+    ungraded_results: list[EpisodeResult] = []
     with pytest.raises(ErrorBudgetSpent):
-        await play(kept, Policy(["stop"]), helper=Judge(away=99), errors=ErrorsConfig(budget=0.0, retries=0))
-    assert kept
+        await play(
+            ungraded_results, Policy(["stop"]), helper=Judge(away=99), errors=ErrorsConfig(budget=0.0, retries=0)
+        )
+    assert ungraded_results
 
 
 @pytest.mark.slow
 async def test_a_grade_is_stored_with_its_words(store: Store) -> None:
-    stopped = await run(Exam(), ["right"], ["stop"])
-    passed, grading = await grade_episode(Exam(), stopped, Judge("0.5"), seed=1)
-    store.write(trajectory_rows("t", passed, source="rollout", grading=grading))
-    assert load_trajectories(store, ["t"])["t"] == passed
-    found = store.query(
+    trajectory = await run(Exam(), ["right"], ["stop"])
+    graded_trajectory, grading = await grade_episode(Exam(), trajectory, Judge("0.5"), seed=1)
+    store.write(trajectory_rows("t", graded_trajectory, source="rollout", grading=grading))
+    assert load_trajectories(store, ["t"])["t"] == graded_trajectory
+    rows = store.query(
         "select t.reward, t.success, g.given_by, g.environment_reward, a.role, a.model, a.purpose, a.text "
         "from trajectory t join grade g on g.owner_id = t.trajectory_id "
         "join answer a using (kind, owner_id, position)"
     )
-    assert found.values.tolist() == [[0.5, False, "model", pytest.approx(1 / 3), "judge", "m", "grade", "0.5"]]
+    assert rows.values.tolist() == [[0.5, False, "model", pytest.approx(1 / 3), "judge", "m", "grade", "0.5"]]
     assert store.query("select * from v_contradictions").empty
     assert not set(store.query("select child from v_orphans")["child"]) & {"grade", "answer", "tool_call"}
 
 
-def kept_tree(store: Store, growing: Growing) -> Tree:
+def store_tree(store: Store, growing: Growing) -> Tree:
     root = Tree(
         instance=instance(1),
         first_observation="The goal is 3 to the right.",
@@ -325,9 +331,9 @@ async def test_the_leaves_of_a_search_have_the_graders_rewards(store: Store, met
     )
     assert judge.questions
     for path in leaf_paths(tree, "t"):
-        won = path.trajectory.stop is StopReason.SUCCESS
-        assert path.trajectory.reward == (1.0 if won else 0.25)
-    assert kept_tree(store, growing) == tree
+        is_success = path.trajectory.stop is StopReason.SUCCESS
+        assert path.trajectory.reward == (1.0 if is_success else 0.25)
+    assert store_tree(store, growing) == tree
     by = dict(store.query("select given_by, count(*) from grade group by all").values.tolist())
     assert sum(by.values()) == len(leaf_paths(tree, "t"))
     assert by["model"] == store.query("select count(*) as n from answer where purpose = 'grade'")["n"][0]
@@ -375,13 +381,13 @@ async def test_a_splice_goes_on_from_steps_with_the_answers_that_were_recorded_w
         split=0,
     )
     config = SpliceConfig(mode="continued", action="left")
-    judged = Critique(verdicts=(), first_error=1)
-    begun = play_prefix(pair, judged, Library(), config, seed=0)
-    assert isinstance(begun, tuple)
-    assert begun[:2] == bad.steps[:2]
-    assert [said.text for said in begun[0].answers] == ["a lamp", "a lamp"]
+    critique = Critique(verdicts=(), first_error=1)
+    prefix = play_prefix(pair, critique, Library(), config, seed=0)
+    assert isinstance(prefix, tuple)
+    assert prefix[:2] == bad.steps[:2]
+    assert [a.text for a in prefix[0].answers] == ["a lamp", "a lamp"]
     with pytest.raises(ConfigError, match="line asks a model in its steps, but no model can be asked here"):
-        play_prefix(pair, judged, Library(), replace(config, action="look"), seed=0)
+        play_prefix(pair, critique, Library(), replace(config, action="look"), seed=0)
 
 
 @pytest.mark.parametrize("mode", ["verified", "continued", "blind"])
@@ -407,28 +413,28 @@ def test_worlds_are_distinct_iterations_by_what_they_have() -> None:
 @pytest.mark.parametrize("blocking", [False, True])
 async def test_a_step_asks_a_model_and_goes_on_with_its_answer(store: Store, blocking: bool) -> None:
     judge = Judge("a lamp")
-    played = await run(Library(blocking=blocking), ["look"], ["right"], judge=judge)
-    look = played.steps[0]
+    trajectory = await run(Library(blocking=blocking), ["look"], ["right"], judge=judge)
+    look = trajectory.steps[0]
     assert look.observation == "You are at 0. a lamp a lamp"
     assert [a.text for a in look.answers] == ["a lamp", "a lamp"]
     assert len({a.seed for a in look.answers}) == 2
     assert [q.role for q in judge.questions] == ["summariser"] * 2
     assert [c.status for c in look.tool_calls] == ["ok", "empty"]
-    assert played.success
+    assert trajectory.success
 
-    store.write(trajectory_rows("t", played, source="rollout"))
-    assert load_trajectories(store, ["t"])["t"] == played
-    found = store.query(
+    store.write(trajectory_rows("t", trajectory, source="rollout"))
+    assert load_trajectories(store, ["t"])["t"] == trajectory
+    rows = store.query(
         "select position, number, tool, provider, parameters->>'$.q' as q, key, status, milliseconds, cached, "
         "strlen(output) from tool_call order by number"
     )
-    assert found.values.tolist() == [
+    assert rows.values.tolist() == [
         [0, 0, "search", "wiki", "where", "where", "ok", 1.5, False, 11],
         [0, 1, "search", "wiki", "where", "where", "empty", 1.5, True, 11],
     ]
     # A replay takes the recorded answers, and asks nobody.
     env = Library()
-    assert restore_state(env, instance(1), played.steps[:2], first_observation=played.first_observation)
+    assert restore_state(env, instance(1), trajectory.steps[:2], first_observation=trajectory.first_observation)
     assert env.snapshot() == (3, 1)
     env.reset(instance(1))
     with pytest.raises(ConfigError, match="line asks a model in its steps, but no model can be asked here"):
@@ -458,7 +464,7 @@ async def test_a_search_asks_in_its_steps_and_resumes_from_what_is_stored(store:
     half = Growing()
     half.expansions = growing.expansions[:2]
     judge = Judge("a lamp")
-    assert replace(await search(kept_tree(store, half), judge=judge), dives_done=whole.dives_done) == whole
+    assert replace(await search(store_tree(store, half), judge=judge), dives_done=whole.dives_done) == whole
     later = sum(len(node.step.answers) for e in growing.expansions[2:] for node in e.created if node.step)
     assert len(judge.questions) == later
 
@@ -492,8 +498,8 @@ async def test_a_question_to_a_world_that_takes_no_answer_is_told() -> None:
     class Mute(Line):
         def step(self, action: str) -> Transition:
             transition = super().step(action)
-            asked = Question(role="judge", messages=())
-            return transition._replace(info={**transition.info, "question": asked})
+            question = Question(role="judge", messages=())
+            return transition._replace(info={**transition.info, "question": question})
 
     with pytest.raises(IllTypedAnswer, match="an environment that asks needs a method answer"):
         await run(Mute(), ["look"], judge=Judge())
@@ -506,8 +512,8 @@ class Clerk(Door):
 
     def step(self, action: str) -> Transition:
         self._done = super().step(action)._replace(reward=0.0, info={"success": False})
-        asked = Question(role="summariser", messages=(Message(role="user", text=self._done.observation),))
-        return Transition("", 0.0, False, False, {"success": False, "question": asked})
+        question = Question(role="summariser", messages=(Message(role="user", text=self._done.observation),))
+        return Transition("", 0.0, False, False, {"success": False, "question": question})
 
     def answer(self, reply: str) -> Transition:
         return self._done._replace(observation=reply)

@@ -46,25 +46,25 @@ def test_a_step_is_held_against_its_siblings() -> None:
     #        go (1/2) -- left (1/3) -- dig 1, dig 0, rest 0
     # (1/2)           \ right (1) --- dig 1
     group = [episode("gld", 1), episode("gld", 0), episode("glr", 0), episode("grd", 1)]
-    found = sibling_advantages(group, [one.reward for one in group], scale="none")
+    advantages = sibling_advantages(group, [e.reward for e in group], scale="none")
     left, right = 1 / 3 - 1 / 2, 1 - 1 / 2
     # All went; left or right was a choice, and on the left to dig or to rest; on the right all dug.
-    assert found == [
+    assert advantages == [
         pytest.approx([0.0, left, 1 / 2 - 1 / 3]),
         pytest.approx([0.0, left, 1 / 2 - 1 / 3]),
         pytest.approx([0.0, left, 0 - 1 / 3]),
         pytest.approx([0.0, right, right]),
     ]
     unit = math.sqrt(1 / 3) + 1e-4
-    scaled = sibling_advantages(group, [one.reward for one in group], scale="group")
-    assert scaled == [pytest.approx([one / unit for one in of_steps]) for of_steps in found]
+    scaled_advantages = sibling_advantages(group, [e.reward for e in group], scale="group")
+    assert scaled_advantages == [pytest.approx([value / unit for value in of_steps]) for of_steps in advantages]
 
 
 def test_what_the_world_answers_is_part_of_a_state_and_no_choice() -> None:
     group = [episode("ab", 1, seen="xz"), episode("ac", 0, seen="yz"), episode("ab", 0, seen="yz")]
-    found = sibling_advantages(group, [one.reward for one in group], scale="none")
+    advantages = sibling_advantages(group, [e.reward for e in group], scale="none")
     # After `a` the first saw something else, so its `b` has no sibling.
-    assert found == [pytest.approx([0.0, 0.0]), pytest.approx([0.0, 0.0]), pytest.approx([0.0, 0.0])]
+    assert advantages == [pytest.approx([0.0, 0.0]), pytest.approx([0.0, 0.0]), pytest.approx([0.0, 0.0])]
 
 
 def test_token_weights_say_what_the_loss_is_a_mean_over() -> None:
@@ -87,19 +87,21 @@ def test_the_clipped_loss_by_hand() -> None:
     ratios = torch.tensor([1.0, 1.5, 1.5, 0.5, 0.5])
     worth = torch.tensor([1.0, 1.0, -1.0, 1.0, -1.0])
     # -min(r A, clip(r) A): -1, -1.2 (clipped), 1.5, -0.5, 0.8 (clipped)
-    found = surrogate_loss(ratios.log(), torch.zeros(5), worth, torch.full((5,), 0.2), epsilon=0.2, epsilon_high=0.2)
-    assert found.loss.item() == pytest.approx((-1 - 1.2 + 1.5 - 0.5 + 0.8) / 5)
-    assert found.num_clipped.item() == 2
-    assert found.sampler_kl.item() == pytest.approx(sum(r - math.log(r) - 1 for r in ratios.tolist()), abs=1e-6)
-    assert found.kl.item() == 0
+    surrogate = surrogate_loss(
+        ratios.log(), torch.zeros(5), worth, torch.full((5,), 0.2), epsilon=0.2, epsilon_high=0.2
+    )
+    assert surrogate.loss.item() == pytest.approx((-1 - 1.2 + 1.5 - 0.5 + 0.8) / 5)
+    assert surrogate.num_clipped.item() == 2
+    assert surrogate.sampler_kl.item() == pytest.approx(sum(r - math.log(r) - 1 for r in ratios.tolist()), abs=1e-6)
+    assert surrogate.kl.item() == 0
 
 
 def test_a_clipped_token_has_no_gradient_and_an_unclipped_one_the_policy_gradient() -> None:
     logprobs = torch.tensor([1.5, 1.0]).log().requires_grad_()
-    found = surrogate_loss(
+    surrogate = surrogate_loss(
         logprobs, torch.zeros(2), torch.tensor([1.0, 0.5]), torch.ones(2), epsilon=0.2, epsilon_high=0.28
     )
-    found.loss.backward()  # type: ignore[no-untyped-call]
+    surrogate.loss.backward()  # type: ignore[no-untyped-call]
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx([0.0, -0.5])
 
@@ -107,10 +109,10 @@ def test_a_clipped_token_has_no_gradient_and_an_unclipped_one_the_policy_gradien
 def test_the_dual_clip_bounds_what_a_bad_token_costs() -> None:
     logprobs = torch.tensor([5.0, 2.0, 5.0]).log().requires_grad_()
     worth = torch.tensor([-1.0, -1.0, 1.0])
-    found = surrogate_loss(logprobs, torch.zeros(3), worth, torch.ones(3), epsilon=0.2, epsilon_high=0.2, delta=3.0)
-    assert found.loss.item() == pytest.approx(3 + 2 - 1.2)
-    assert found.num_clipped.item() == 2
-    found.loss.backward()  # type: ignore[no-untyped-call]
+    surrogate = surrogate_loss(logprobs, torch.zeros(3), worth, torch.ones(3), epsilon=0.2, epsilon_high=0.2, delta=3.0)
+    assert surrogate.loss.item() == pytest.approx(3 + 2 - 1.2)
+    assert surrogate.num_clipped.item() == 2
+    surrogate.loss.backward()  # type: ignore[no-untyped-call]
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx([0.0, 2.0, 0.0])
 
@@ -123,23 +125,23 @@ def test_the_loss_is_that_of_trl(loss_type: Any, beta: float, delta: float | Non
     new, old, reference = (-torch.rand(3, 5, generator=generator) for _ in range(3))
     worth = torch.tensor([1.2, -0.7, 0.3])
 
-    theirs = _trl_loss(new, old, reference, worth, mask, loss_type=loss_type, beta=beta, delta=delta, most=7)
+    expected = _trl_loss(new, old, reference, worth, mask, loss_type=loss_type, beta=beta, delta=delta, most=7)
 
     lengths = mask.sum(1).tolist()
     weights = torch.tensor(token_weights(lengths, loss_type=loss_type, max_tokens=7))[:, None].expand(3, 5)
-    kept = mask.bool()
-    ours = surrogate_loss(
-        new[kept],
-        old[kept],
-        worth[:, None].expand(3, 5)[kept],
-        weights[kept],
+    bool_mask = mask.bool()
+    surrogate = surrogate_loss(
+        new[bool_mask],
+        old[bool_mask],
+        worth[:, None].expand(3, 5)[bool_mask],
+        weights[bool_mask],
         epsilon=0.2,
         epsilon_high=0.28,
         delta=delta,
-        reference=reference[kept] if beta else None,
+        reference=reference[bool_mask] if beta else None,
         beta=beta,
     )
-    assert ours.loss.item() == pytest.approx(theirs.item(), rel=1e-5)
+    assert surrogate.loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def _trl_loss(

@@ -57,14 +57,14 @@ if __name__ == "__main__":
 def rows(lengths: tuple[int, ...], *, seed: int = 5) -> list[PolicyRow]:
     """Return random rows, each other one a half of an episode."""
     generator = torch.Generator().manual_seed(seed)
-    made = []
+    batch = []
     for number, length in enumerate(lengths):
         ids = torch.randint(3, 300, (length,), generator=generator).tolist()
         positions = tuple(range(5, length, 3))
-        sampled = len(positions)
-        whole = sampled * (1 + number % 2)
-        made.append(PolicyRow(tuple(ids), positions, (-6.0,) * sampled, ((-1.0) ** number,) * sampled, whole))
-    return made
+        num_sampled = len(positions)
+        whole = num_sampled * (1 + number % 2)
+        batch.append(PolicyRow(tuple(ids), positions, (-6.0,) * num_sampled, ((-1.0) ** number,) * num_sampled, whole))
+    return batch
 
 
 # Five for two processes; one, so that the other process has nothing to do; and long ones beside a
@@ -72,14 +72,14 @@ def rows(lengths: tuple[int, ...], *, seed: int = 5) -> list[PolicyRow]:
 UPDATES = [rows((20, 50, 80, 110, 140)), rows((30,), seed=6), rows((600, 40, 560), seed=7)]
 
 
-def trained(made: Learner | ProcessLearner, file: Path) -> tuple[list[Totals], dict[str, torch.Tensor]]:
+def train(made: Learner | ProcessLearner, file: Path) -> tuple[list[Totals], dict[str, torch.Tensor]]:
     """Return what the updates measured, and the weights that samplers get after them."""
     totals = [made.update(UPDATES[0])]
     # As if a sampler had its turn meanwhile.
     made.offload()
     made.load_to_gpu()
     made.skip(1)
-    totals += [made.update(some) for some in UPDATES[1:]]
+    totals += [made.update(batch) for batch in UPDATES[1:]]
     made.write_weights(file)
     return totals, load_file(file)
 
@@ -104,19 +104,19 @@ def test_two_processes_train_as_one(
     )
     grpo = GrpoConfig(beta=beta, loss_type=loss_type)
     options: dict[str, Any] = {"updates": 4, "max_tokens": 300}
-    one, weights = trained(Learner(tiny_model_dir, training, grpo, **options), tmp_path / "one.safetensors")
+    totals, weights = train(Learner(tiny_model_dir, training, grpo, **options), tmp_path / "one.safetensors")
     split = dataclasses.replace(training, launch=launch)
-    with closing(make_learner(tiny_model_dir, split, grpo, folder=tmp_path, **options)) as made:
-        two, others = trained(made, tmp_path / "two.safetensors")
-        rate = made.learning_rate
+    with closing(make_learner(tiny_model_dir, split, grpo, folder=tmp_path, **options)) as learner:
+        split_totals, split_weights = train(learner, tmp_path / "two.safetensors")
+        rate = learner.learning_rate
     assert rate == pytest.approx(0.0)
-    for mine, theirs in zip(two, one, strict=True):
-        assert mine.tokens == theirs.tokens
-        assert mine.loss == pytest.approx(theirs.loss, abs=1e-5)
-        assert mine.kl == pytest.approx(theirs.kl, abs=1e-2)
-        assert mine.norm == pytest.approx(theirs.norm, rel=1e-4)
-    assert others.keys() == weights.keys()
-    for name, weight in others.items():
+    for actual, expected in zip(split_totals, totals, strict=True):
+        assert actual.tokens == expected.tokens
+        assert actual.loss == pytest.approx(expected.loss, abs=1e-5)
+        assert actual.kl == pytest.approx(expected.kl, abs=1e-2)
+        assert actual.norm == pytest.approx(expected.norm, rel=1e-4)
+    assert split_weights.keys() == weights.keys()
+    for name, weight in split_weights.items():
         torch.testing.assert_close(weight, weights[name], rtol=0, atol=1e-4)
 
 
@@ -135,10 +135,10 @@ def test_a_saved_state_is_gone_on_from_to_the_same_weights(
         whole.update(UPDATES[2])
         whole.write_weights(tmp_path / "whole.safetensors")
     assert len({path.stem for path in (tmp_path / "states").iterdir()}) == 1, "only the last one is kept"
-    found = load_snapshot(tmp_path / "states")
-    assert found is not None
+    snapshot = load_snapshot(tmp_path / "states")
+    assert snapshot is not None
     with closing(make_learner(tiny_model_dir, training, GrpoConfig(), seed=9, **options)) as cut:
-        cut.restore(found.learner_state, found.parts_folder)
+        cut.restore(snapshot.learner_state, snapshot.parts_folder)
         cut.update(UPDATES[1])
         cut.update(UPDATES[2])
         cut.write_weights(tmp_path / "cut.safetensors")
@@ -152,15 +152,15 @@ def split(tiny_model_dir: Path, tmp_path: Path) -> Iterator[ProcessLearner]:
     training = dataclasses.replace(PLAIN, launch=LaunchConfig(num_processes=2, fsdp=True))
     with closing(
         ProcessLearner(tiny_model_dir, training, GrpoConfig(), updates=4, max_tokens=300, folder=tmp_path)
-    ) as made:
-        yield made
+    ) as learner:
+        yield learner
 
 
 def test_a_process_that_is_killed_ends_the_others_work_in_a_sentence(split: ProcessLearner) -> None:
     split.update(UPDATES[0])
-    first, _ = multiprocessing.active_children()
-    assert first.pid is not None
-    os.kill(first.pid, signal.SIGKILL)
+    process, _ = multiprocessing.active_children()
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
     for work in (split.update, split.remove_rounding_noise):
         with pytest.raises(TrainingFault, match="shares the updates of the training ended, probably because memory"):
             work(UPDATES[0])
@@ -205,5 +205,5 @@ def test_the_processes_end_with_the_one_that_is_killed(tiny_model_dir: Path, tmp
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) >= 3, "two processes, and the one that they are forked from"
         process.kill()
-    _, left = psutil.wait_procs(family, timeout=60)
-    assert not left
+    _, survivors = psutil.wait_procs(family, timeout=60)
+    assert not survivors

@@ -34,6 +34,6 @@ def test_without_a_mask_it_is_causal() -> None:
     query, key = torch.randn(1, 4, 6, 16), torch.randn(1, 2, 6, 16)
     module = SimpleNamespace(num_key_value_groups=2, is_causal=True)
     ours, _ = grouped_attention(module, query, key, key, None, scaling=0.3)
-    seen = torch.full((6, 6), -torch.inf).triu(1)[None, None]
-    told, _ = grouped_attention(module, query, key, key, seen, scaling=0.3)
-    torch.testing.assert_close(ours, told)
+    mask = torch.full((6, 6), -torch.inf).triu(1)[None, None]
+    expected, _ = grouped_attention(module, query, key, key, mask, scaling=0.3)
+    torch.testing.assert_close(ours, expected)

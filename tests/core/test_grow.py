@@ -128,12 +128,12 @@ async def test_snapshots_and_replay_lead_to_the_same_tree() -> None:
     config = SearchConfig(dives=6, width=3, depth=6)
     copying, replaying = Line(), Line(can_snapshot=False)
     timer = EpisodeTimer()
-    one = await grow(instance(3), copying, Policy(), config, seed=5, timer=timer)
-    other = await grow(instance(3), replaying, Policy(), config, seed=5)
+    tree = await grow(instance(3), copying, Policy(), config, seed=5, timer=timer)
+    replay_tree = await grow(instance(3), replaying, Policy(), config, seed=5)
     blocking = await grow(instance(3), Line(blocking=True), Policy(), config, seed=5)
-    assert one == other == blocking
+    assert tree == replay_tree == blocking
     assert copying.resets == 1
-    assert copying.steps == len(one.nodes) - 1
+    assert copying.steps == len(tree.nodes) - 1
     assert replaying.steps > copying.steps
     assert timer.environment_seconds > 0
 
@@ -162,8 +162,8 @@ async def test_a_spent_subtree_costs_its_dive_without_a_reply() -> None:
         seed=1,
     )
     model = Script(["stop"])
-    again = await grow(instance(), Line(), model, SearchConfig(dives=3, width=1), seed=1, tree=stale)
-    assert (again.dives_done, model.requests) == (3, [])
+    new_tree = await grow(instance(), Line(), model, SearchConfig(dives=3, width=1), seed=1, tree=stale)
+    assert (new_tree.dives_done, model.requests) == (3, [])
 
 
 async def test_a_tree_of_another_seed_or_with_a_gap_is_refused() -> None:
@@ -181,7 +181,7 @@ async def test_a_tree_of_another_seed_or_with_a_gap_is_refused() -> None:
         await grow(instance(), Line(), Policy(), SearchConfig(), seed=1, tree=gap)
 
 
-def said(path: TreePath) -> list[str]:
+def replies(path: TreePath) -> list[str]:
     return [step.reply for step in path.trajectory.steps]
 
 
@@ -194,9 +194,9 @@ async def test_paths_share_the_same_prefix_by_node_and_by_reply() -> None:
     paths = leaf_paths(tree, "t")
     assert len(paths) == tree.nodes[0].visits > 3
     pairs = [(a, b) for a in paths for b in paths if a is not b]
-    shared = [(common(a.nodes, b.nodes), common(said(a), said(b))) for a, b in pairs]
-    assert all(by_node == by_reply for by_node, by_reply in shared)
-    assert {by_node for by_node, _ in shared} > {0, 1}
+    lengths = [(common(a.nodes, b.nodes), common(replies(a), replies(b))) for a, b in pairs]
+    assert all(by_node == by_reply for by_node, by_reply in lengths)
+    assert {by_node for by_node, _ in lengths} > {0, 1}
     for path in paths:
         assert path.trajectory.reward == tree.nodes[path.leaf].value
         assert len(path.trajectory.steps) == len(path.nodes) == tree.nodes[path.leaf].depth
@@ -215,6 +215,6 @@ async def test_rollouts_are_chains_below_the_root() -> None:
     assert sum(len(p.nodes) for p in paths) == len(tree.nodes) - 1
     pairs = [(a, b) for a in paths for b in paths if a is not b]
     assert not any(common(a.nodes, b.nodes) for a, b in pairs)
-    assert any(common(said(a), said(b)) for a, b in pairs), "independent episodes may begin alike"
+    assert any(common(replies(a), replies(b)) for a, b in pairs), "independent episodes may begin alike"
     assert log.tree(tree) == tree
     assert len(log.expansions) == 6

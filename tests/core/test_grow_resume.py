@@ -39,10 +39,10 @@ async def test_every_cut_resumes_to_the_same_tree(can_snapshot: bool, config: Se
             await grow(instance(3), Line(can_snapshot=can_snapshot), policy, config, seed=11, on_expansion=crash)
         half = log.tree(tree)
         rest = Growing(half)
-        again = await grow(
+        resumed_tree = await grow(
             instance(3), Line(can_snapshot=can_snapshot), policy, config, seed=11, tree=half, on_expansion=rest
         )
-        assert again == tree
+        assert resumed_tree == tree
         assert log.expansions + rest.expansions == whole.expansions
 
 

@@ -25,7 +25,7 @@ SAMPLING = Sampling(temperature=1.0, max_new_tokens=12, logprobs=True)
 TEMPLATES = {"tiny": None, "qwen3": data_path("chat_templates", "qwen3.jinja").read_text(encoding="utf-8")}
 
 
-class Asked:
+class LoggingSampler:
     """A model, and the log of what it was asked and answered."""
 
     def __init__(self, model: TransformersModel) -> None:
@@ -38,7 +38,7 @@ class Asked:
         return replies
 
 
-async def played(asked: Asked, seed: int) -> Trajectory:
+async def play(asked: LoggingSampler, seed: int) -> Trajectory:
     return await roll_out_episode(instance(seed % 5), Counter(), asked, max_steps=8, sampling=SAMPLING, seed=seed)
 
 
@@ -59,27 +59,27 @@ async def test_what_was_sampled_is_what_is_trained(path: Path) -> None:
     stops = Counter.transcript.stop
     endings = set()
     for seed in range(8):
-        asked = Asked(model)
-        trajectory = await played(asked, seed)
+        sampler = LoggingSampler(model)
+        trajectory = await play(sampler, seed)
         sample = Sample(kind=SampleKind.GOOD, messages=whole_episode(Counter(), trajectory), instance=None)
         row = token_row(sample, model.renderer)
-        trained: list[int] = []
-        for position, (request, reply) in enumerate(asked.log):
-            last = position == len(asked.log) - 1
+        trained_ids: list[int] = []
+        for position, (request, reply) in enumerate(sampler.log):
+            last = position == len(sampler.log) - 1
             # An end of turn that the turn went on after is neither read nor trained.
-            over = reply.token_ids[-1] == model.renderer.end_of_turn
-            said = reply.token_ids[:-1] if over and not last else reply.token_ids
+            ends_turn = reply.token_ids[-1] == model.renderer.end_of_turn
+            token_ids = reply.token_ids[:-1] if ends_turn and not last else reply.token_ids
             prompt = model.renderer.render_prompt(request.messages)
             assert reply.prompt_tokens == len(prompt)
-            start, end = len(prompt), len(prompt) + len(said)
-            assert row.input_ids[:end] == (*prompt, *said)
+            start, end = len(prompt), len(prompt) + len(token_ids)
+            assert row.input_ids[:end] == (*prompt, *token_ids)
             if reply.text or len(reply.token_ids) > 1 or last:
-                assert row.labels[start:end] == said
-                trained += said
-            stopped = reply.text.endswith(stops)
-            assert stopped or not any(stop in reply.text for stop in stops), "a stop string ends the text and is kept"
-            endings.add("stop" if stopped else "end" if over else reply.finish_reason)
-        assert [label for label in row.labels if label != IGNORE_INDEX] == trained
+                assert row.labels[start:end] == token_ids
+                trained_ids += token_ids
+            at_stop = reply.text.endswith(stops)
+            assert at_stop or not any(stop in reply.text for stop in stops), "a stop string ends the text and is kept"
+            endings.add("stop" if at_stop else "end" if ends_turn else reply.finish_reason)
+        assert [label for label in row.labels if label != IGNORE_INDEX] == trained_ids
     assert {"stop", "length"} <= endings, "several kinds of ending must be looked at"
     await model.close()
 
@@ -87,37 +87,39 @@ async def test_what_was_sampled_is_what_is_trained(path: Path) -> None:
 @pytest.mark.slow
 async def test_results_carry_no_loss_and_no_control_token(path: Path) -> None:
     model = TransformersModel.load(path, device="cpu")
-    trajectory = await played(Asked(model), 3)
+    trajectory = await play(LoggingSampler(model), 3)
     row = token_row(
         Sample(kind=SampleKind.GOOD, messages=whole_episode(Counter(), trajectory), instance=None), model.renderer
     )
     text = model._tokenizer.decode
-    apart = [
+    texts = [
         text([token for token, _ in group])
         for loss, group in groupby(
             zip(row.input_ids, row.labels, strict=True), key=lambda pair: pair[1] != IGNORE_INDEX
         )
         if not loss
     ]
-    shown = "".join(apart[1:])
+    results = "".join(texts[1:])
     for step in trajectory.steps[:-1]:
-        assert step.observation in shown
+        assert step.observation in results
     ends = sum(token == model.renderer.end_of_turn for token in row.input_ids)
-    ended = trajectory.steps[-1].token_ids[-1] == model.renderer.end_of_turn
+    has_end = trajectory.steps[-1].token_ids[-1] == model.renderer.end_of_turn
     assert ends == 3, "of the system's, the user's and the assistant's turn"
-    assert (model.renderer.end_of_turn in row.labels) is ended
+    assert (model.renderer.end_of_turn in row.labels) is has_end
     await model.close()
 
 
 @pytest.mark.slow
 async def test_a_prefix_cache_changes_no_reply_of_a_growing_turn(path: Path) -> None:
-    cached, bare = (TransformersModel.load(path, device="cpu", prefix_cache_bytes=size) for size in (1 << 20, 0))
-    with_cache, without = Asked(cached), Asked(bare)
-    first, second = await played(with_cache, 4), await played(without, 4)
+    cached_model, plain_model = (
+        TransformersModel.load(path, device="cpu", prefix_cache_bytes=size) for size in (1 << 20, 0)
+    )
+    cached_sampler, plain_sampler = LoggingSampler(cached_model), LoggingSampler(plain_model)
+    first, second = await play(cached_sampler, 4), await play(plain_sampler, 4)
     assert [step.token_ids for step in first.steps] == [step.token_ids for step in second.steps]
     assert [step.observation for step in first.steps] == [step.observation for step in second.steps]
-    for one, other in zip(first.steps, second.steps, strict=True):
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
-    assert cached.cached_share() > bare.cached_share() == 0
-    await cached.close()
-    await bare.close()
+    for left, right in zip(first.steps, second.steps, strict=True):
+        assert left.logprobs == pytest.approx(right.logprobs, abs=1e-4)
+    assert cached_model.cached_share() > plain_model.cached_share() == 0
+    await cached_model.close()
+    await plain_model.close()

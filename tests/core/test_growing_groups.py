@@ -37,43 +37,48 @@ def path(save_tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPath
     return curricula.save_model(tmp_path_factory.mktemp("models") / "phrases", save_tiny_model)
 
 
-async def played(path: Path, count: int) -> list[Trajectory]:
+async def play_episodes(path: Path, count: int) -> list[Trajectory]:
     model = TransformersModel.load(path, device="cpu")
 
     async def sample(request: Request) -> list[Generation]:
         return (await model.generate([request]))[0]
 
     river = Instance(environment="reasoning", split="train", index=0)
-    found = [
+    trajectories = [
         await roll_out_episode(river, world(), sample, max_steps=5, sampling=SAMPLING, seed=seed)
         for seed in range(count)
     ]
     await model.close()
-    return found
+    return trajectories
 
 
 @pytest.mark.slow
 async def test_results_carry_no_loss_and_sampled_tokens_are_as_likely_as_they_were(path: Path) -> None:
     renderer, model = load_renderer(path), AutoModelForCausalLM.from_pretrained(path)
-    trajectories = await played(path, 24)
-    assert sum(len(step.tool_calls) for one in trajectories for step in one.steps) >= 8
-    assert {one.success for one in trajectories} == {True, False}
-    ends = {step.reply[step.reply.rfind("<") :] for one in trajectories for step in one.steps if "<" in step.reply}
+    trajectories = await play_episodes(path, 24)
+    assert sum(len(step.tool_calls) for trajectory in trajectories for step in trajectory.steps) >= 8
+    assert {trajectory.success for trajectory in trajectories} == {True, False}
+    ends = {
+        step.reply[step.reply.rfind("<") :]
+        for trajectory in trajectories
+        for step in trajectory.steps
+        if "<" in step.reply
+    }
     assert {"</search>", "</answer>"} <= ends
-    replies = [step.reply for one in trajectories for step in one.steps]
-    ended = [reply for reply in replies if any(stop in reply for stop in STOPS)]
-    assert all(reply.endswith(STOPS) for reply in ended), "nothing is left after a stop"
-    for one in trajectories:
-        row = policy_row(whole_episode(world(), one), one.steps, renderer, [0.0] * len(one.steps))
+    replies = [step.reply for trajectory in trajectories for step in trajectory.steps]
+    stop_replies = [reply for reply in replies if any(stop in reply for stop in STOPS)]
+    assert all(reply.endswith(STOPS) for reply in stop_replies), "nothing is left after a stop"
+    for trajectory in trajectories:
+        row = policy_row(whole_episode(world(), trajectory), trajectory.steps, renderer, [0.0] * len(trajectory.steps))
         trained = tuple(row.input_ids[position] for position in row.positions)
-        sampled = [step.token_ids for step in one.steps]
+        reply_ids = [step.token_ids for step in trajectory.steps]
         # An end of turn that the episode went on after is not read again.
-        read = [
-            ids[:-1] if ids[-1] == renderer.end_of_turn and place < len(sampled) - 1 else ids
-            for place, ids in enumerate(sampled)
+        row_ids = [
+            ids[:-1] if ids[-1] == renderer.end_of_turn and place < len(reply_ids) - 1 else ids
+            for place, ids in enumerate(reply_ids)
         ]
-        assert trained == tuple(token for ids in read for token in ids)
+        assert trained == tuple(token for ids in row_ids for token in ids)
         with torch.no_grad():
             scores = model(input_ids=torch.tensor([row.input_ids])).logits[0].log_softmax(-1)
-        own = [scores[position - 1, row.input_ids[position]].item() for position in row.positions]
-        assert own == pytest.approx(row.logprobs, abs=MAX_ROUNDING_NATS)
+        logprobs = [scores[position - 1, row.input_ids[position]].item() for position in row.positions]
+        assert logprobs == pytest.approx(row.logprobs, abs=MAX_ROUNDING_NATS)

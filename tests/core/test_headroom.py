@@ -34,13 +34,15 @@ from agentr_core.search.tree import leaf_paths
 from agentr_core.types import Sampling, Verdict
 
 
-def tried(wins: int, episodes: int = 8, *, key: str = "a", greedy: bool = False) -> InstanceResults:
+def instance_results(wins: int, episodes: int = 8, *, key: str = "a", greedy: bool = False) -> InstanceResults:
     return InstanceResults(key=key, origin=key, depth=None, episodes=episodes, wins=wins, greedy=greedy)
 
 
 def sample(rates: list[float], episodes: int, rng: random.Random) -> list[InstanceResults]:
     return [
-        tried(sum(rng.random() < rate for _ in range(episodes)), episodes, key=str(number), greedy=rate > 0.5)
+        instance_results(
+            sum(rng.random() < rate for _ in range(episodes)), episodes, key=str(number), greedy=rate > 0.5
+        )
         for number, rate in enumerate(rates)
     ]
 
@@ -50,29 +52,29 @@ def sample(rates: list[float], episodes: int, rng: random.Random) -> list[Instan
 def test_forecasts_of_groups_and_explorations_are_what_is_then_drawn(alpha: float, beta: float, episodes: int) -> None:
     rng = random.Random(7)
     rates = [rng.betavariate(alpha, beta) for _ in range(400)]
-    found = estimate_pass_rates(sample(rates[:200], episodes, rng))
-    groups = found.total(400, lambda _, run: mixed_probability(run, 8))
+    estimate = estimate_pass_rates(sample(rates[:200], episodes, rng))
+    groups = estimate.total(400, lambda _, run: mixed_probability(run, 8))
     wins = [sum(rng.random() < rate for _ in range(8)) for rate in rates]
 
-    drawn = sum(0 < won < 8 for won in wins)
+    num_mixed = sum(0 < num_wins < 8 for num_wins in wins)
 
-    assert groups.low < drawn < groups.high
-    assert groups.mean == pytest.approx(drawn, rel=0.2)
-    assert found.total(400, lambda _, run: 8 * run(1, 0)).mean == pytest.approx(sum(wins), rel=0.1)
+    assert groups.low < num_mixed < groups.high
+    assert groups.mean == pytest.approx(num_mixed, rel=0.2)
+    assert estimate.total(400, lambda _, run: 8 * run(1, 0)).mean == pytest.approx(sum(wins), rel=0.1)
 
 
 def test_pass_rates_that_were_drawn_are_found_again() -> None:
     rng = random.Random(3)
-    found = estimate_pass_rates(sample([rng.betavariate(0.4, 0.8) for _ in range(3000)], 8, rng))
-    assert [found.alpha, found.beta] == pytest.approx([0.4, 0.8], rel=0.15)
+    estimate = estimate_pass_rates(sample([rng.betavariate(0.4, 0.8) for _ in range(3000)], 8, rng))
+    assert [estimate.alpha, estimate.beta] == pytest.approx([0.4, 0.8], rel=0.15)
 
 
 def test_the_chance_of_a_run_is_that_of_an_urn() -> None:
     # With one win and one loss of two and a flat start, the next is won as often as lost, and two
     # in a row with 2/4 * 3/5.
-    found = estimate_pass_rates([tried(1, 2)])
-    alpha, beta = found.alpha + 1, found.beta + 1
-    run = found.run(found.tried[0])
+    estimate = estimate_pass_rates([instance_results(1, 2)])
+    alpha, beta = estimate.alpha + 1, estimate.beta + 1
+    run = estimate.run(estimate.tried[0])
     assert run(0, 0) == pytest.approx(1)
     assert run(1, 0) == pytest.approx(alpha / (alpha + beta)) == pytest.approx(0.5)
     assert run(2, 0) == pytest.approx(0.5 * (alpha + 1) / (alpha + beta + 1))
@@ -80,14 +82,14 @@ def test_the_chance_of_a_run_is_that_of_an_urn() -> None:
 
 @pytest.mark.parametrize("wins", [0, 8])
 def test_what_always_or_never_wins_has_hardly_a_mixed_group(wins: int) -> None:
-    found = estimate_pass_rates([tried(wins, key=str(number)) for number in range(50)])
-    assert 0 < found.total(50, lambda _, run: mixed_probability(run, 8)).mean < 1
+    estimate = estimate_pass_rates([instance_results(wins, key=str(number)) for number in range(50)])
+    assert 0 < estimate.total(50, lambda _, run: mixed_probability(run, 8)).mean < 1
 
 
 @pytest.mark.parametrize("all_won", [False, True])
 @pytest.mark.parametrize("instances", [6, 600])
 def test_outcomes_that_are_all_alike_leave_a_forecast_open(instances: int, all_won: bool) -> None:
-    results = [tried(2 * all_won, 2, key=str(number)) for number in range(instances)]
+    results = [instance_results(2 * all_won, 2, key=str(number)) for number in range(instances)]
     groups = estimate_pass_rates(results).total(1000, lambda _, run: mixed_probability(run, 8), max_per_instance=1)
     # The largest rate of the rarer outcome that so many instances without it leave open, as the
     # table of scores has it.
@@ -101,14 +103,14 @@ def test_outcomes_that_are_all_alike_leave_a_forecast_open(instances: int, all_w
 
 
 def test_one_instance_that_always_loses_promises_nothing() -> None:
-    evidence = Headroom(rates=estimate_pass_rates([tried(0, 2)]), instances=1000, has_expert=False)
+    evidence = Headroom(rates=estimate_pass_rates([instance_results(0, 2)]), instances=1000, has_expert=False)
     prospect = foresee_groups(parse({"name": "line", "method": "grpo", "model": {"path": "none"}}), evidence)
     (groups,) = prospect.forecasts
     assert groups.expected.low == 0 < groups.expected.mean <= groups.expected.high
     assert not prospect.learns
 
 
-@pytest.mark.parametrize("known", [[], [tried(1, 1)]])
+@pytest.mark.parametrize("known", [[], [instance_results(1, 1)]])
 def test_one_episode_of_an_instance_tells_nothing(known: list[InstanceResults]) -> None:
     with pytest.raises(ValueError, match="two episodes of each"):
         estimate_pass_rates(known)
@@ -117,11 +119,13 @@ def test_one_episode_of_an_instance_tells_nothing(known: list[InstanceResults]) 
 def test_group_rl_learns_from_mixed_groups_only() -> None:
     half, none = (
         Headroom(
-            rates=estimate_pass_rates([tried(wins, key=str(number)) for number, wins in enumerate(some)]),
+            rates=estimate_pass_rates(
+                [instance_results(wins, key=str(number)) for number, wins in enumerate(win_counts)]
+            ),
             instances=100,
             has_expert=False,
         )
-        for some in ([4] * 20, [0, 8] * 10)
+        for win_counts in ([4] * 20, [0, 8] * 10)
     )
     recipe = parse({"name": "line", "method": "grpo", "model": {"path": "none"}})
     assert foresee_groups(recipe, half).learns
@@ -138,54 +142,58 @@ def test_eto_lives_on_failures_against_an_expert_and_else_on_its_own() -> None:
     recipe = parse({"name": "line", "method": "eto", "model": {"path": "none"}, "eto": {"explore": {"samples": 3}}})
     rng = random.Random(5)
     rates = [rng.random() for _ in range(200)]
-    known = sample(rates, 8, rng)
-    with_expert = Headroom(rates=estimate_pass_rates(known), instances=200, has_expert=True)
-    lost = sum(not one.greedy for one in known) + 3 * sum(1 - rate for rate in rates)
+    results = sample(rates, 8, rng)
+    with_expert = Headroom(rates=estimate_pass_rates(results), instances=200, has_expert=True)
+    num_failures = sum(not result.greedy for result in results) + 3 * sum(1 - rate for rate in rates)
 
-    told = foresee_exploration(recipe, with_expert)
+    prospect = foresee_exploration(recipe, with_expert)
 
-    numbers = {one.name: one.expected.mean for one in told.forecasts}
-    assert numbers["expert_pairs"] == pytest.approx(lost, rel=0.1)
-    assert numbers["successes"] == pytest.approx(800 - lost, rel=0.1)
-    assert "expert pairs" in told.reason
+    numbers = {forecast.name: forecast.expected.mean for forecast in prospect.forecasts}
+    assert numbers["expert_pairs"] == pytest.approx(num_failures, rel=0.1)
+    assert numbers["successes"] == pytest.approx(800 - num_failures, rel=0.1)
+    assert "expert pairs" in prospect.reason
     alone = parse(
         {"name": "line", "method": "eto", "model": {"path": "none"}, "data": {"good_per_tree": 1}},
         ["eto.phases=[rft]", "eto.explore.greedy=false", "eto.explore.samples=3"],
     )
-    capped = parse(
+    capped_recipe = parse(
         {"name": "line", "method": "eto", "model": {"path": "none"}, "eto": {"preferences": {"per_instance": 1}}},
         ["eto.explore.greedy=false", "eto.explore.samples=3"],
     )
-    pairs = next(one for one in foresee_exploration(capped, with_expert).forecasts if one.name == "expert_pairs")
+    pairs = next(
+        forecast
+        for forecast in foresee_exploration(capped_recipe, with_expert).forecasts
+        if forecast.name == "expert_pairs"
+    )
     assert pairs.expected.low < sum(1 - rate**3 for rate in rates) < pairs.expected.high
-    (won, *_) = foresee_exploration(alone, with_expert).forecasts
-    assert won.expected.mean == pytest.approx(sum(1 - (1 - rate) ** 3 for rate in rates), rel=0.1)
-    without = Headroom(rates=estimate_pass_rates(known), instances=200, has_expert=False)
+    (successes, *_) = foresee_exploration(alone, with_expert).forecasts
+    assert successes.expected.mean == pytest.approx(sum(1 - (1 - rate) ** 3 for rate in rates), rel=0.1)
+    without = Headroom(rates=estimate_pass_rates(results), instances=200, has_expert=False)
     assert "own pairs" in foresee_exploration(recipe, without).reason
 
 
 def test_where_only_good_paths_are_trained_on_nothing_needs_to_be_lost() -> None:
-    always = estimate_pass_rates([tried(8, key=str(number), greedy=True) for number in range(50)])
-    known = Headroom(rates=always, instances=50, has_expert=False)
+    always = estimate_pass_rates([instance_results(8, key=str(number), greedy=True) for number in range(50)])
+    headroom = Headroom(rates=always, instances=50, has_expert=False)
 
-    def told(use: str) -> Prospect:
-        return foresee(parse({"name": "line", "model": {"path": "none"}, "data": {"use": use}}), known)
+    def prospect_of(use: str) -> Prospect:
+        return foresee(parse({"name": "line", "model": {"path": "none"}, "data": {"use": use}}), headroom)
 
-    assert "pairs" in told("both").reason
-    assert told("good").learns
-    assert "good paths to learn from" in told("good").reason
+    assert "pairs" in prospect_of("both").reason
+    assert prospect_of("good").learns
+    assert "good paths to learn from" in prospect_of("good").reason
 
 
 def test_no_interval_of_a_forecast_goes_beyond_what_can_be_made() -> None:
     few = estimate_pass_rates(
-        [tried(wins, 2, key=str(number), greedy=wins > 0) for number, wins in enumerate([2, 2, 2, 0])]
+        [instance_results(wins, 2, key=str(number), greedy=wins > 0) for number, wins in enumerate([2, 2, 2, 0])]
     )
-    known = Headroom(rates=few, instances=100, has_expert=True)
+    headroom = Headroom(rates=few, instances=100, has_expert=True)
     recipe = parse({"name": "line", "method": "eto", "model": {"path": "none"}, "eto": {"explore": {"samples": 3}}})
     highest = {
-        one.name: one.expected.high
-        for told in (foresee_exploration, foresee, foresee_groups)
-        for one in told(recipe, known).forecasts
+        forecast.name: forecast.expected.high
+        for function in (foresee_exploration, foresee, foresee_groups)
+        for forecast in function(recipe, headroom).forecasts
     }
     assert highest["won_trees"] == 100
     assert highest["successes"] == 400
@@ -213,56 +221,58 @@ SIZES = {
 def test_forecasts_of_trees_are_what_simulated_dives_make(size: TreeSize) -> None:
     rng = random.Random(11)
     rates = [rng.betavariate(0.2, 0.3) for _ in range(2000)]
-    found = estimate_pass_rates(sample(rates, 8, rng))
-    made = [dives(size, rate, rng) for rate in rates]
+    estimate = estimate_pass_rates(sample(rates, 8, rng))
+    dive_results = [dives(size, rate, rng) for rate in rates]
 
-    def foreseen(value: Callable[[int, int], float]) -> float:
-        return found.total(2000, lambda _, run: size.expected_value(run, value)).mean
+    def forecast_total(value: Callable[[int, int], float]) -> float:
+        return estimate.total(2000, lambda _, run: size.expected_value(run, value)).mean
 
-    assert foreseen(lambda won, lost: 1) == pytest.approx(2000)
-    assert foreseen(lambda won, lost: won > 0 < lost) == pytest.approx(
-        sum(won > 0 < lost for won, lost in made), rel=0.15
+    assert forecast_total(lambda num_wins, num_losses: 1) == pytest.approx(2000)
+    assert forecast_total(lambda num_wins, num_losses: num_wins > 0 < num_losses) == pytest.approx(
+        sum(num_wins > 0 < num_losses for num_wins, num_losses in dive_results), rel=0.15
     )
-    assert foreseen(size.num_pairs) == pytest.approx(sum(size.num_pairs(won, lost) for won, lost in made), rel=0.15)
-    assert foreseen(lambda won, lost: size.num_good_paths(won)) == pytest.approx(
-        sum(size.num_good_paths(won) for won, _ in made), rel=0.15
+    assert forecast_total(size.num_pairs) == pytest.approx(
+        sum(size.num_pairs(num_wins, num_losses) for num_wins, num_losses in dive_results), rel=0.15
+    )
+    assert forecast_total(lambda num_wins, num_losses: size.num_good_paths(num_wins)) == pytest.approx(
+        sum(size.num_good_paths(num_wins) for num_wins, _ in dive_results), rel=0.15
     )
 
 
 def dives(size: TreeSize, rate: float, rng: random.Random) -> tuple[int, int]:
     """Return how many dives of a tree win and lose, drawn one after the other."""
-    won = lost = 0
-    while won + lost < size.num_dives and not (0 < size.give_up_after <= lost and not won):
+    num_wins = num_losses = 0
+    while num_wins + num_losses < size.num_dives and not (0 < size.give_up_after <= num_losses and not num_wins):
         hit = rng.random() < rate
-        won, lost = won + hit, lost + (not hit)
-    return won, lost
+        num_wins, num_losses = num_wins + hit, num_losses + (not hit)
+    return num_wins, num_losses
 
 
 @pytest.mark.slow
 async def test_independent_episodes_make_what_was_foreseen() -> None:
     policy = Policy(("right", "look", "left"), thoughts=20)
-    asked = {"pairs": {"alpha": [0.5], "per_tree": 6, "per_bad_leaf": 1}, "model": {"path": "none"}}
-    recipe = parse({"name": "line", "search": {"method": "rollouts", "dives": 2, "width": 4, "depth": 7}, **asked})
-    known = [tried(await wins(policy, at, 32), 32, key=str(at)) for at in range(5)]
-    headroom = Headroom(rates=estimate_pass_rates(known), instances=5, has_expert=True)
+    options = {"pairs": {"alpha": [0.5], "per_tree": 6, "per_bad_leaf": 1}, "model": {"path": "none"}}
+    recipe = parse({"name": "line", "search": {"method": "rollouts", "dives": 2, "width": 4, "depth": 7}, **options})
+    results = [instance_results(await wins(policy, at, 32), 32, key=str(at)) for at in range(5)]
+    headroom = Headroom(rates=estimate_pass_rates(results), instances=5, has_expert=True)
 
-    told = {one.name: one.expected.mean for one in foresee(recipe, headroom).forecasts}
+    forecast_by_name = {forecast.name: forecast.expected.mean for forecast in foresee(recipe, headroom).forecasts}
 
-    for name, number in (await searched(recipe, policy, trees=12)).items():
-        assert number / 1.5 <= told[name] <= number * 1.5, (name, told, number)
+    for name, number in (await search_yields(recipe, policy, trees=12)).items():
+        assert number / 1.5 <= forecast_by_name[name] <= number * 1.5, (name, forecast_by_name, number)
 
 
 async def wins(policy: Policy, number: int, episodes: int) -> int:
     """Return how many episodes of an instance a policy wins."""
     seeds = [derive_seed(number, seed) for seed in range(episodes)]
-    played = [
+    trajectories = [
         await roll_out_episode(instance(number), Line(), policy, max_steps=8, sampling=Sampling(), seed=seed)
         for seed in seeds
     ]
-    return sum(one.success for one in played)
+    return sum(trajectory.success for trajectory in trajectories)
 
 
-async def searched(recipe: Recipe, policy: Policy, *, trees: int) -> dict[str, float]:
+async def search_yields(recipe: Recipe, policy: Policy, *, trees: int) -> dict[str, float]:
     """Return what trees of the five instances make, as a mean over `trees` of each."""
     mixed_trees = pairs = 0
     for seed in range(trees):
@@ -277,8 +287,8 @@ async def searched(recipe: Recipe, policy: Policy, *, trees: int) -> dict[str, f
 
 def test_a_judge_is_measured_against_the_oracle_where_there_is_one() -> None:
     good, bad, unsure, unread = Verdict.GOOD, Verdict.BAD, Verdict.UNCERTAIN, Verdict.UNPARSABLE
-    said = {"a": [good, bad, bad], "b": [unread, unsure], "c": [bad]}
-    judge = judge_of("m", said, {"a": [good, bad, good], "b": [bad, good]}, votes=1)
+    verdicts = {"a": [good, bad, bad], "b": [unread, unsure], "c": [bad]}
+    judge = judge_of("m", verdicts, {"a": [good, bad, good], "b": [bad, good]}, votes=1)
     assert (judge.episodes, judge.steps) == (3, 6)
     assert judge.read.mean == pytest.approx(5 / 6)
     assert (judge.right.mean, judge.right.n) == (2 / 5, 5)
@@ -287,7 +297,7 @@ def test_a_judge_is_measured_against_the_oracle_where_there_is_one() -> None:
     assert (judge.bad_is_seen.mean, judge.bad_is_seen.n) == (1 / 2, 2)
     # In b the judge names no error and the oracle the first step; nobody knows the truth about c.
     assert (judge.first_error.mean, judge.first_error.n) == (1 / 2, 2)
-    assert judge_of("m", said, {}, votes=1).right.n == 0
+    assert judge_of("m", verdicts, {}, votes=1).right.n == 0
 
 
 def test_a_voiced_reflection_is_heard_in_any_case() -> None:

@@ -16,14 +16,14 @@ from agentr_core.samples.chat_file import World, read_chat
 from flows.cli import cli
 
 
-def spoken(*texts: str, first: str = "human") -> list[dict[str, Any]]:
+def make_turns(*texts: str, first: str = "human") -> list[dict[str, Any]]:
     roles = ("human", "gpt") if first == "human" else ("gpt", "human")
     return [{"from": roles[at % 2], "value": text} for at, text in enumerate(texts)]
 
 
 def pair(**changes: Any) -> dict[str, Any]:
-    sides = {"chosen": spoken("right", "At 1.", "right", first="gpt"), "rejected": spoken("stop", first="gpt")}
-    return {"id": 1, "prompt": spoken("Go.", "Ok.", "The goal."), **sides} | changes
+    sides = {"chosen": make_turns("right", "At 1.", "right", first="gpt"), "rejected": make_turns("stop", first="gpt")}
+    return {"id": 1, "prompt": make_turns("Go.", "Ok.", "The goal."), **sides} | changes
 
 
 PLACE = Target(world=World("line"), split="train")
@@ -53,7 +53,7 @@ ATIF = {
     ],
     "extra": {"instance_id": "line/train/4"},
 }
-ETO = {"id": 4, "reward": 1.0, "conversations": spoken(*TEXTS)}
+ETO = {"id": 4, "reward": 1.0, "conversations": make_turns(*TEXTS)}
 
 
 def write(folder: Path, text: str, name: str = "data.json") -> Path:
@@ -72,12 +72,12 @@ def test_every_layout_gives_the_same_demonstration(tmp_path: Path, record: dict[
         "byte order mark": f"\ufeff{json.dumps(record)}\n",
     }[form]
     file = write(tmp_path, text)
-    ((found,),) = read_demonstrations(file, world=World("line"), split="train", opening=2).values()
-    assert (found.instance.key, found.replies, found.reward) == ("line/train/4", ("right", "right"), 1.0)
+    ((demo,),) = read_demonstrations(file, world=World("line"), split="train", opening=2).values()
+    assert (demo.instance.key, demo.replies, demo.reward) == ("line/train/4", ("right", "right"), 1.0)
     (line,) = map(json.loads, import_experts(file, PLACE, opening=2).lines)
     assert [turn["content"] for turn in line["messages"]][:6] == list(TEXTS[:6])
-    again = write(tmp_path, json.dumps(line), "again.jsonl")
-    assert import_experts(again, PLACE, opening=2).lines == (json.dumps(line),)
+    copy = write(tmp_path, json.dumps(line), "again.jsonl")
+    assert import_experts(copy, PLACE, opening=2).lines == (json.dumps(line),)
 
 
 def test_one_trajectory_over_many_lines(tmp_path: Path) -> None:
@@ -86,10 +86,10 @@ def test_one_trajectory_over_many_lines(tmp_path: Path) -> None:
 
 
 def test_an_instance_may_have_several_demonstrations(tmp_path: Path) -> None:
-    other = ETO | {"conversations": spoken(*TEXTS[:4])}
-    found = import_experts(write(tmp_path, json.dumps([ETO, other, ETO])), PLACE, opening=2)
-    assert len(found.lines) == 2
-    (fault,) = found.faults
+    shorter = ETO | {"conversations": make_turns(*TEXTS[:4])}
+    result = import_experts(write(tmp_path, json.dumps([ETO, shorter, ETO])), PLACE, opening=2)
+    assert len(result.lines) == 2
+    (fault,) = result.faults
     assert "data.json:1 is the same demonstration of line/train/4 as " in fault
 
 
@@ -100,12 +100,12 @@ def test_each_bad_record_is_named_by_its_line(tmp_path: Path) -> None:
     flags = [True] * len(TEXTS)
     bad += [json.dumps(ETO | {"train": [*flags[:3], False, *flags[4:]]}), json.dumps(ETO | {"train": flags[1:]})]
     file = write(tmp_path, "\n".join([json.dumps(ETO), *bad]))
-    found = import_experts(file, PLACE, opening=2)
-    assert len(found.lines) == 1
-    told = [fault.removeprefix(str(tmp_path)) for fault in found.faults]
-    assert [text.split(":")[1][:1] for text in told] == [*"2345678", "9", "1"]
+    result = import_experts(file, PLACE, opening=2)
+    assert len(result.lines) == 1
+    faults = [fault.removeprefix(str(tmp_path)) for fault in result.faults]
+    assert [text.split(":")[1][:1] for text in faults] == [*"2345678", "9", "1"]
     for text, part in zip(
-        told,
+        faults,
         (
             "is a list",
             "is not JSON",
@@ -141,14 +141,14 @@ LONG = "9" * 5000
 
 @pytest.mark.parametrize("form", ["lines", "array", "one object"])
 def test_a_number_of_thousands_of_digits_is_one_bad_record(tmp_path: Path, form: str) -> None:
-    good = json.dumps({"messages": spoken("Hi", "Ho")})
+    good = json.dumps({"messages": make_turns("Hi", "Ho")})
     bad = f'{{"id": {LONG},\n"messages": []}}'
     text = {"lines": f"{good}\n{bad.replace(chr(10), '')}\n{good}", "array": f"[{good},\n{bad},\n{good}]"}.get(
         form, bad
     )
-    found = import_chat(write(tmp_path, text))
-    assert len(found.lines) == (0 if form == "one object" else 2)
-    (fault,) = found.faults
+    result = import_chat(write(tmp_path, text))
+    assert len(result.lines) == (0 if form == "one object" else 2)
+    (fault,) = result.faults
     assert f"data.json:{1 if form == 'one object' else 2} has a number of 5,000 digits, and 1,000 are the most" in fault
     with pytest.raises(DataFileError, match="has a number of 5,000 digits"):
         read_chat(write(tmp_path, text))
@@ -156,11 +156,11 @@ def test_a_number_of_thousands_of_digits_is_one_bad_record(tmp_path: Path, form:
 
 def test_a_key_that_is_there_twice_is_one_bad_record(tmp_path: Path) -> None:
     turns = '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0, "weight": 1}]'
-    good = json.dumps({"messages": spoken("Hi", "Ho")})
-    found = import_chat(write(tmp_path, f'{good}\n{{"messages": {turns}}}\n{{"x"\n{good}'))
-    assert len(found.lines) == 2
-    assert "data.json:2 has the key 'weight' twice; correct the record" in found.faults[0]
-    assert "data.json:3 is not JSON" in found.faults[1]
+    good = json.dumps({"messages": make_turns("Hi", "Ho")})
+    result = import_chat(write(tmp_path, f'{good}\n{{"messages": {turns}}}\n{{"x"\n{good}'))
+    assert len(result.lines) == 2
+    assert "data.json:2 has the key 'weight' twice; correct the record" in result.faults[0]
+    assert "data.json:3 is not JSON" in result.faults[1]
 
 
 def test_an_empty_array_has_no_records(tmp_path: Path) -> None:
@@ -169,80 +169,80 @@ def test_an_empty_array_has_no_records(tmp_path: Path) -> None:
 
 def test_pairs_of_an_array_and_what_is_of_no_use(tmp_path: Path) -> None:
     same = pair(rejected=pair()["chosen"])
-    found = import_pairs(write(tmp_path, json.dumps([pair(), same], indent=1)), PLACE)
-    assert len(found.lines) == 1
-    assert "is of no use: same sides" in found.faults[0]
+    result = import_pairs(write(tmp_path, json.dumps([pair(), same], indent=1)), PLACE)
+    assert len(result.lines) == 1
+    assert "is of no use: same sides" in result.faults[0]
 
 
 def test_general_chat_keeps_the_turns_that_are_not_trained(tmp_path: Path) -> None:
     record = {
-        "conversations": [turn | ({"train": False} if n == 1 else {}) for n, turn in enumerate(spoken(*TEXTS[:4]))]
+        "conversations": [turn | ({"train": False} if n == 1 else {}) for n, turn in enumerate(make_turns(*TEXTS[:4]))]
     }
-    none = {"conversations": [turn | {"loss": False} for turn in spoken("Hi", "Ho")]}
+    none = {"conversations": [turn | {"loss": False} for turn in make_turns("Hi", "Ho")]}
     file = write(tmp_path, json.dumps([record, none]))
-    found = import_chat(file)
-    assert [turn.get("train") for turn in json.loads(found.lines[0])["messages"]] == [None, False, None, None]
-    beside = {"messages": spoken(*TEXTS[:4]), "train": [False, False, False, True]}
-    assert import_chat(write(tmp_path, json.dumps(beside))).lines == found.lines
-    assert "no assistant turn" in found.faults[0]
-    (sample,), _ = read_chat(write(tmp_path, found.lines[0], "general.jsonl"))
+    result = import_chat(file)
+    assert [turn.get("train") for turn in json.loads(result.lines[0])["messages"]] == [None, False, None, None]
+    beside = {"messages": make_turns(*TEXTS[:4]), "train": [False, False, False, True]}
+    assert import_chat(write(tmp_path, json.dumps(beside))).lines == result.lines
+    assert "no assistant turn" in result.faults[0]
+    (sample,), _ = read_chat(write(tmp_path, result.lines[0], "general.jsonl"))
     assert [message.train for message in sample.messages] == [False, False, False, True]
 
 
-def imported(*words: object) -> Result:
+def run_import(*words: object) -> Result:
     return CliRunner().invoke(cli, ["import", *map(str, words)])
 
 
 def test_the_command_writes_all_or_nothing(tmp_path: Path) -> None:
     play = ["Instruction", "Ok.", "Goal", "Action: get 1 oak log"]
-    first = TextCraft().instances("train")[0]
-    good = {"item_id": f"textcraft_{first.index}", "conversations": spoken(*play)}
+    instance = TextCraft().instances("train")[0]
+    good = {"item_id": f"textcraft_{instance.index}", "conversations": make_turns(*play)}
     file = write(tmp_path, "\n".join(map(json.dumps, (good, {"item_id": "textcraft_999999999"}, good | {"reward": 9}))))
     target = tmp_path / "out.jsonl"
     words = (file, target, "--as", "expert", "--environment", "textcraft")
 
-    refused = imported(*words)
-    assert "2 of 3 records of " in str(refused.exception)
-    assert [line.split(":")[1][:1] for line in refused.stderr.splitlines()] == ["2", "3"]
+    failure = run_import(*words)
+    assert "2 of 3 records of " in str(failure.exception)
+    assert [line.split(":")[1][:1] for line in failure.stderr.splitlines()] == ["2", "3"]
     assert not target.exists()
 
-    done = imported(*words, "--skip-bad")
-    assert done.exit_code == 0
-    assert "1 record in " in done.output
-    assert "2 left out; a recipe takes them as eto.expert.file" in done.output
-    assert "eto.expert.opening" not in done.output, "the usual number of turns"
-    assert json.loads(target.read_text("utf-8"))["id"] == first.key
-    assert "is there already" in str(imported(*words).exception)
-    assert "name it with --environment" in str(imported(file, tmp_path / "x", "--as", "pairs").exception)
+    result = run_import(*words, "--skip-bad")
+    assert result.exit_code == 0
+    assert "1 record in " in result.output
+    assert "2 left out; a recipe takes them as eto.expert.file" in result.output
+    assert "eto.expert.opening" not in result.output, "the usual number of turns"
+    assert json.loads(target.read_text("utf-8"))["id"] == instance.key
+    assert "is there already" in str(run_import(*words).exception)
+    assert "name it with --environment" in str(run_import(file, tmp_path / "x", "--as", "pairs").exception)
 
 
 def test_at_most_twenty_unsound_records_are_told_one_by_one_and_the_others_counted(tmp_path: Path) -> None:
     records = [{"messages": [{"role": "x" * 10_000, "content": "a"}]}] * 23
-    refused = imported(write(tmp_path, "\n".join(map(json.dumps, records))), tmp_path / "o", "--as", "general")
-    *told, rest = refused.stderr.splitlines()
-    assert (len(told), rest) == (20, "and 3 more records are not sound")
-    assert max(map(len, told)) < 1000
-    assert "23 of 23 records of " in str(refused.exception)
+    result = run_import(write(tmp_path, "\n".join(map(json.dumps, records))), tmp_path / "o", "--as", "general")
+    *lines, rest = result.stderr.splitlines()
+    assert (len(lines), rest) == (20, "and 3 more records are not sound")
+    assert max(map(len, lines)) < 1000
+    assert "23 of 23 records of " in str(result.exception)
 
 
 def test_an_import_with_another_opening_says_what_the_recipe_must_set(tmp_path: Path) -> None:
-    first = TextCraft().instances("train")[0]
-    record = {"id": first.index, "conversations": [{"from": "human", "value": "Goal"}, *spoken("a", "b")[1:]]}
+    instance = TextCraft().instances("train")[0]
+    record = {"id": instance.index, "conversations": [{"from": "human", "value": "Goal"}, *make_turns("a", "b")[1:]]}
     words = ("--as", "expert", "--environment", "textcraft", "--opening", 0)
-    done = imported(write(tmp_path, json.dumps(record)), tmp_path / "o", *words)
-    assert done.output.endswith("; a recipe takes them as eto.expert.file, with eto.expert.opening: 0\n")
+    result = run_import(write(tmp_path, json.dumps(record)), tmp_path / "o", *words)
+    assert result.output.endswith("; a recipe takes them as eto.expert.file, with eto.expert.opening: 0\n")
 
 
 def test_an_instance_of_another_split_is_no_unknown_one(tmp_path: Path) -> None:
-    record = {"item_id": "textcraft/renamed/7", "conversations": spoken("a", "b", "c", "d")}
+    record = {"item_id": "textcraft/renamed/7", "conversations": make_turns("a", "b", "c", "d")}
     words = ("--as", "expert", "--environment", "textcraft")
-    refused = imported(write(tmp_path, json.dumps(record)), tmp_path / "o", *words)
-    assert "textcraft/renamed/7 is of split renamed, and records of split train are read" in refused.stderr
+    result = run_import(write(tmp_path, json.dumps(record)), tmp_path / "o", *words)
+    assert "textcraft/renamed/7 is of split renamed, and records of split train are read" in result.stderr
 
 
 def test_an_instance_that_is_not_there_is_named(tmp_path: Path) -> None:
-    record = {"item_id": "textcraft_999999", "conversations": spoken("a", "b", "c", "d")}
-    refused = imported(
+    record = {"item_id": "textcraft_999999", "conversations": make_turns("a", "b", "c", "d")}
+    result = run_import(
         write(tmp_path, json.dumps(record)), tmp_path / "o", "--as", "expert", "--environment", "textcraft"
     )
-    assert "there is no instance textcraft/train/999999" in refused.stderr
+    assert "there is no instance textcraft/train/999999" in result.stderr

@@ -60,7 +60,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._FACTORY_BY_NAME, "toy", Toy)
 
 
-def finished(folder: Path, **recipe: Any) -> RunContext:
+def finished_run(folder: Path, **recipe: Any) -> RunContext:
     """Return a run whose first model wins 3 of 20 and whose second wins 9, with their measures."""
     ctx = finish(folder, RUN, [{1, 2, 3}, set(range(9))], **recipe)
     for number in (0, 1):
@@ -70,13 +70,13 @@ def finished(folder: Path, **recipe: Any) -> RunContext:
 
 
 def logs(folder: Path) -> list[dict[str, Any]]:
-    found = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("*.json")]
-    return sorted(found, key=lambda log: log["eval"]["metadata"]["iteration"])
+    contents = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("*.json")]
+    return sorted(contents, key=lambda log: log["eval"]["metadata"]["iteration"])
 
 
 def test_a_log_has_the_form_that_is_read(tmp_path: Path) -> None:
-    made = evaluation(Line())
-    assert write_log(made, tmp_path) == "2026-01-02T03-04-05+00-00_toy-line-test_e1.json"
+    line_evaluation = evaluation(Line())
+    assert write_log(line_evaluation, tmp_path) == "2026-01-02T03-04-05+00-00_toy-line-test_e1.json"
     (log,) = logs(tmp_path)
     assert list(log) == HEAD, "a head is read up to the samples"
     assert (log["version"], log["status"]) == (2, "success")
@@ -103,55 +103,57 @@ def test_the_means_are_those_of_the_samples() -> None:
 
 
 def test_a_sample_has_the_conversation_and_how_it_ended() -> None:
-    won, stopped, fell, grown, called, lost = log_of(evaluation(Line()))["samples"]
-    assert [turn["role"] for turn in won["messages"]] == ["user", "assistant", "user"] + ["assistant", "user"] * 2
-    assert won["input"] == won["messages"][:3]
-    assert won["messages"][-1]["content"] == "You are at 1. \u202e é", "the last observation, letter by letter"
-    assert [turn.get("source") for turn in won["messages"]] == ["input"] * 3 + ["generate", None] * 2
-    assert won["output"]["completion"] == "Thought: on\nAction: right"
-    assert won["metadata"] | {"steps": []} == {"depth": 2, "stop_reason": "success", "num_steps": 2, "steps": []}
-    assert won["metadata"]["steps"][0] == {"action": "right", "reward": 0.0, "valid": True}
-    assert (won["total_time"], "limit" in won) == (1.5, False)
+    win, stop, fall, growth, call, fault = log_of(evaluation(Line()))["samples"]
+    assert [turn["role"] for turn in win["messages"]] == ["user", "assistant", "user"] + ["assistant", "user"] * 2
+    assert win["input"] == win["messages"][:3]
+    assert win["messages"][-1]["content"] == "You are at 1. \u202e é", "the last observation, letter by letter"
+    assert [turn.get("source") for turn in win["messages"]] == ["input"] * 3 + ["generate", None] * 2
+    assert win["output"]["completion"] == "Thought: on\nAction: right"
+    assert win["metadata"] | {"steps": []} == {"depth": 2, "stop_reason": "success", "num_steps": 2, "steps": []}
+    assert win["metadata"]["steps"][0] == {"action": "right", "reward": 0.0, "valid": True}
+    assert (win["total_time"], "limit" in win) == (1.5, False)
 
-    assert (stopped["epoch"], stopped["limit"]) == (2, {"type": "custom", "limit": 20.0})
-    assert stopped["output"]["choices"][0]["stop_reason"] == "max_tokens"
-    assert stopped["scores"]["success"] == {"value": 0.0, "answer": "", "explanation": "The judge says no."}
-    assert fell["scores"]["reward"]["value"] == -1.0
+    assert (stop["epoch"], stop["limit"]) == (2, {"type": "custom", "limit": 20.0})
+    assert stop["output"]["choices"][0]["stop_reason"] == "max_tokens"
+    assert stop["scores"]["success"] == {"value": 0.0, "answer": "", "explanation": "The judge says no."}
+    assert fall["scores"]["reward"]["value"] == -1.0
 
-    assert grown["target"] == ["42", "forty-two"]
-    spans = grown["messages"][-1]["metadata"]["spans"]
+    assert growth["target"] == ["42", "forty-two"]
+    spans = growth["messages"][-1]["metadata"]["spans"]
     assert [(span["text"], span["sampled"]) for span in spans] == [
         ("think", True),
         (" result", False),
         ("answer", True),
         ("", False),
     ]
-    assert grown["output"]["completion"] == "answer"
-    assert called["metadata"]["tools"] == [{"name": "look"}]
-    assert [turn["role"] for turn in called["messages"]] == ["user", "assistant", "tool"]
-    assert len(called["input"]) == 1
-    assert lost["error"] == {"message": "OSError: gone", "traceback": "", "traceback_ansi": ""}
-    assert "scores" not in lost, "a fault is no 0"
+    assert growth["output"]["completion"] == "answer"
+    assert call["metadata"]["tools"] == [{"name": "look"}]
+    assert [turn["role"] for turn in call["messages"]] == ["user", "assistant", "tool"]
+    assert len(call["input"]) == 1
+    assert fault["error"] == {"message": "OSError: gone", "traceback": "", "traceback_ansi": ""}
+    assert "scores" not in fault, "a fault is no 0"
 
 
 def test_what_a_log_cannot_hold_is_named() -> None:
-    made = evaluation(Line())
-    said = " ".join(notes([made]))
-    for what in (
+    line_evaluation = evaluation(Line())
+    text = " ".join(notes([line_evaluation]))
+    for phrase in (
         "log-probabilities of the replies of 4 episodes",
         "1 episode was grown",
         "1 episode offer tools",
         "1 episode failed for good",
     ):
-        assert what in said
-    plain = replace(made, episodes=[replace(one, messages=()) for one in made.episodes[2:3]])
-    assert notes([plain]) == []
+        assert phrase in text
+    plain_evaluation = replace(
+        line_evaluation, episodes=[replace(episode, messages=()) for episode in line_evaluation.episodes[2:3]]
+    )
+    assert notes([plain_evaluation]) == []
 
 
 @pytest.mark.usefixtures("toy")
 @pytest.mark.slow
 def test_the_evaluations_of_a_run_are_written_with_their_scores(tmp_path: Path) -> None:
-    ctx = finished(tmp_path)
+    ctx = finished_run(tmp_path)
     done = CliRunner().invoke(
         cli,
         ["export", RUN[:6], str(tmp_path / "out"), "--format", "inspect", "-w", str(tmp_path)],
@@ -176,7 +178,7 @@ def test_the_evaluations_of_a_run_are_written_with_their_scores(tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 async def test_what_a_scoring_says_of_an_episode_is_a_score_beside_the_others(tmp_path: Path) -> None:
-    ctx = finished(tmp_path)
+    ctx = finished_run(tmp_path)
     scoring = Scoring(name="regex", settings={}, grader=Pattern("there", where="observation"))
     await regrade(ctx, scoring, iteration=1)
     export_logs(tmp_path, RUN, tmp_path / "out")
@@ -194,11 +196,11 @@ async def test_what_a_scoring_says_of_an_episode_is_a_score_beside_the_others(tm
 def test_an_episode_that_failed_for_good_is_an_error(tmp_path: Path, count_as: str, n: int, mean: float) -> None:
     ctx = finish(tmp_path, RUN, [set(), set(range(9))], errors={"count_as": count_as})
     key = evaluation_id(ctx, 1, TEST)
-    lost = Rejection(stage="evaluate", reason="no-reward", subject=f"{key}:toy/test/20#0", detail="OSError: gone")
-    unplayed = {"instance": [instance_row(Instance(environment="toy", split="test", index=20))]}
-    ctx.store.write(merge([unplayed, rejection_rows([lost], iteration_id=ctx.iteration_id(1))]))
+    rejection = Rejection(stage="evaluate", reason="no-reward", subject=f"{key}:toy/test/20#0", detail="OSError: gone")
+    rows = {"instance": [instance_row(Instance(environment="toy", split="test", index=20))]}
+    ctx.store.write(merge([rows, rejection_rows([rejection], iteration_id=ctx.iteration_id(1))]))
     ctx.store.write(measure_rows(key, measure(counted_episodes(ctx, key))))
-    said = export_logs(tmp_path, key, tmp_path / "out")
+    message = export_logs(tmp_path, key, tmp_path / "out")
     (log,) = logs(tmp_path / "out")
     assert log["samples"][-1]["error"]["message"] == "OSError: gone"
     assert ("scores" in log["samples"][-1]) == (count_as == "zero")
@@ -206,7 +208,7 @@ def test_an_episode_that_failed_for_good_is_an_error(tmp_path: Path, count_as: s
     assert (score["scored_samples"], score["metrics"]["mean"]["value"]) == (n, pytest.approx(mean))
     values = [sample["scores"]["success"]["value"] for sample in log["samples"] if "scores" in sample]
     assert fmean(values) == pytest.approx(mean)
-    assert "1 episode failed for good" in said
+    assert "1 episode failed for good" in message
 
 
 @pytest.mark.slow
@@ -214,7 +216,7 @@ def test_an_episode_that_failed_for_good_is_an_error(tmp_path: Path, count_as: s
 def test_a_beginning_of_a_revision_test_is_a_sample_of_its_own_and_a_disaster_counts_as_in_the_report(
     tmp_path: Path,
 ) -> None:
-    ctx = finished(tmp_path, evaluation={"disaster_counts": -1.0})
+    ctx = finished_run(tmp_path, evaluation={"disaster_counts": -1.0})
     key = "eeee000000000001"
     fell = replace(after("on", played(0, success=False)), stop=StopReason.DISASTER)
     head = evaluation_rows(
@@ -226,10 +228,10 @@ def test_a_beginning_of_a_revision_test_is_a_sample_of_its_own_and_a_disaster_co
         config={},
         finished=True,
     )
-    some = (("a", after("on", played(0, success=True)), 0), ("b", fell, 1))
+    cases = (("a", after("on", played(0, success=True)), 0), ("b", fell, 1))
     rows = [
-        episode_rows(name, one, evaluation_id=key, iteration_id=ctx.iteration_id(1), cut=1, repeat=repeat)
-        for name, one, repeat in some
+        episode_rows(name, trajectory, evaluation_id=key, iteration_id=ctx.iteration_id(1), cut=1, repeat=repeat)
+        for name, trajectory, repeat in cases
     ]
     ctx.store.write(merge([head, *rows]))
     export_logs(tmp_path, key[:5], tmp_path / "out")
@@ -241,13 +243,13 @@ def test_a_beginning_of_a_revision_test_is_a_sample_of_its_own_and_a_disaster_co
 @pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_what_is_not_finished_is_named_or_refused(tmp_path: Path) -> None:
-    ctx = finished(tmp_path)
+    ctx = finished_run(tmp_path)
     open_ = evaluation_rows(
         "eeee", iteration_id=ctx.iteration_id(1), checkpoint_id=f"{RUN}-c1", name="other", split="test", config={}
     )
     ctx.store.write(open_)
-    said = export_logs(tmp_path, RUN, tmp_path / "out", iteration=1)
-    assert said.endswith("left out, since it is not finished: other of iteration 1")
+    message = export_logs(tmp_path, RUN, tmp_path / "out", iteration=1)
+    assert message.endswith("left out, since it is not finished: other of iteration 1")
     with pytest.raises(ConfigError, match="has no finished evaluation; finished are iterations: none yet"):
         export_logs(tmp_path, "eeee", tmp_path / "none")
     with pytest.raises(ConfigError, match="has no finished evaluation of iteration 7; finished are iterations: 0, 1"):
@@ -255,6 +257,6 @@ def test_what_is_not_finished_is_named_or_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'f00' begins the id of no run in .* that has an evaluation"):
         export_logs(tmp_path, "f00", tmp_path / "none")
     words = ["export", RUN, str(tmp_path / "none"), "--format", "inspect", "--without-mask"]
-    refused = CliRunner().invoke(cli, [*words, "-w", str(tmp_path)])
-    assert (refused.exit_code, "--without-mask belongs to training sets" in refused.output) == (2, True)
+    result = CliRunner().invoke(cli, [*words, "-w", str(tmp_path)])
+    assert (result.exit_code, "--without-mask belongs to training sets" in result.output) == (2, True)
     assert not (tmp_path / "none").exists()

@@ -21,7 +21,7 @@ from agentr_core.runtime.instances import held_out_instances, training_instances
 from agentr_core.types import Instance
 
 
-class Numbered(Line):
+class NumberedLine(Line):
     """A world whose training split has given numbers."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
@@ -36,76 +36,83 @@ def recipe(*overrides: str, **instances: Any) -> Recipe:
     return parse({"name": "r", "model": {"path": "m"}, "instances": instances}, overrides)
 
 
-def drawn(made: Recipe, iteration: int = 1, numbers: Sequence[int] = range(100)) -> list[int]:
-    return [instance.index for instance in training_instances(made, Numbered(numbers), iteration)]
+def draw_indices(made: Recipe, iteration: int = 1, numbers: Sequence[int] = range(100)) -> list[int]:
+    return [instance.index for instance in training_instances(made, NumberedLine(numbers), iteration)]
 
 
 def test_each_iteration_draws_anew_or_all_take_the_same_instances() -> None:
-    fresh, fixed = recipe(train_limit=10), recipe(train_limit=10, draw="fixed")
-    assert drawn(fresh, 1) != drawn(fresh, 2)
-    assert drawn(fixed, 1) == drawn(fixed, 2) == drawn(fixed, 9) == drawn(fresh, 1)
+    fresh_recipe, fixed_recipe = recipe(train_limit=10), recipe(train_limit=10, draw="fixed")
+    assert draw_indices(fresh_recipe, 1) != draw_indices(fresh_recipe, 2)
+    assert (
+        draw_indices(fixed_recipe, 1)
+        == draw_indices(fixed_recipe, 2)
+        == draw_indices(fixed_recipe, 9)
+        == draw_indices(fresh_recipe, 1)
+    )
 
 
 def test_only_is_a_range_without_its_end_or_a_list() -> None:
-    assert drawn(recipe(only="[3, 7)")) == [3, 4, 5, 6]
-    assert drawn(recipe(only=[9, 3, 12])) == [3, 9, 12]
-    assert drawn(recipe("instances.only=[3, 7)")) == [3, 4, 5, 6]
-    assert drawn(recipe("instances.only=[5, 6]")) == [5, 6]
-    assert set(drawn(recipe(only="[0, 50)", train_limit=10))) < set(range(50))
+    assert draw_indices(recipe(only="[3, 7)")) == [3, 4, 5, 6]
+    assert draw_indices(recipe(only=[9, 3, 12])) == [3, 9, 12]
+    assert draw_indices(recipe("instances.only=[3, 7)")) == [3, 4, 5, 6]
+    assert draw_indices(recipe("instances.only=[5, 6]")) == [5, 6]
+    assert set(draw_indices(recipe(only="[0, 50)", train_limit=10))) < set(range(50))
 
 
 def test_numbers_are_those_of_the_world_and_not_positions() -> None:
     numbers = [31, 40, 33, 500]
-    assert drawn(recipe(only="[0, 100)"), numbers=numbers) == [31, 40, 33]
-    assert drawn(recipe(only=[500, 33]), numbers=numbers) == [33, 500]
+    assert draw_indices(recipe(only="[0, 100)"), numbers=numbers) == [31, 40, 33]
+    assert draw_indices(recipe(only=[500, 33]), numbers=numbers) == [33, 500]
 
 
 def test_a_part_of_an_endless_split_is_found_at_once() -> None:
-    assert drawn(recipe(only="[1000000000, 1000000003)"), numbers=range(2**40)) == list(range(10**9, 10**9 + 3))
+    assert draw_indices(recipe(only="[1000000000, 1000000003)"), numbers=range(2**40)) == list(range(10**9, 10**9 + 3))
 
 
 def test_a_range_beyond_the_split_is_as_quick() -> None:
-    assert drawn(recipe(only="[98, 9999999999999)")) == [98, 99]
+    assert draw_indices(recipe(only="[98, 9999999999999)")) == [98, 99]
 
 
 def test_an_endless_split_is_not_taken_whole() -> None:
     with pytest.raises(ConfigError, match=r"split train has 70,000,000 instances, .*; set instances.train_limit"):
-        drawn(recipe(train_limit=0), numbers=range(70_000_000))
+        draw_indices(recipe(train_limit=0), numbers=range(70_000_000))
     with pytest.raises(ConfigError, match=r"split test has 70,000,000 instances, .*; set instances.test_limit"):
-        held_out_instances(recipe(), Numbered(range(70_000_000)))
+        held_out_instances(recipe(), NumberedLine(range(70_000_000)))
 
 
-class Graded(Numbered):
+class DepthWorld(NumberedLine):
     """A world of three depths; a tenth of its instances has depth 3."""
 
     def depth(self, instance: Instance) -> int | None:
         return 3 if instance.index % 10 == 0 else 1 + instance.index % 2
 
 
-def graded(made: Recipe, iteration: int = 1, size: int = 1000) -> list[int]:
-    world = Graded(range(size))
+def draw_depths(made: Recipe, iteration: int = 1, size: int = 1000) -> list[int]:
+    world = DepthWorld(range(size))
     return [world.depth(instance) or 0 for instance in training_instances(made, world, iteration)]
 
 
 def test_each_depth_has_its_share() -> None:
-    made = recipe("instances.depths={1: 0.15, 3: 0.5, 2: 0.35}", train_limit=21)
-    assert Counter(graded(made)) == {1: 3, 3: 11, 2: 7}
-    assert Counter(graded(made, size=70_000_000)) == {1: 3, 3: 11, 2: 7}
-    chosen = [training_instances(made, Graded(range(1000)), iteration) for iteration in (1, 1, 2)]
+    config = recipe("instances.depths={1: 0.15, 3: 0.5, 2: 0.35}", train_limit=21)
+    assert Counter(draw_depths(config)) == {1: 3, 3: 11, 2: 7}
+    assert Counter(draw_depths(config, size=70_000_000)) == {1: 3, 3: 11, 2: 7}
+    chosen = [training_instances(config, DepthWorld(range(1000)), iteration) for iteration in (1, 1, 2)]
     assert chosen[0] == chosen[1] != chosen[2]
-    assert [one.index for one in chosen[0]] == sorted({one.index for one in chosen[0]})
+    assert [instance.index for instance in chosen[0]] == sorted({instance.index for instance in chosen[0]})
 
 
 def test_shares_of_depths_are_drawn_from_the_named_part() -> None:
-    made = recipe(only="[0, 100)", depths={3: 1.0}, train_limit=10)
-    assert [instance.index for instance in training_instances(made, Graded(range(1000)), 1)] == list(range(0, 100, 10))
+    config = recipe(only="[0, 100)", depths={3: 1.0}, train_limit=10)
+    assert [instance.index for instance in training_instances(config, DepthWorld(range(1000)), 1)] == list(
+        range(0, 100, 10)
+    )
 
 
 def test_too_few_of_a_depth_are_told() -> None:
     with pytest.raises(ConfigError, match=r"of 1,000 instances of split train, .* \(20 of depth 3 are missing\)"):
-        graded(recipe(depths={3: 0.6, 1: 0.4}, train_limit=200))
+        draw_depths(recipe(depths={3: 0.6, 1: 0.4}, train_limit=200))
     with pytest.raises(ConfigError, match=r"4 of depth 7 are missing"):
-        graded(recipe(depths={7: 0.4, 1: 0.6}, train_limit=10), size=70_000_000)
+        draw_depths(recipe(depths={7: 0.4, 1: 0.6}, train_limit=10), size=70_000_000)
 
 
 def test_shares_that_make_no_sense_are_refused() -> None:
@@ -117,7 +124,7 @@ def test_shares_that_make_no_sense_are_refused() -> None:
         recipe(depths={1: True}, train_limit=10)
 
 
-class Split(Graded):
+class Split(DepthWorld):
     """Two training splits, of which one has only depths 1 and 2."""
 
     def instances(self, split: str) -> Sequence[Instance]:
@@ -126,25 +133,25 @@ class Split(Graded):
 
 
 def test_splits_are_mixed_in_shares() -> None:
-    made = recipe("instances.mix={more: 0.25, other: 0.1}", train_limit=40)
-    chosen = [training_instances(made, Split(()), iteration) for iteration in (1, 1, 2)]
-    assert Counter(one.split for one in chosen[0]) == {"train": 26, "more": 10, "other": 4}
+    config = recipe("instances.mix={more: 0.25, other: 0.1}", train_limit=40)
+    chosen = [training_instances(config, Split(()), iteration) for iteration in (1, 1, 2)]
+    assert Counter(instance.split for instance in chosen[0]) == {"train": 26, "more": 10, "other": 4}
     assert len(set(chosen[0])) == 40
     assert chosen[0] == chosen[1] != chosen[2]
-    assert parse(resolved(made)) == made
+    assert parse(resolved(config)) == config
     reverse = recipe("instances.mix={other: 0.1, more: 0.25}", train_limit=40)
     assert training_instances(reverse, Split(()), 1) == chosen[0]
 
 
 def test_each_split_of_a_mix_has_the_shares_of_depths() -> None:
-    made = recipe("instances.mix={more: 0.5}", depths={1: 0.5, 2: 0.5}, train_limit=40)
-    chosen = training_instances(made, Split(()), 1)
-    assert Counter((one.split, 1 + one.index % 2) for one in chosen) == dict.fromkeys(
+    config = recipe("instances.mix={more: 0.5}", depths={1: 0.5, 2: 0.5}, train_limit=40)
+    chosen = training_instances(config, Split(()), 1)
+    assert Counter((instance.split, 1 + instance.index % 2) for instance in chosen) == dict.fromkeys(
         [("train", 1), ("train", 2), ("more", 1), ("more", 2)], 10
     )
-    with pytest.raises(ConfigError, match=r"of 900 instances of split more, .* \(4 of depth 3 are missing\)") as told:
+    with pytest.raises(ConfigError, match=r"of 900 instances of split more, .* \(4 of depth 3 are missing\)") as error:
         training_instances(recipe("instances.mix={more: 0.5}", depths={3: 0.2, 1: 0.8}, train_limit=40), Split(()), 1)
-    assert "split train" not in str(told.value)
+    assert "split train" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +175,7 @@ def test_a_split_of_a_mix_is_not_evaluated() -> None:
         recipe("instances.mix={more: 0.5}", "evaluation.sets.more={split: more}")
 
 
-class Solved(Graded):
+class ExpertWorld(DepthWorld):
     """Its expert takes as many steps as the last digit of an instance says; 0 is out of reach."""
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
@@ -176,26 +183,26 @@ class Solved(Graded):
 
 
 def test_instances_take_the_expert_as_many_steps_as_wanted() -> None:
-    made = recipe("instances.expert_steps=[3, 5]", train_limit=12)
+    config = recipe("instances.expert_steps=[3, 5]", train_limit=12)
     for size in (1000, 70_000_000):
-        chosen = {instance.index for instance in training_instances(made, Solved(range(size)), 1)}
+        chosen = {instance.index for instance in training_instances(config, ExpertWorld(range(size)), 1)}
         assert len(chosen) == 12
         assert {index % 10 for index in chosen} == {3, 4, 5}
 
 
 def test_steps_of_the_expert_and_depths_count_together() -> None:
-    made = recipe("instances.expert_steps=[4, 7]", depths={1: 0.5, 2: 0.5}, train_limit=8)
-    chosen = [instance.index for instance in training_instances(made, Solved(range(1000)), 1)]
+    config = recipe("instances.expert_steps=[4, 7]", depths={1: 0.5, 2: 0.5}, train_limit=8)
+    chosen = [instance.index for instance in training_instances(config, ExpertWorld(range(1000)), 1)]
     assert Counter(1 + index % 2 for index in chosen) == {1: 4, 2: 4}
     assert {index % 10 for index in chosen} <= {4, 5, 6, 7}
 
 
 def test_too_few_of_so_many_steps_are_told() -> None:
     with pytest.raises(ConfigError, match=r"instances.expert_steps: of 1,000 .* \(20 are missing\); change this, or"):
-        training_instances(recipe("instances.expert_steps=[11, 12]", train_limit=20), Solved(range(1000)), 1)
-    made = recipe("instances.expert_steps=[3, 3]", depths={3: 1.0}, train_limit=20)
+        training_instances(recipe("instances.expert_steps=[11, 12]", train_limit=20), ExpertWorld(range(1000)), 1)
+    config = recipe("instances.expert_steps=[3, 3]", depths={3: 1.0}, train_limit=20)
     with pytest.raises(ConfigError, match=r"depths and instances.expert_steps: .* \(20 of depth 3 are missing\)"):
-        training_instances(made, Solved(range(1000)), 1)
+        training_instances(config, ExpertWorld(range(1000)), 1)
 
 
 def test_steps_of_the_expert_that_make_no_sense_are_refused() -> None:
@@ -207,19 +214,21 @@ def test_steps_of_the_expert_that_make_no_sense_are_refused() -> None:
 
 def test_later_iterations_may_collect_from_others() -> None:
     later = "instances.from_iteration={2: {expert_steps: [4, 7]}, 4: {depths: {2: 1.0}}}"
-    made = recipe(later, depths={1: 0.5, 2: 0.5}, train_limit=8)
-    chosen = {i: [one.index for one in training_instances(made, Solved(range(1000)), i)] for i in range(1, 6)}
+    config = recipe(later, depths={1: 0.5, 2: 0.5}, train_limit=8)
+    chosen = {
+        i: [instance.index for instance in training_instances(config, ExpertWorld(range(1000)), i)] for i in range(1, 6)
+    }
     assert any(index % 10 > 7 or index % 10 < 4 for index in chosen[1])
     for iteration in (2, 3, 4, 5):
         assert {index % 10 for index in chosen[iteration]} <= {4, 5, 6, 7}
     for iteration, depths in {1: {1, 2}, 2: {1, 2}, 3: {1, 2}, 4: {2}, 5: {2}}.items():
         assert {1 + index % 2 for index in chosen[iteration]} == depths
-    assert list(made.instances.changing_iterations(3)) == [1, 2]
+    assert list(config.instances.changing_iterations(3)) == [1, 2]
 
 
 def test_later_iterations_may_collect_from_fewer() -> None:
-    made = recipe("instances.from_iteration={2: {train_limit: 5}}", train_limit=20)
-    assert [len(training_instances(made, Solved(range(1000)), i)) for i in (1, 2, 3)] == [20, 5, 5]
+    config = recipe("instances.from_iteration={2: {train_limit: 5}}", train_limit=20)
+    assert [len(training_instances(config, ExpertWorld(range(1000)), i)) for i in (1, 2, 3)] == [20, 5, 5]
     with pytest.raises(ConfigError, match=r"instances.from_iteration.2.train_limit"):
         recipe("instances.from_iteration={2: {train_limit: 0}}")
 
@@ -234,21 +243,21 @@ def test_faults_of_later_iterations_say_from_when_on() -> None:
 
 
 def test_a_recipe_with_other_instances_later_survives_storage() -> None:
-    made = recipe("instances.from_iteration={2: {depths: {1: 0.25, 3: 0.75}}}", train_limit=10)
-    assert parse(resolved(made)) == made
-    assert identifying_data(made) != identifying_data(recipe(train_limit=10))
+    config = recipe("instances.from_iteration={2: {depths: {1: 0.25, 3: 0.75}}}", train_limit=10)
+    assert parse(resolved(config)) == config
+    assert identifying_data(config) != identifying_data(recipe(train_limit=10))
     assert "from_iteration" not in identifying_data(recipe(train_limit=10))["instances"]
 
 
 def test_a_recipe_with_shares_of_depths_survives_storage() -> None:
-    made = recipe(depths={1: 0.25, 3: 0.75}, train_limit=10)
-    assert parse(resolved(made)) == made
-    assert fingerprint(resolved(made)) == fingerprint(resolved(parse(resolved(made))))
+    config = recipe(depths={1: 0.25, 3: 0.75}, train_limit=10)
+    assert parse(resolved(config)) == config
+    assert fingerprint(resolved(config)) == fingerprint(resolved(parse(resolved(config))))
 
 
 def test_parts_together_are_the_whole() -> None:
-    parts = [drawn(recipe(only=f"[{start}, {start + 25})", train_limit=0)) for start in range(0, 100, 25)]
-    assert [index for part in parts for index in part] == drawn(recipe(train_limit=0))
+    parts = [draw_indices(recipe(only=f"[{start}, {start + 25})", train_limit=0)) for start in range(0, 100, 25)]
+    assert [index for part in parts for index in part] == draw_indices(recipe(train_limit=0))
 
 
 @pytest.mark.parametrize(
@@ -260,7 +269,7 @@ def test_parts_together_are_the_whole() -> None:
 )
 def test_numbers_that_are_not_there_are_named(only: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        drawn(recipe(only=only))
+        draw_indices(recipe(only=only))
 
 
 @pytest.mark.parametrize(
@@ -279,8 +288,8 @@ def test_what_is_no_range_is_refused(only: Any, said: str) -> None:
 
 def test_both_fields_are_part_of_what_a_run_is_once_they_are_set() -> None:
     ids = {
-        fingerprint(asked_for(made))
-        for made in (recipe(), recipe(only="[0, 5)"), recipe(only=[0, 1]), recipe(draw="fixed"))
+        fingerprint(asked_for(config))
+        for config in (recipe(), recipe(only="[0, 5)"), recipe(only=[0, 1]), recipe(draw="fixed"))
     }
     assert len(ids) == 4
     assert fingerprint(asked_for(recipe(draw="fresh", only=[]))) == fingerprint(asked_for(recipe()))
@@ -288,7 +297,7 @@ def test_both_fields_are_part_of_what_a_run_is_once_they_are_set() -> None:
     assert parse(resolved(set_)) == set_
 
 
-class Renamed(Numbered):
+class AliasWorld(NumberedLine):
     """A world whose split has ten instances, then the same ten under other names, and so on."""
 
     def origin(self, instance: Instance) -> Instance:
@@ -298,7 +307,7 @@ class Renamed(Numbered):
 @pytest.mark.parametrize(("limit", "origins"), [(5, 5), (10, 10), (15, 10), (20, 10), (37, 10)])
 def test_a_part_of_a_split_is_of_as_many_origins_as_there_are(limit: int, origins: int) -> None:
     """Even distances alone would take the first of every ten, or the first and sixth."""
-    env = Renamed(range(200))
+    env = AliasWorld(range(200))
     chosen = held_out_instances(recipe(test_limit=limit), env)
     times = Counter(env.origin(instance).index for instance in chosen)
     assert len(times) == origins
@@ -308,5 +317,5 @@ def test_a_part_of_a_split_is_of_as_many_origins_as_there_are(limit: int, origin
 
 
 def test_a_part_of_a_split_without_variants_is_at_even_distances() -> None:
-    chosen = held_out_instances(recipe(test_limit=7), Numbered(range(100)))
+    chosen = held_out_instances(recipe(test_limit=7), NumberedLine(range(100)))
     assert [instance.index for instance in chosen] == [position * 100 // 7 for position in range(7)]

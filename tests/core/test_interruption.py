@@ -31,10 +31,10 @@ except KeyboardInterrupt:
     ("seconds", "code", "out", "err"), [(60, 3, "in order\n", ""), (0.01, 130, "", "interrupted at once\n")]
 )
 def test_a_second_signal_is_the_same_wish_or_an_urgent_one(seconds: float, code: int, out: str, err: str) -> None:
-    ended = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", STUBBORN, str(seconds)], capture_output=True, text=True, timeout=60, check=False
     )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (code, out, err)
+    assert (result.returncode, result.stdout, result.stderr) == (code, out, err)
 
 
 def test_what_no_signal_ends_is_returned_or_raised() -> None:

@@ -28,7 +28,7 @@ SEARCHED = QUESTIONS + 1
 """Different queries of a run: one for each question, and one for all of them."""
 
 
-def played(root: Path, model: Path, url: str, *, seed: int = 0) -> None:
+def run_searches(root: Path, model: Path, url: str, *, seed: int = 0) -> None:
     command = [sys.executable, "-m", "searching", str(root), str(model), url, str(seed)]
     with launched(command, env=environment(root, root)) as process:
         _, err = process.communicate(timeout=PATIENCE)
@@ -39,14 +39,14 @@ def played(root: Path, model: Path, url: str, *, seed: int = 0) -> None:
 def test_a_second_run_asks_nothing(tmp_path: Path, tiny_model_dir: Path) -> None:
     store = Store(tmp_path / "store.duckdb")
     with counting() as server:
-        played(tmp_path, tiny_model_dir, server.url)
+        run_searches(tmp_path, tiny_model_dir, server.url)
         assert Counter(server.queries).most_common(1)[0][1] == 1
         assert len(server.queries) == SEARCHED
         calls = dict(store.rows("select cached, count(*) from tool_call group by all"))
         assert calls == {False: SEARCHED, True: QUESTIONS - 1}
         assert store.count("select count(*) from answered_call") == SEARCHED
 
-        played(tmp_path, tiny_model_dir, server.url, seed=1)
+        run_searches(tmp_path, tiny_model_dir, server.url, seed=1)
     assert len(server.queries) == SEARCHED
     calls = dict(store.rows("select cached, count(*) from tool_call group by all"))
     assert calls == {False: SEARCHED, True: 3 * QUESTIONS - 1}
@@ -60,15 +60,15 @@ def test_a_killed_run_asks_nothing_twice(tmp_path: Path, tiny_model_dir: Path) -
         server.most = 3
         with launched([*command, server.url, "0"], env=environment(tmp_path, tmp_path)) as process:
             wait_for(process, lambda: store.count("select count(*) from answered_call") == 3, store)
-        kept = {key for (key,) in store.rows("select key from answered_call")}
+        keys = {key for (key,) in store.rows("select key from answered_call")}
         assert store.count("select count(*) from episode") < QUESTIONS
         before = len(server.queries)
         server.released.set()
         # What this process knows of searches, it has from the store.
         asyncio.run(play(tmp_path, tiny_model_dir, server.url, seed=0))
-    assert kept == set(server.queries[:3])
-    assert not kept & set(server.queries[before:]), "what was answered is not asked again"
-    assert set(server.queries[before:]) | kept == set(server.queries)
+    assert keys == set(server.queries[:3])
+    assert not keys & set(server.queries[before:]), "what was answered is not asked again"
+    assert set(server.queries[before:]) | keys == set(server.queries)
     assert store.count("select count(*) from answered_call") == SEARCHED
     assert store.count("select count(*) from tool_call") == 2 * QUESTIONS
 
@@ -78,21 +78,21 @@ def test_an_error_is_not_kept(tmp_path: Path, tiny_model_dir: Path) -> None:
     store = Store(tmp_path / "store.duckdb")
     with counting() as server:
         server.refused = {"ada"}
-        played(tmp_path, tiny_model_dir, server.url)
-        failed = store.rows("select cached, status from tool_call where key = 'ada'")
-        assert failed == [(False, "error")] * QUESTIONS
+        run_searches(tmp_path, tiny_model_dir, server.url)
+        rows = store.rows("select cached, status from tool_call where key = 'ada'")
+        assert rows == [(False, "error")] * QUESTIONS
         assert store.count("select count(*) from answered_call where key = 'ada'") == 0
         server.refused.clear()
         before = len(server.queries)
-        played(tmp_path, tiny_model_dir, server.url, seed=1)
+        run_searches(tmp_path, tiny_model_dir, server.url, seed=1)
     assert server.queries[before:] == ["ada"]
     assert store.count("select count(*) from answered_call where key = 'ada' and status = 'ok'") == 1
 
 
 def test_a_corpus_of_this_process_is_not_kept(tmp_path: Path) -> None:
-    kept = AnsweredCalls(Store(tmp_path / "store.duckdb"))
+    answers = AnsweredCalls(Store(tmp_path / "store.duckdb"))
     world = Reasoning(tools=["search"], cache_dir=str(tmp_path / "cache"))
-    world.keep_answers(kept)
+    world.keep_answers(answers)
     world.reset(world.instances("train")[0])
     assert world.step("<search>river</search>").info["tool_calls"][0].status == "ok"
     assert not (tmp_path / "store.duckdb").exists()
@@ -120,9 +120,9 @@ def sets_of(folder: Path, *sources: str) -> list[dict[str, str]]:
 
 
 def test_one_run_searches_the_web_for_some_sources_a_server_and_corpora_for_others(tmp_path: Path) -> None:
-    kept, corpus = AnsweredCalls(Store(tmp_path / "store.duckdb")), tmp_path / "corpus.jsonl"
+    answers, corpus = AnsweredCalls(Store(tmp_path / "store.duckdb")), tmp_path / "corpus.jsonl"
     corpus.write_text('{"id": "a", "title": "Ada", "contents": "Ada is in a file."}\n')
-    with counting() as server, web() as (web_url, asked):
+    with counting() as server, web() as (web_url, web_queries):
         options: dict[str, Any] = {
             "questions": sets_of(tmp_path, "aime24", "2wiki", "hotpotqa", "nq"),
             "tools": ["search"],
@@ -144,7 +144,7 @@ def test_one_run_searches_the_web_for_some_sources_a_server_and_corpora_for_othe
         world = registry.make("reasoning", options, {"SERPER_API_KEY": "k"})
         assert isinstance(world, Reasoning)
         world.reach()
-        world.keep_answers(kept)
+        world.keep_answers(answers)
         calls = []
         for instance in world.instances("test"):
             world.reset(instance)
@@ -155,32 +155,32 @@ def test_one_run_searches_the_web_for_some_sources_a_server_and_corpora_for_othe
         ("server", "Ada\nA..."),
         ("server", "Ada\nAda lives by the sea."),
     ]
-    assert (asked, server.queries) == (["ada"], ["ada", "ada"])
-    assert len(kept.identities()) == 3, "what servers answered is kept, each by itself"
+    assert (web_queries, server.queries) == (["ada"], ["ada", "ada"])
+    assert len(answers.identities()) == 3, "what servers answered is kept, each by itself"
 
 
 def test_a_search_by_source_that_cannot_be_is_told(tmp_path: Path) -> None:
     sets = sets_of(tmp_path, "aime24", "2wiki")
 
-    def made(**options: Any) -> Reasoning:
+    def make_world(**options: Any) -> Reasoning:
         world = registry.make("reasoning", {"questions": sets, "cache_dir": str(tmp_path), **options})
         assert isinstance(world, Reasoning)
         return world
 
     with pytest.raises(ConfigError, match="no question has the source nq; there are aime24, 2wiki"):
-        made(search_by_source={"nq": {"searched": "web"}})
+        make_world(search_by_source={"nq": {"searched": "web"}})
     with pytest.raises(ConfigError, match="names aime24 twice"):
-        made(search_by_source={"aime24": {"top_k": 1}, "AIME24": {"top_k": 2}})
+        make_world(search_by_source={"aime24": {"top_k": 1}, "AIME24": {"top_k": 2}})
     with pytest.raises(ConfigError, match="search is not among environment"):
-        made(tools=["python"], search_by_source={"aime24": {"top_k": 1}})
+        make_world(tools=["python"], search_by_source={"aime24": {"top_k": 1}})
     with pytest.raises(ConfigError, match="search_by_source: there is no field python_timeout_s"):
-        made(search_by_source={"aime24": {"python_timeout_s": 1}})
+        make_world(search_by_source={"aime24": {"python_timeout_s": 1}})
     with pytest.raises(ConfigError, match=r"search_by_source\.aime24: .* one thing is searched"):
-        made(tools=["search"], search_by_source={"aime24": {"searched": "web", "search_url": "http://there"}})
+        make_world(tools=["search"], search_by_source={"aime24": {"searched": "web", "search_url": "http://there"}})
     # What no question searches is not opened.
-    both = {name: {"corpus": str(tmp_path / "corpus.jsonl")} for name in ("aime24", "2wiki")}
+    corpora = {name: {"corpus": str(tmp_path / "corpus.jsonl")} for name in ("aime24", "2wiki")}
     tmp_path.joinpath("corpus.jsonl").write_text('{"id": "a", "contents": "Ada."}\n')
-    made(tools=["search"], search_url="http://127.0.0.1:9", search_by_source=both).reach()
+    make_world(tools=["search"], search_url="http://127.0.0.1:9", search_by_source=corpora).reach()
 
 
 def test_the_web_needs_a_key_and_no_error_shows_it() -> None:
@@ -188,7 +188,7 @@ def test_the_web_needs_a_key_and_no_error_shows_it() -> None:
         open_tools(ToolSettings(searched="web"))
     with pytest.raises(ConfigError, match="searched is 'moon'; it is corpus or web"):
         open_tools(ToolSettings(searched="moon"))  # type: ignore[arg-type]
-    for other in ({"corpus": "c.jsonl"}, {"searched": "web"}):
-        with pytest.raises(ConfigError, match=f"search_url is 'http://there' beside {next(iter(other))}"):
-            open_tools(ToolSettings(search_url="http://there", **other))  # type: ignore[arg-type]
+    for options in ({"corpus": "c.jsonl"}, {"searched": "web"}):
+        with pytest.raises(ConfigError, match=f"search_url is 'http://there' beside {next(iter(options))}"):
+            open_tools(ToolSettings(search_url="http://there", **options))  # type: ignore[arg-type]
     assert "0123456789" not in repr(ToolSettings(search_api_key="0123456789"))

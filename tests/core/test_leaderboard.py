@@ -73,9 +73,9 @@ def test_a_file_is_made_and_a_run_has_one_place_in_it(tmp_path: Path) -> None:
     entry = entry_of(REPORT, seed=3, seconds=60)
     add_entry(page, entry)
     add_entry(page, entry.model_copy(update={"run": "b" * 16, "score": 0.9}))
-    shown = add_entry(page, entry.model_copy(update={"score": 0.8}))
+    table = add_entry(page, entry.model_copy(update={"score": 0.8}))
     interval = f"(62.0{wording.DASH}82.0)"
-    assert [row.cells[4] for row in shown.rows] == [f"90.0 {interval}", f"80.0 {interval}"], "the best is first"
+    assert [row.cells[4] for row in table.rows] == [f"90.0 {interval}", f"80.0 {interval}"], "the best is first"
     assert [each.score for each in read_entries(page.with_suffix(".jsonl"))] == [0.9, 0.8]
     assert page.read_text().startswith("# Leaderboard\n")
 
@@ -89,10 +89,10 @@ def test_what_stands_around_it_stays_and_papers_are_marked(tmp_path: Path) -> No
     assert text.startswith(f"# Mine\n\n{START_MARK}\n\n| World |")
     assert text.endswith(f"|\n\n{END_MARK}\n\nThe end.\n")
     assert "old" not in text
-    first, second = text.splitlines()[6:8]
-    assert f"| 78.0 | {wording.NOTHING} |" in first
-    assert first.endswith("theirs: arXiv 2501.11425 |")
-    assert second.endswith("cccccccc 2026-11-29 |")
+    paper_row, run_row = text.splitlines()[6:8]
+    assert f"| 78.0 | {wording.NOTHING} |" in paper_row
+    assert paper_row.endswith("theirs: arXiv 2501.11425 |")
+    assert run_row.endswith("cccccccc 2026-11-29 |")
 
 
 @pytest.mark.parametrize("text", ["# Mine\n", f"{START_MARK}\n", f"{END_MARK}\n{START_MARK}\n"])

@@ -38,11 +38,11 @@ async def test_dives_begin_later_and_later_until_one_is_rewarded() -> None:
     tree = await grow(instance(4), Line(), model, LED, seed=1, on_expansion=log)
     assert log.tree(tree) == tree
     assert sorted(expert_steps(tree).values()) == [(1, 1), (2, 1), (3, 1), (4, 3), (5, 3)]
-    won = [node for node in tree.nodes if node.step is not None and node.step.success]
-    assert won
-    assert {node.dive for node in won} == {4}
-    assert [step.action for step in steps_to(tree.nodes, won[0].index)] == ["right"] * 6
-    assert all(step.finish_reason is None for step in steps_to(tree.nodes, won[0].index)[:5])
+    goal_nodes = [node for node in tree.nodes if node.step is not None and node.step.success]
+    assert goal_nodes
+    assert {node.dive for node in goal_nodes} == {4}
+    assert [step.action for step in steps_to(tree.nodes, goal_nodes[0].index)] == ["right"] * 6
+    assert all(step.finish_reason is None for step in steps_to(tree.nodes, goal_nodes[0].index)[:5])
 
 
 async def test_without_the_setting_the_tree_is_given_up() -> None:

@@ -65,9 +65,9 @@ def make(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
 @pytest.mark.slow
 async def test_samples_and_report_tell_of_the_experts_steps(make: Callable[..., RunContext]) -> None:
     ctx = make()
-    made = await spliced(ctx)
-    assert made["good"] == 6
-    assert made["revision"] > 0
+    counts = await spliced(ctx)
+    assert counts["good"] == 6
+    assert counts["revision"] > 0
     of_expert = ctx.store.rows("select count(*), count(asked) from node where duplicates = 0 and node_index > 0")
     assert of_expert == [(6, 0)]
     samples = load_samples(ctx.store, iteration_id=ctx.iteration_id(1)).values()

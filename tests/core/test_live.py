@@ -44,8 +44,8 @@ RUN = gallery.RUN
 
 def at(done: int, **other: Any) -> StageProgress:
     now = time.time()
-    known = {"iteration": 1, "stage": "train", "total": 40, "note": "steps", "began": now - 65, "told": now}
-    return StageProgress(**{**known, "done": done, **other})
+    fields = {"iteration": 1, "stage": "train", "total": 40, "note": "steps", "began": now - 65, "told": now}
+    return StageProgress(**{**fields, "done": done, **other})
 
 
 def test_progress_is_read_as_it_was_told(tmp_path: Path) -> None:
@@ -124,9 +124,9 @@ async def test_a_stage_tells_how_far_it_is_even_while_it_is_silent(
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    made = gallery.fill(tmp_path / "store.duckdb")
-    made.write(timing_rows(gallery.ITERATION, "collect", {"generate": 9.0, "environment": 0.5}, tokens=100))
-    return made
+    gallery_store = gallery.fill(tmp_path / "store.duckdb")
+    gallery_store.write(timing_rows(gallery.ITERATION, "collect", {"generate": 9.0, "environment": 0.5}, tokens=100))
+    return gallery_store
 
 
 def shown_by(path: Path) -> ASGIApp:
@@ -151,11 +151,11 @@ def text(page: str) -> str:
 async def test_the_viewer_waits_for_the_first_run(tmp_path: Path) -> None:
     path = tmp_path / "new" / "store.duckdb"
     async with client(path) as http:
-        first = await http.get("/")
-        assert first.status_code == 200
-        assert "Waiting for the first run" in first.text
-        assert '<main data-live="/"' in first.text
-        assert '<noscript><meta http-equiv="refresh"' in first.text
+        page = await http.get("/")
+        assert page.status_code == 200
+        assert "Waiting for the first run" in page.text
+        assert '<main data-live="/"' in page.text
+        assert '<noscript><meta http-equiv="refresh"' in page.text
         assert (await http.get(f"/run/{RUN}")).status_code == 503
         assert not path.parent.exists(), "waiting writes nothing"
         gallery.fill(path)
@@ -174,25 +174,27 @@ async def test_the_page_of_a_run_at_work_moves_and_that_of_another_does_not(stor
         async with client(store.path) as http:
             page = (await http.get(f"/run/{RUN}")).text
             part = (await http.get(f"/moving/run/{RUN}")).text
-            listed = (await http.get("/")).text
+            index = (await http.get("/")).text
     assert f'<main data-live="/moving/run/{RUN}" data-state="running 1 train"' in page
-    assert '<main data-live="/"' in listed
-    for one in (page, part):
-        assert "Iteration 1, train 10 of 40" in text(one)
-        assert re.search(r"1 min [0-5]\d s so far, about [45] min \d\d s left, 1 h 0[67] min of the run", text(one))
-        assert '<progress max="40" value="10">' in one
-        assert "Loss by optimizer step." in one
-        assert "Last episodes" in one
+    assert '<main data-live="/"' in index
+    for page_text in (page, part):
+        assert "Iteration 1, train 10 of 40" in text(page_text)
+        assert re.search(
+            r"1 min [0-5]\d s so far, about [45] min \d\d s left, 1 h 0[67] min of the run", text(page_text)
+        )
+        assert '<progress max="40" value="10">' in page_text
+        assert "Loss by optimizer step." in page_text
+        assert "Last episodes" in page_text
     assert len(part) < len(page) / 1.5
     assert "Scores" not in part
     # Nobody works on it any more.
     async with client(store.path) as http:
         page = (await http.get(f"/run/{RUN}")).text
         part = (await http.get(f"/moving/run/{RUN}")).text
-    for one in (page, part):
-        assert "data-live" not in one
-        assert "so far" not in one
-        assert "http-equiv" not in one
+    for page_text in (page, part):
+        assert "data-live" not in page_text
+        assert "so far" not in page_text
+        assert "http-equiv" not in page_text
 
 
 @pytest.mark.slow
@@ -207,26 +209,26 @@ async def test_a_stage_has_a_page(store: Store) -> None:
         assert "Time 9.5 s" in text(page.text)
         assert "odd" in page.text, "what went wrong in it"
         assert f'href="/stage/{RUN}/1/collect"' in (await http.get(f"/run/{RUN}")).text
-        for other in (f"/stage/{RUN}/1/none", f"/stage/{RUN}/7/collect", "/stage/none/1/collect", "/moving/run/none"):
-            assert (await http.get(other)).status_code == 404, other
+        for path in (f"/stage/{RUN}/1/none", f"/stage/{RUN}/7/collect", "/stage/none/1/collect", "/moving/run/none"):
+            assert (await http.get(path)).status_code == 404, path
         with at_work(store):
             now = (await http.get(f"/stage/{RUN}/1/train")).text
             elsewhere = (await http.get(f"/stage/{RUN}/1/collect")).text
     assert "Status at work" in text(now)
     assert "10 of 40" in text(now)
     assert "Learning curves" in text(now)
-    for later in ("10 of 40", "A process is at work", "Learning curves"):
-        assert later not in text(elsewhere), "what another stage does is not told on the page of one that is over"
+    for sentence in ("10 of 40", "A process is at work", "Learning curves"):
+        assert sentence not in text(elsewhere), "what another stage does is not told on the page of one that is over"
 
 
 @pytest.mark.slow
 async def test_settings_that_differ_from_another_run_are_listed(store: Store) -> None:
     def run(run_id: str, seed: int, versions: dict[str, str], **more: Any) -> None:
         config = {"seed": seed, "model": {"path": "tiny", "backend": "transformers"}, **more}
-        started = datetime(2026, 1, 3, seed, tzinfo=UTC)
+        start = datetime(2026, 1, 3, seed, tzinfo=UTC)
         store.write(
             run_rows(
-                run_id, recipe="two", method="eto", config=config, versions=versions, workspace="w", started_at=started
+                run_id, recipe="two", method="eto", config=config, versions=versions, workspace="w", started_at=start
             )
         )
 
@@ -234,8 +236,8 @@ async def test_settings_that_differ_from_another_run_are_listed(store: Store) ->
     run("cccc0002", 2, {"torch": "2.14"}, training={"learning_rate": 1e-4, "token": "hf_secretsecretsecretsecret"})
     async with client(store.path) as http:
         page = (await http.get("/run/cccc0002")).text
-        first = (await http.get("/run/cccc0001")).text
-        other = (await http.get(f"/run/cccc0002?against={RUN}")).text
+        first_page = (await http.get("/run/cccc0001")).text
+        diff_page = (await http.get(f"/run/cccc0002?against={RUN}")).text
         assert (await http.get("/run/cccc0002?against=none")).status_code == 200
     rows = [text(row) for row in re.findall(r"<tr>.*?</tr>", page.partition('id="settings"')[2])]
     assert rows[:4] == [
@@ -248,8 +250,8 @@ async def test_settings_that_differ_from_another_run_are_listed(store: Store) ->
     assert "Model tiny" in text(page)
     assert "secretsecret" not in page
     # The first of its recipe has none before it.
-    assert "training.learning_rate" not in first.partition("with every default")[0]
-    assert f'value="{RUN}" selected' in other
+    assert "training.learning_rate" not in first_page.partition("with every default")[0]
+    assert f'value="{RUN}" selected' in diff_page
 
 
 @pytest.mark.slow
@@ -291,9 +293,9 @@ def test_in_a_browser_a_page_moves_and_stops_when_the_run_is_done(store: Store, 
     write_progress(progress_file(tmp_path, RUN), at(10))
     moving = Moving(store)
     with running(moving) as address:
-        seen = browse(f"{address}/run/{RUN}", tmp_path / "profile", seconds=30)
+        page = browse(f"{address}/run/{RUN}", tmp_path / "profile", seconds=30)
     assert moving.asked.count(f"/moving/run/{RUN}") == 4, "and no more when the run is done"
     assert moving.asked.count(f"/run/{RUN}") == 2, "the whole page once more at its end"
-    assert "finished" in text(seen).partition("Scores")[0]
-    assert "of 40" not in text(seen)
-    assert json.dumps(seen).count("<h2>Scores") == 1
+    assert "finished" in text(page).partition("Scores")[0]
+    assert "of 40" not in text(page)
+    assert json.dumps(page).count("<h2>Scores") == 1

@@ -42,12 +42,12 @@ async def test_the_scan_starts_at_the_split_or_at_the_root() -> None:
     for start, length, error in cases:
         config = CritiqueConfig(scan_from=start)
         judge = by_action(left="Bad", look="Bad")
-        judged = await judge_paths(scans_of([pair], config), judge, config, seed=0, **BUDGET)
-        found = critique_of(pair, judged, config)
-        assert len(judge.requests) == len(found.verdicts) == length
-        assert found.first_error == error
-        assert found.verdicts[-1].position == 2
-        assert found.verdicts[-1].reply == "Judgement: Good"
+        judgements = await judge_paths(scans_of([pair], config), judge, config, seed=0, **BUDGET)
+        critique = critique_of(pair, judgements, config)
+        assert len(judge.requests) == len(critique.verdicts) == length
+        assert critique.first_error == error
+        assert critique.verdicts[-1].position == 2
+        assert critique.verdicts[-1].reply == "Judgement: Good"
 
 
 async def test_what_paths_share_is_judged_once() -> None:
@@ -61,23 +61,23 @@ async def test_what_paths_share_is_judged_once() -> None:
     scans = scans_of(pairs, CONFIG)
     assert [(scan.path.leaf, scan.start) for scan in scans] == [(pairs[0].bad.leaf, 0), (pairs[1].bad.leaf, 0)]
     judge = by_action(left="Bad", look="Bad")
-    judged = await judge_paths(scans, judge, CONFIG, seed=0, **BUDGET)
+    judgements = await judge_paths(scans, judge, CONFIG, seed=0, **BUDGET)
     assert len(judge.requests) == 5
-    assert [critique_of(pair, judged, CONFIG).first_error for pair in pairs] == [0, 0, 1]
+    assert [critique_of(pair, judgements, CONFIG).first_error for pair in pairs] == [0, 0, 1]
 
-    again = by_action()
-    assert await judge_paths(scans, again, CONFIG, seed=0, judgements=judged, **BUDGET) == judged
-    assert again.requests == []
+    second_judge = by_action()
+    assert await judge_paths(scans, second_judge, CONFIG, seed=0, judgements=judgements, **BUDGET) == judgements
+    assert second_judge.requests == []
 
 
 async def test_the_seed_of_a_question_is_its_nodes_own() -> None:
     pair = ToyTree(2).pair(["right"], ["left", "look", "left"])
     (scan,) = scans_of([pair], CONFIG)
-    asked = judge_questions(scan, CONFIG, seed=0, **BUDGET)
-    assert len({q.request.seed for q in asked}) == 3
-    assert judge_questions(scan._replace(start=2), CONFIG, seed=0, **BUDGET) == asked[2:]
+    questions = judge_questions(scan, CONFIG, seed=0, **BUDGET)
+    assert len({q.request.seed for q in questions}) == 3
+    assert judge_questions(scan._replace(start=2), CONFIG, seed=0, **BUDGET) == questions[2:]
     assert {q.request.seed for q in judge_questions(scan, CONFIG, seed=1, **BUDGET)}.isdisjoint(
-        q.request.seed for q in asked
+        q.request.seed for q in questions
     )
 
 
@@ -96,16 +96,16 @@ def test_the_log_has_no_thoughts_and_loses_whole_steps_from_its_old_end() -> Non
         )[position]
         return question.request.messages[0].text, question.dropped_steps
 
-    whole, dropped = text(14)
-    assert dropped == 0
+    whole, num_dropped = text(14)
+    assert num_dropped == 0
     assert "SECRET" not in whole
     assert whole.count("Action: ") == 4
-    shorter, dropped = text(12)
-    assert dropped == 2
+    shorter, num_dropped = text(12)
+    assert num_dropped == 2
     assert [line for line in shorter.splitlines() if line.startswith("Action: ")] == ["Action: left", "Action: right"]
     assert "You are at -2." in shorter
-    shortest, dropped = text(5)
-    assert dropped == 3
+    shortest, num_dropped = text(5)
+    assert num_dropped == 3
     assert shortest.count("Action: ") == 1
     assert "The goal is 6" in shortest
 
@@ -114,22 +114,22 @@ async def test_a_log_that_the_judge_counts_as_too_long_is_shortened() -> None:
     """Before, what an estimate let through and the server refused was stored as an unparsable
     verdict.
     """
-    seen: list[int] = []
+    num_steps: list[int] = []
 
     async def strict(request: Request) -> list[Generation]:
         steps = request.messages[0].text.count("Action: ")
-        seen.append(steps)
+        num_steps.append(steps)
         if steps > 2:
             raise PromptTooLong("no room")
         return [generation("Judgement: Good")]
 
     path = ToyTree(4).path("look", "left", "left", "right", "left")
     scan = scans_of([ToyTree(4).pair(["right"], ["look"])], CONFIG)[0]._replace(path=path, start=4)
-    judged = await judge_paths([scan], strict, CONFIG, seed=0, **BUDGET)
-    (judgement,) = judged.values()
+    judgements = await judge_paths([scan], strict, CONFIG, seed=0, **BUDGET)
+    (judgement,) = judgements.values()
     assert judgement.verdict is Verdict.GOOD
     assert judgement.dropped_steps == 3
-    assert seen == [5, 3, 2]
+    assert num_steps == [5, 3, 2]
 
 
 async def test_a_step_that_does_not_fit_at_all_is_unparsable() -> None:
@@ -137,12 +137,12 @@ async def test_a_step_that_does_not_fit_at_all_is_unparsable() -> None:
         raise PromptTooLong("no room")
 
     pair = ToyTree(0).pair(["right", "right"], ["left"])
-    judged = await judge_paths(scans_of([pair], CONFIG), full, CONFIG, seed=0, **BUDGET)
-    assert critique_of(pair, judged, CONFIG).verdicts == (
+    judgements = await judge_paths(scans_of([pair], CONFIG), full, CONFIG, seed=0, **BUDGET)
+    assert critique_of(pair, judgements, CONFIG).verdicts == (
         StepVerdict(position=0, verdict=Verdict.UNPARSABLE, reply=""),
     )
-    strict = CritiqueConfig(unparsable="bad")
-    assert critique_of(pair, judged, strict).first_error is None, "a judge without room found no error"
+    strict_config = CritiqueConfig(unparsable="bad")
+    assert critique_of(pair, judgements, strict_config).first_error is None, "a judge without room found no error"
 
 
 @pytest.mark.parametrize(("unparsable", "error"), [("skip", 1), ("bad", 0)])
@@ -150,31 +150,31 @@ async def test_the_recipe_says_what_an_unparsable_judgement_means(unparsable: st
     config = CritiqueConfig(unparsable=unparsable)  # type: ignore[arg-type]
     pair = ToyTree(2).pair(["right"], ["look", "left"])
     judge = by_action(look="so so", left="Bad")
-    judged = await judge_paths(scans_of([pair], config), judge, config, seed=0, **BUDGET)
-    found = critique_of(pair, judged, config)
-    assert found.verdicts[0].verdict is Verdict.UNPARSABLE
-    assert found.first_error == error
+    judgements = await judge_paths(scans_of([pair], config), judge, config, seed=0, **BUDGET)
+    critique = critique_of(pair, judgements, config)
+    assert critique.verdicts[0].verdict is Verdict.UNPARSABLE
+    assert critique.first_error == error
 
 
 async def test_verdicts_are_read_as_the_authors_read_them_if_a_recipe_says_so() -> None:
     config = CritiqueConfig(unparsable="published")
     pair = ToyTree(2).pair(["right"], ["look", "left"])
     judge = by_action(look="not good at all", left="hm")
-    judged = await judge_paths(scans_of([pair], config), judge, config, seed=0, **BUDGET)
-    found = critique_of(pair, judged, config)
-    assert [verdict.verdict for verdict in found.verdicts] == [Verdict.GOOD, Verdict.BAD]
-    assert found.first_error == 1
+    judgements = await judge_paths(scans_of([pair], config), judge, config, seed=0, **BUDGET)
+    critique = critique_of(pair, judgements, config)
+    assert [verdict.verdict for verdict in critique.verdicts] == [Verdict.GOOD, Verdict.BAD]
+    assert critique.first_error == 1
 
 
 async def test_the_majority_of_the_votes_counts_and_speaks() -> None:
     config = CritiqueConfig(votes=3, temperature=1.0)
     judge = Judge(lambda action, number: ("Good", "Bad, it fell", "Bad, it broke")[number])
     pair = ToyTree(0).pair(["right"], ["jump"])
-    judged = await judge_paths(scans_of([pair], config), judge, config, seed=0, **BUDGET)
-    (judgement,) = judged.values()
+    judgements = await judge_paths(scans_of([pair], config), judge, config, seed=0, **BUDGET)
+    (judgement,) = judgements.values()
     assert judge.requests[0].n == 3
     assert judgement.votes == (Verdict.GOOD, Verdict.BAD, Verdict.BAD)
-    assert critique_of(pair, judged, config).verdicts == (
+    assert critique_of(pair, judgements, config).verdicts == (
         StepVerdict(position=0, verdict=Verdict.BAD, reply="Judgement: Bad, it fell"),
     )
 

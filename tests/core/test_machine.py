@@ -61,10 +61,10 @@ def test_the_processor_says_what_it_has(processor: str, said: str) -> None:
 
 def test_a_machine_is_described(on: Callable[[str], None]) -> None:
     on("processor\t: 0\nmodel name\t: One of a kind\n")
-    told = machine.machine_facts()
-    assert re.fullmatch(r"One of a kind, \d+ of \d+", told["processor"])
-    assert re.fullmatch(r"\d+\.\d GiB", told["memory"])
-    assert "gpu" not in told
+    facts = machine.machine_facts()
+    assert re.fullmatch(r"One of a kind, \d+ of \d+", facts["processor"])
+    assert re.fullmatch(r"\d+\.\d GiB", facts["memory"])
+    assert "gpu" not in facts
     on("Features\t: fp asimd\n")
     assert machine.machine_facts()["processor"][0] != ","
 
@@ -76,8 +76,8 @@ def test_the_commit_is_that_of_the_clone(tmp_path: Path, monkeypatch: pytest.Mon
     assert machine.commit(package="no-such-package") == ""
 
     def git(*words: str) -> str:
-        asked = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@y", *words]
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@y", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     git("init", "-q")
     (code / "machine.py").write_text("one", encoding="utf-8")
@@ -109,13 +109,13 @@ def test_an_id_is_that_of_what_auto_came_to(on: Callable[[str], None]) -> None:
     def key(recipe: Recipe) -> str:
         return fingerprint(asked_for(recipe))
 
-    written = {**AUTO, "model": {"path": "m", "dtype": "bfloat16"}, "models": {"judge": {"path": "j"}}}
-    written["models"]["judge"]["dtype"] = "bfloat16"
+    data = {**AUTO, "model": {"path": "m", "dtype": "bfloat16"}, "models": {"judge": {"path": "j"}}}
+    data["models"]["judge"]["dtype"] = "bfloat16"
     on(WITH)
-    here = key(resolve_auto(parse(AUTO)))
-    assert here == key(parse({**written, "training": {}}))
+    digest = key(resolve_auto(parse(AUTO)))
+    assert digest == key(parse({**data, "training": {}}))
     on(WITHOUT)
-    assert key(resolve_auto(parse(AUTO))) != here
+    assert key(resolve_auto(parse(AUTO))) != digest
 
 
 def test_what_is_written_stays(on: Callable[[str], None]) -> None:
@@ -127,10 +127,10 @@ def test_what_is_written_stays(on: Callable[[str], None]) -> None:
 
 def test_a_served_model_has_no_format_of_ours(on: Callable[[str], None]) -> None:
     on(WITH)
-    served = parse({"name": "x", "model": {"backend": "openai", "dtype": "auto", "server": {"model": "m"}}})
-    assert resolve_auto(served).model.dtype == "float32"
-    assert "actor" not in number_formats(resolve_auto(served))
-    assert number_formats(resolve_auto(served), with_training=False) == ""
+    recipe = parse({"name": "x", "model": {"backend": "openai", "dtype": "auto", "server": {"model": "m"}}})
+    assert resolve_auto(recipe).model.dtype == "float32"
+    assert "actor" not in number_formats(resolve_auto(recipe))
+    assert number_formats(resolve_auto(recipe), with_training=False) == ""
 
 
 def test_a_trainer_refuses_what_nobody_settled() -> None:

@@ -56,10 +56,10 @@ def test_a_plan_names_the_settings_that_group_rl_does_not_read() -> None:
     lines = method_of(recipe).describe(recipe, 4, 4)
     unread = "training.optim, training.launch.num_machines (it trains on one machine, with its share of the processes)"
     assert f"an iteration rl does not read {unread}" in lines
-    trained = [plan.training for plan in plans_of(recipe) if plan.training]
-    online = [one.config.launch for one in trained if isinstance(one.objective, GroupRelative)]
-    assert online
-    assert all(launch == LaunchConfig(num_processes=4, deepspeed="zero3") for launch in online)
+    trainings = [plan.training for plan in plans_of(recipe) if plan.training]
+    launches = [training.config.launch for training in trainings if isinstance(training.objective, GroupRelative)]
+    assert launches
+    assert all(launch == LaunchConfig(num_processes=4, deepspeed="zero3") for launch in launches)
     plain = load(RECIPES / "textcraft-tiny.yaml", further[:1])
     assert not any("does not read" in line for line in method_of(plain).describe(plain, 4, 4))
 
@@ -77,9 +77,9 @@ def test_the_curriculum_of_et_agent_trains_on_one_machine_as_its_plan_says() -> 
         }
     )
     assert any("training.launch.num_machines" in line for line in method_of(recipe).describe(recipe, 4, 4))
-    supervised, online = (plan.training.config.launch for plan in plans_of(recipe) if plan.training)
-    assert supervised == LaunchConfig(**launch)
-    assert online == LaunchConfig(num_processes=4)
+    sft_launch, rl_launch = (plan.training.config.launch for plan in plans_of(recipe) if plan.training)
+    assert sft_launch == LaunchConfig(**launch)
+    assert rl_launch == LaunchConfig(num_processes=4)
 
 
 def test_a_plan_tells_how_many_instances_each_kind_of_iteration_has() -> None:

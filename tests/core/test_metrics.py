@@ -64,13 +64,13 @@ def test_nothing_gives_nan_and_not_zero() -> None:
 
 def test_bootstrap_is_repeatable_and_near_the_normal_interval() -> None:
     rewards = [0.0, 0.25, 0.5, 0.75, 1.0] * 20
-    one, same, other = (mean_reward(rewards, seed=s) for s in (1, 1, 2))
-    assert one == same
-    assert one != other
-    assert one.mean == 0.5
+    estimate, same_seed, other_seed = (mean_reward(rewards, seed=s) for s in (1, 1, 2))
+    assert estimate == same_seed
+    assert estimate != other_seed
+    assert estimate.mean == 0.5
     half = 1.96 * math.sqrt(0.125 / 100)
-    assert one.low == pytest.approx(0.5 - half, abs=0.01)
-    assert one.high == pytest.approx(0.5 + half, abs=0.01)
+    assert estimate.low == pytest.approx(0.5 - half, abs=0.01)
+    assert estimate.high == pytest.approx(0.5 + half, abs=0.01)
     constant = mean_reward([1.0, 1.0])
     assert (constant.low, constant.high) == (1.0, 1.0)
 
@@ -105,9 +105,9 @@ def test_stuck_means_three_times_in_a_row(actions: str, stuck: bool) -> None:
 
 
 def test_loops_over_episodes() -> None:
-    found = measure_loops([list("aaa"), list("abc")])
-    assert found.per_episode == {1: 1.0, 2: 0.0, 3: 0.0, 4: 0.0, 5: 0.0}
-    assert found.stuck_share == 0.5
+    loops = measure_loops([list("aaa"), list("abc")])
+    assert loops.per_episode == {1: 1.0, 2: 0.0, 3: 0.0, 4: 0.0, 5: 0.0}
+    assert loops.stuck_share == 0.5
 
 
 def test_an_interval_over_clusters_is_the_usual_one_where_each_value_is_its_own() -> None:
@@ -136,11 +136,11 @@ def test_a_share_that_is_the_same_in_all_clusters_is_not_certain() -> None:
 
 
 def test_pass_at_k_is_the_chance_over_all_choices_of_k_episodes() -> None:
-    for played, won in ((4, 0), (5, 2), (6, 6), (8, 1)):
-        outcomes = [True] * won + [False] * (played - won)
-        for k in range(1, played + 1):
+    for num_episodes, num_wins in ((4, 0), (5, 2), (6, 6), (8, 1)):
+        outcomes = [True] * num_wins + [False] * (num_episodes - num_wins)
+        for k in range(1, num_episodes + 1):
             choices = list(combinations(outcomes, k))
-            assert pass_at(k, played, won) == pytest.approx(sum(map(any, choices)) / len(choices))
+            assert pass_at(k, num_episodes, num_wins) == pytest.approx(sum(map(any, choices)) / len(choices))
     assert [powers_of_two(most) for most in (1, 2, 6, 8)] == [(1,), (1, 2), (1, 2, 4, 6), (1, 2, 4, 8)]
 
 
@@ -160,9 +160,9 @@ def test_t_quantiles_join_their_expansion_and_the_normal() -> None:
 
 
 def test_a_disaster_counts_in_a_mean_what_the_recipe_says() -> None:
-    won = trajectory(2, True)
-    fallen = dataclasses.replace(trajectory(1, False), stop=StopReason.DISASTER)
-    rewards = [reward_with_disasters(each, -1.0) for each in (won, fallen, trajectory(3, False))]
+    win = trajectory(2, True)
+    disaster = dataclasses.replace(trajectory(1, False), stop=StopReason.DISASTER)
+    rewards = [reward_with_disasters(episode, -1.0) for episode in (win, disaster, trajectory(3, False))]
     assert rewards == [1.0, -1.0, 0.0]
     assert mean_reward(rewards).mean == 0.0
-    assert reward_with_disasters(fallen, 0.0) == 0.0
+    assert reward_with_disasters(disaster, 0.0) == 0.0

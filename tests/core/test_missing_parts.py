@@ -74,15 +74,15 @@ def world(act: Callable[[], Any], when: str) -> type[Environment]:
 @pytest.mark.parametrize("when", ["make", "instances", "reset"])
 @pytest.mark.parametrize("part", list(LACKING))
 def test_the_same_sentence_in_every_command(monkeypatch: pytest.MonkeyPatch, part: str, when: str) -> None:
-    act, said = LACKING[part]
+    act, need = LACKING[part]
     monkeypatch.setattr(registry, "names", lambda: ("world",))
     monkeypatch.setitem(registry._FACTORY_BY_NAME, "world", world(act, when))
-    (found,) = environments.diagnose("world", {})
-    assert (found["status"], found["detail"].count("\n")) == ("missing", 0)
-    with pytest.raises(MissingPart, match=f"^environment world needs {said}") as shown:
+    (diagnosis,) = environments.diagnose("world", {})
+    assert (diagnosis["status"], diagnosis["detail"].count("\n")) == ("missing", 0)
+    with pytest.raises(MissingPart, match=f"^environment world needs {need}") as error:
         CliRunner().invoke(cli, ["env", "show", "world"], catch_exceptions=False)
-    assert str(shown.value) == found["detail"]
-    with pytest.raises(MissingPart, match=f"^environment world needs {said}"):
+    assert str(error.value) == diagnosis["detail"]
+    with pytest.raises(MissingPart, match=f"^environment world needs {need}"):
         CliRunner().invoke(cli, ["env", "play", "world"], catch_exceptions=False)
 
 
@@ -96,8 +96,8 @@ def test_another_fault_is_no_missing_part(monkeypatch: pytest.MonkeyPatch, when:
 
     monkeypatch.setattr(registry, "names", lambda: ("world",))
     monkeypatch.setitem(registry._FACTORY_BY_NAME, "world", world(slip, when))
-    (found,) = environments.diagnose("world", {})
-    assert (found["status"], "KeyError: 'door'" in found["detail"]) == ("broken", True)
+    (diagnosis,) = environments.diagnose("world", {})
+    assert (diagnosis["status"], "KeyError: 'door'" in diagnosis["detail"]) == ("broken", True)
     with pytest.raises(
         EnvironmentFault, match=r"environment world .*\(KeyError: 'door', test_missing_parts.py line \d+\)"
     ):
@@ -110,8 +110,8 @@ def test_an_entry_point_without_its_module_is_broken(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(registry, "entry_points", lambda **_: [entry])
     with pytest.raises(EnvironmentFault, match="names a module that is not there; install its package again"):
         registry.make("world", {})
-    (found,) = environments.diagnose("world", {})
-    assert found["status"] == "broken"
+    (diagnosis,) = environments.diagnose("world", {})
+    assert diagnosis["status"] == "broken"
 
 
 @pytest.mark.parametrize(
@@ -124,19 +124,19 @@ def test_what_says_nothing_of_the_kind(error: Exception) -> None:
 @pytest.mark.slow
 def test_a_simulator_without_java_is_missing_not_broken() -> None:
     pytest.importorskip("scienceworld")
-    (found,) = environments.diagnose("sciworld", {"java": "/nowhere/java"})
-    assert found["status"] == "missing"
-    assert found["detail"].startswith("Java cannot be run as /nowhere/java (No such file or directory); set")
+    (diagnosis,) = environments.diagnose("sciworld", {"java": "/nowhere/java"})
+    assert diagnosis["status"] == "missing"
+    assert diagnosis["detail"].startswith("Java cannot be run as /nowhere/java (No such file or directory); set")
 
 
 @pytest.mark.parametrize("command", ["doctor", "show", "play"])
 def test_a_server_that_does_not_answer_is_missing_with_what_starts_it(command: str) -> None:
     words = ["env", command, "agentgym-textcraft", "-o", f"url={NOWHERE[:-1]}", "-o", "patience_s=0.1"]
-    said = rf"{NOWHERE[:-1]} cannot be reached .*refused.*; `agentr env serve textcraft` starts one$"
+    pattern = rf"{NOWHERE[:-1]} cannot be reached .*refused.*; `agentr env serve textcraft` starts one$"
     if command == "doctor":
         done = CliRunner().invoke(cli, words)
         assert done.exit_code == 1
-        assert re.match(f"agentgym-textcraft: missing - .*{said}", done.output)
+        assert re.match(f"agentgym-textcraft: missing - .*{pattern}", done.output)
         return
-    with pytest.raises(MissingPart, match=said):
+    with pytest.raises(MissingPart, match=pattern):
         CliRunner().invoke(cli, words, catch_exceptions=False)

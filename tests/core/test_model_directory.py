@@ -31,20 +31,20 @@ def test_sound_directory(directory: Path) -> None:
 
 
 def test_weights_are_read_once_as_long_as_they_stay_the_same(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[Path] = []
+    files: list[Path] = []
 
     def counted(file: Path) -> str:
-        read.append(file)
+        files.append(file)
         return file_sha256(file)
 
     monkeypatch.setattr(checkpoint_dir, "file_sha256", counted)
     weights_sha256(directory)
     weights_sha256(directory)
-    assert len(read) == 2, "a file may be changed once more in the moment in which it was written"
+    assert len(files) == 2, "a file may be changed once more in the moment in which it was written"
     monkeypatch.setattr(checkpoint_dir, "_MIN_AGE_SECONDS", -1.0)
     before = weights_sha256(directory)
     assert weights_sha256(directory) == before
-    assert len(read) == 3
+    assert len(files) == 3
     weights = bytearray((directory / WEIGHTS).read_bytes())
     weights[-1] ^= 1
     (directory / "other").write_bytes(weights)
@@ -64,7 +64,7 @@ def _empty(path: Path) -> None:
     (path / WEIGHTS).write_bytes(b"")
 
 
-def _pickled(path: Path) -> None:
+def _pickle_weights(path: Path) -> None:
     (path / WEIGHTS).rename(path / "pytorch_model.bin")
 
 
@@ -89,7 +89,7 @@ def _half_json(path: Path) -> None:
         (_typeless, "names no model_type"),
         (_half_json, "is not readable JSON"),
         (lambda path: (path / WEIGHTS).unlink(), "has no weights"),
-        (_pickled, "has pickled weights only"),
+        (_pickle_weights, "has pickled weights only"),
         (_truncate, "is truncated or corrupt"),
         (_scramble, "is truncated or corrupt"),
         (_empty, "is truncated or corrupt"),

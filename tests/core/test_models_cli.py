@@ -34,10 +34,10 @@ def test_no_such_model(tmp_path: Path) -> None:
 
 
 def test_a_port_in_use(tiny_model_dir: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port} cannot be used .*--port"):
             serve("--model", tiny_model_dir, "--device", "cpu", "--port", str(port))
 

@@ -95,9 +95,9 @@ NativeLine = native_class(Line)
 @pytest.fixture(scope="module")
 def qwen(make_tiny_tokenizer: Callable[..., Any]) -> Any:
     """A byte-level tokenizer with the marks of Qwen3 and our template for it."""
-    made = make_tiny_tokenizer(template=OWN)
-    made.add_tokens(MARKS)
-    return made
+    tokenizer = make_tiny_tokenizer(template=OWN)
+    tokenizer.add_tokens(MARKS)
+    return tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def steps_of(renderer: Renderer, tokenizer: Any) -> list[Step]:
         """One token a letter: not how the tokenizer would write the text, so tokens of a
         sampler.
         """
-        return [one for letter in text for one in tokenizer(letter)["input_ids"]]
+        return [token for letter in text for token in tokenizer(letter)["input_ids"]]
 
     end = [renderer.end_of_turn]
     return [
@@ -138,16 +138,16 @@ def test_each_prompt_is_a_prefix_of_the_sample_and_its_reply_follows_as_it_was_s
 ) -> None:
     env, steps = NativeLine(), steps_of(renderer, qwen)
     ids = renderer.render_sample(transcript(env, "Go.", steps, train=[True] * 4)).input_ids
-    for k, one in enumerate(steps):
+    for k, turn in enumerate(steps):
         prompt = renderer.render_prompt(transcript_of(env).prompt(env, "Go.", steps[:k]))
         assert ids[: len(prompt)] == prompt
-        assert ids[len(prompt) : len(prompt) + len(one.token_ids)] == list(one.token_ids)
+        assert ids[len(prompt) : len(prompt) + len(turn.token_ids)] == list(turn.token_ids)
 
 
 def test_labels_cover_the_sampled_tokens_and_nothing_else(renderer: Renderer, qwen: Any) -> None:
     env, steps = NativeLine(), steps_of(renderer, qwen)
     ids, labels = renderer.render_sample(transcript(env, "Go.", steps, train=[True, False, True, True]))
-    trained = [token for one in (steps[0], steps[2], steps[3]) for token in one.token_ids]
+    trained = [token for turn in (steps[0], steps[2], steps[3]) for token in turn.token_ids]
     assert [label for label in labels if label != IGNORE_INDEX] == trained
     whole = renderer.render_sample(transcript(env, "Go.", steps, train=[True] * 4))
     assert whole.input_ids == ids
@@ -159,8 +159,8 @@ def test_a_result_is_of_the_tool_and_its_marks_are_characters(renderer: Renderer
     later = [*("assistant", "tool"), *("assistant", "user") * 2, "assistant"]
     assert [message.role for message in messages] == ["tools", "system", "user", *later]
     ids = renderer.render_sample(messages).input_ids
-    told = qwen.convert_tokens_to_ids("</tool_response>")
-    assert ids.count(told) == 1, "the template's own, and not the result's"
+    mark = qwen.convert_tokens_to_ids("</tool_response>")
+    assert ids.count(mark) == 1, "the template's own, and not the result's"
     result = "<tool_response>\nYou are at 1.</tool_response><|im_end|>\n</tool_response>"
     assert f"<|im_start|>user\n{result}<|im_end|>" in qwen.decode(ids)
     assert ids.count(renderer.end_of_turn) == len(messages) - 1, "tools and instruction are one turn"
@@ -176,16 +176,16 @@ def test_what_a_model_writes_itself_is_its_own_token(renderer: Renderer, qwen: A
 def test_the_first_prompt_is_that_of_the_published_template(make_tiny_tokenizer: Callable[..., Any], note: str) -> None:
     kind = NativeTurns(tools=(ACT_TOOL,), note=note)
     tools, *turns = kind.prompt(Line(), "Go.", [])
-    told = [{"role": turn.role, "content": turn.text} for turn in turns]
+    messages = [{"role": turn.role, "content": turn.text} for turn in turns]
     options: dict[str, Any] = {"tools": json.loads(tools.text), "tokenize": False, "add_generation_prompt": True}
-    theirs = make_tiny_tokenizer(template=PUBLISHED).apply_chat_template(told, enable_thinking=False, **options)
-    assert make_tiny_tokenizer(template=OWN).apply_chat_template(told, **options) == theirs
+    theirs = make_tiny_tokenizer(template=PUBLISHED).apply_chat_template(messages, enable_thinking=False, **options)
+    assert make_tiny_tokenizer(template=OWN).apply_chat_template(messages, **options) == theirs
 
 
 def test_a_call_is_rendered_as_the_published_template_renders_one(make_tiny_tokenizer: Callable[..., Any]) -> None:
     call = {"type": "function", "function": {"name": "act", "arguments": {"action": "right"}}}
-    told = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "I go.", "tool_calls": [call]}]
-    text = make_tiny_tokenizer(template=PUBLISHED).apply_chat_template(told, tokenize=False)
+    messages = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "I go.", "tool_calls": [call]}]
+    text = make_tiny_tokenizer(template=PUBLISHED).apply_chat_template(messages, tokenize=False)
     assert text.endswith(f"{RIGHT}<|im_end|>\n")
 
 
@@ -196,27 +196,30 @@ def test_a_template_that_tells_of_no_tools_is_refused(make_tiny_tokenizer: Calla
 
 
 async def test_an_episode_is_asked_in_turns_and_trained_as_it_was_read(renderer: Renderer, qwen: Any) -> None:
-    said = iter([RIGHT, "I rest.", f"{CALL_START}right", RIGHT, RIGHT])
+    replies = iter([RIGHT, "I rest.", f"{CALL_START}right", RIGHT, RIGHT])
 
     class Walk(Policy):
         def reply(self, request: Request, number: int) -> str:
-            return next(said)
+            return next(replies)
 
         async def __call__(self, request: Request) -> list[Generation]:
-            found = await super().__call__(request)
-            return [replace(one, token_ids=(*qwen(one.text)["input_ids"], renderer.end_of_turn)) for one in found]
+            generations = await super().__call__(request)
+            return [
+                replace(generation, token_ids=(*qwen(generation.text)["input_ids"], renderer.end_of_turn))
+                for generation in generations
+            ]
 
     policy = Walk()
-    played = await roll_out_episode(instance(1), NativeLine(), policy, max_steps=9, sampling=Sampling(), seed=0)
-    assert played.success
-    assert [one.valid for one in played.steps] == [True, False, False, True, True]
-    assert played.steps[1].observation == NO_CALL
-    assert played.steps[2].observation == "The call could not be read: it does not end with </tool_call>."
-    assert not is_well_formed(played, "steps")
-    ids = renderer.render_sample(whole_episode(NativeLine(), played)).input_ids
-    for request, one in zip(policy.requests, played.steps, strict=True):
+    trajectory = await roll_out_episode(instance(1), NativeLine(), policy, max_steps=9, sampling=Sampling(), seed=0)
+    assert trajectory.success
+    assert [turn.valid for turn in trajectory.steps] == [True, False, False, True, True]
+    assert trajectory.steps[1].observation == NO_CALL
+    assert trajectory.steps[2].observation == "The call could not be read: it does not end with </tool_call>."
+    assert not is_well_formed(trajectory, "steps")
+    ids = renderer.render_sample(whole_episode(NativeLine(), trajectory)).input_ids
+    for request, turn in zip(policy.requests, trajectory.steps, strict=True):
         prompt = renderer.render_prompt(request.messages)
-        assert ids[: len(prompt) + len(one.token_ids)] == [*prompt, *one.token_ids]
+        assert ids[: len(prompt) + len(turn.token_ids)] == [*prompt, *turn.token_ids]
 
 
 @pytest.mark.slow
@@ -232,8 +235,8 @@ async def test_a_model_reads_its_tools_and_is_trained_on_what_it_sampled(
         return replies
 
     sampling = Sampling(temperature=1.0, max_new_tokens=12)
-    played = await roll_out_episode(instance(1), NativeLine(), ask, max_steps=3, sampling=sampling, seed=3)
-    sample = Sample(kind=SampleKind.GOOD, messages=whole_episode(NativeLine(), played), instance=None)
+    trajectory = await roll_out_episode(instance(1), NativeLine(), ask, max_steps=3, sampling=sampling, seed=3)
+    sample = Sample(kind=SampleKind.GOOD, messages=whole_episode(NativeLine(), trajectory), instance=None)
     row = token_row(sample, model.renderer)
     for request, reply in log:
         prompt = model.renderer.render_prompt(request.messages)
@@ -273,9 +276,9 @@ def test_a_call_that_cannot_be_read_is_an_observation(reply: str, said: str | No
     env.reset(instance(1))
     env.step("right")
     action = env.parse(reply)
-    made = env.step(action)
-    assert (made.reward, made.terminated, made.info["valid"]) == (0.0, False, False)
-    assert (made.observation == NO_CALL) if said is None else (said in made.observation)
+    transition = env.step(action)
+    assert (transition.reward, transition.terminated, transition.info["valid"]) == (0.0, False, False)
+    assert (transition.observation == NO_CALL) if said is None else (said in transition.observation)
     assert is_misread(action) is (said is not None)
     assert env.step("right").observation == "You are at 2.", "the world did not see it"
 
@@ -288,10 +291,10 @@ def test_a_call_that_cannot_be_read_is_an_observation(reply: str, said: str | No
 @pytest.mark.slow
 def test_no_reply_is_too_odd_to_be_answered(reply: str) -> None:
     for env in (NativeLine(), reasoning()):
-        first = env.instances("train")[0]
-        env.reset(first)
-        made = env.step(env.parse(reply))
-        assert isinstance(made.observation, str)
+        task = env.instances("train")[0]
+        env.reset(task)
+        transition = env.step(env.parse(reply))
+        assert isinstance(transition.observation, str)
 
 
 def reasoning(**rules: Any) -> Any:
@@ -302,18 +305,21 @@ def reasoning(**rules: Any) -> Any:
 
 def test_questions_are_answered_by_calls() -> None:
     env = reasoning(search_calls=1)
-    first = env.instances("train")[0]
-    _, outcomes = play_replies(env, first, env.expert(first))
-    assert [one.step.action for one in outcomes] == ["<search>Ostra</search>", "<answer>\\boxed{Red River}</answer>"]
+    question = env.instances("train")[0]
+    _, outcomes = play_replies(env, question, env.expert(question))
+    assert [outcome.step.action for outcome in outcomes] == [
+        "<search>Ostra</search>",
+        "<answer>\\boxed{Red River}</answer>",
+    ]
     assert outcomes[0].step.observation == "Ostra\nOstra lies on the Red River.", "no tags around it"
     assert outcomes[0].step.tool_calls[0].status == "ok"
     assert outcomes[-1].step.success
     assert "<think>" not in env.instruction
     assert [tool.name for tool in env.transcript.tools] == ["search", "python"]
-    kept = [one.step for one in outcomes[:-1]]
-    other = reasoning(search_calls=1)
-    restore_state(other, first, kept)
-    assert other.step("<search>Ostra</search>").observation == "No such call is left. Answer with what you know."
+    steps = [outcome.step for outcome in outcomes[:-1]]
+    world = reasoning(search_calls=1)
+    restore_state(world, question, steps)
+    assert world.step("<search>Ostra</search>").observation == "No such call is left. Answer with what you know."
 
 
 SEARCHING = '<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call>'
@@ -371,19 +377,19 @@ def test_replies_that_cannot_be_read_use_up_spare_ones() -> None:
 
 @pytest.mark.parametrize("kind", [CombinationLock, ReasoningWorld])
 def test_worlds_keep_the_contract(kind: type[Any]) -> None:
-    made = reasoning if kind is ReasoningWorld else native_class(kind)
-    assert check(made) == ()
+    make = reasoning if kind is ReasoningWorld else native_class(kind)
+    assert check(make) == ()
 
 
 @pytest.mark.parametrize("name", ["textcraft", "webshop"])
 def test_experts_of_shipped_worlds_solve_them_by_calls(name: str) -> None:
     env = registry.make(name, {}, transcript="native")
     try:
-        solved = [(first, replies) for first in env.instances("train")[:30] if (replies := env.expert(first))]
-        assert solved
-        for first, replies in solved[:3]:
+        solutions = [(task, replies) for task in env.instances("train")[:30] if (replies := env.expert(task))]
+        assert solutions
+        for task, replies in solutions[:3]:
             assert all(isinstance(call, NativeCall) for reply in replies for call in read_calls(reply) or [None])
-            assert play_replies(env, first, replies)[1][-1].step.success
+            assert play_replies(env, task, replies)[1][-1].step.success
     finally:
         env.close()
 
@@ -427,11 +433,11 @@ def test_a_window_keeps_tools_instruction_and_question() -> None:
     steps = [step(RIGHT, f"You are at {k}.") for k in range(5)]
     prompt = transcript_of(NativeLine()).prompt(NativeLine(), "Go.", steps)
     assert max_droppable(prompt) == 4
-    shown = without_exchanges(prompt, 3)
+    window = without_exchanges(prompt, 3)
     # With the first reply.
-    assert shown[: NUM_OPENING_TURNS + 1] == prompt[: NUM_OPENING_TURNS + 1]
+    assert window[: NUM_OPENING_TURNS + 1] == prompt[: NUM_OPENING_TURNS + 1]
     assert [message.role for message in prompt[:NUM_OPENING_TURNS]] == ["tools", "system", "user"]
-    assert shown[NUM_OPENING_TURNS + 1].role == "tool"
+    assert window[NUM_OPENING_TURNS + 1].role == "tool"
 
 
 def sample_of(renderer: Renderer, qwen: Any, train: Sequence[bool] = (True,) * 4) -> Sample:
@@ -447,8 +453,8 @@ def test_a_sample_is_stored_and_comes_back(renderer: Renderer, qwen: Any, tmp_pa
 
 
 def test_flags_of_a_revision_are_counted_without_an_acknowledgement(renderer: Renderer, qwen: Any) -> None:
-    made = sample_of(renderer, qwen, (False, True, False, True))
-    revision = replace(made, kind=SampleKind.REVISION, provenance=Provenance(cut=1))
+    sample = sample_of(renderer, qwen, (False, True, False, True))
+    revision = replace(sample, kind=SampleKind.REVISION, provenance=Provenance(cut=1))
     check_flags(revision)
     with pytest.raises(DataFault, match="keeps 2 bad steps"):
         check_flags(replace(revision, provenance=Provenance(cut=2)))
@@ -463,7 +469,8 @@ def test_a_turn_of_revision_is_a_call(renderer: Renderer, mode: Any) -> None:
             trajectory=replace(
                 path.trajectory,
                 steps=tuple(
-                    replace(one, reply=call_reply(ACT_TOOL, one.action), token_ids=()) for one in path.trajectory.steps
+                    replace(path_step, reply=call_reply(ACT_TOOL, path_step.action), token_ids=())
+                    for path_step in path.trajectory.steps
                 ),
             ),
         )
@@ -471,15 +478,15 @@ def test_a_turn_of_revision_is_a_call(renderer: Renderer, mode: Any) -> None:
     )
     pair = PathPair(good=good, bad=bad, split=1)
     config = SpliceConfig(mode=mode, action="look")
-    made = splice(pair, critique(1, length=3), NativeLine(), config, alpha=0.5, seed=3)
-    assert isinstance(made, Sample), made
-    check_flags(made)
-    turn = next(message for message in made.messages if message.train)
+    sample = splice(pair, critique(1, length=3), NativeLine(), config, alpha=0.5, seed=3)
+    assert isinstance(sample, Sample), sample
+    check_flags(sample)
+    turn = next(message for message in sample.messages if message.train)
     (call,) = read_calls(turn.text) or [None]
     assert isinstance(call, NativeCall)
     assert (call.arguments, bool(call.text_outside)) == ({"action": "look"}, True)
-    assert [message.role for message in made.messages[3:]] == ["assistant", "tool"] * 4 + ["assistant"]
-    assert renderer.render_sample(made.messages)
+    assert [message.role for message in sample.messages[3:]] == ["assistant", "tool"] * 4 + ["assistant"]
+    assert renderer.render_sample(sample.messages)
 
 
 def test_exports_have_tools_apart(renderer: Renderer, qwen: Any) -> None:
@@ -493,9 +500,9 @@ def test_exports_have_tools_apart(renderer: Renderer, qwen: Any) -> None:
     assert [turn["from"] for turn in sharegpt["conversations"][:4]] == ["system", "human", "gpt", "observation"]
     with pytest.raises(DataFault, match="export it as trl or sharegpt"):
         list(export_lines([sample], "llamafactory"))
-    other = sample_of(renderer, qwen, (False, False, False, True))
+    partial = sample_of(renderer, qwen, (False, False, False, True))
     pair = Preference(case=PreferenceCase.OWN, chosen=sample, rejected=sample, chosen_reward=None, rejected_reward=None)
-    for turns, form in ((sample, "trl"), (other, "sharegpt")):
+    for turns, form in ((sample, "trl"), (partial, "sharegpt")):
         (line,) = map(json.loads, pair_lines([replace(pair, chosen=turns, rejected=turns)], form))
         assert line["tools"] == [ACT_TOOL.definition]
         assert len(line["prompt"]) == (2 if turns is sample else 8)
@@ -503,9 +510,9 @@ def test_exports_have_tools_apart(renderer: Renderer, qwen: Any) -> None:
 
 def test_a_recipe_says_so_and_is_another_run() -> None:
     file = ROOT / "deployments" / "recipes" / "textcraft-tiny.yaml"
-    own, calls = load(file), load(file, ["environment.transcript=native"])
-    assert "transcript" not in asked_for(own)["environment"], "ids of earlier runs stay"
-    assert fingerprint(asked_for(own)) != fingerprint(asked_for(calls))
+    recipe, native_recipe = load(file), load(file, ["environment.transcript=native"])
+    assert "transcript" not in asked_for(recipe)["environment"], "ids of earlier runs stay"
+    assert fingerprint(asked_for(recipe)) != fingerprint(asked_for(native_recipe))
     with pytest.raises(ConfigError, match=r"environment.transcript"):
         load(file, ["environment.transcript=morse"])
 
@@ -528,23 +535,25 @@ def test_a_cost_of_a_tool_that_there_is_not_is_named() -> None:
     check_counts(load(file, ["et_agent.curriculum.call_costs={search: 3}"]), world, ())
     with pytest.raises(ConfigError, match="reasoning has no tool pyhton; it has search and python"):
         check_counts(load(file, ["et_agent.curriculum.call_costs={pyhton: 3}"]), world, ())
-    own, alone = load(file, ["et_agent.curriculum.call_costs={search: 3}"]), {"tools": ["python"]}
+    recipe, options = load(file, ["et_agent.curriculum.call_costs={search: 3}"]), {"tools": ["python"]}
     with pytest.raises(ConfigError, match="reasoning has no tool search; it has python"):
-        check_counts(own, registry.make("reasoning", alone), ())
+        check_counts(recipe, registry.make("reasoning", options), ())
 
 
 def test_no_hint_speaks_of_a_tool_that_there_is_not() -> None:
-    both, one = registry.make("reasoning", {}), registry.make("reasoning", {"tools": ["python"]})
-    domains = [[step_form_of(env, instance).domain for instance in env.instances("train")] for env in (both, one)]
-    assert [set(found) for found in domains] == [{"math", "knowledge"}, {"math", "steps"}]
+    default, python_only = registry.make("reasoning", {}), registry.make("reasoning", {"tools": ["python"]})
+    domains = [
+        [step_form_of(env, instance).domain for instance in env.instances("train")] for env in (default, python_only)
+    ]
+    assert [set(names) for names in domains] == [{"math", "knowledge"}, {"math", "steps"}]
 
 
 def test_a_policy_does_not_judge_itself() -> None:
     file = ROOT / "deployments" / "recipes" / "reasoning-et-agent-tiny.yaml"
-    asked = ["et_agent.behaviour.votes=3"]
+    overrides = ["et_agent.behaviour.votes=3"]
     with pytest.raises(ConfigError, match=r"models\.judge: et_agent\.behaviour\.votes asks it"):
-        load(file, asked)
-    assert load(file, [*asked, "models.judge={path: data/models/reasoning-tiny}"]).models.judge is not None
+        load(file, overrides)
+    assert load(file, [*overrides, "models.judge={path: data/models/reasoning-tiny}"]).models.judge is not None
 
 
 def test_a_hint_needs_a_growing_turn() -> None:
@@ -557,26 +566,26 @@ def test_a_hint_needs_a_growing_turn() -> None:
 
 def test_a_model_whose_template_takes_no_tools_is_refused_before_anything_starts(tmp_path: Path) -> None:
     recipe = ROOT / "deployments" / "recipes" / "textcraft-tiny.yaml"
-    found = checks.faults_of(load_recipe(recipe, ["environment.transcript=native", f"workspace={tmp_path}"])).errors
-    assert ["does not tell the model of its tools" in str(fault) for fault in found] == [True]
+    errors = checks.faults_of(load_recipe(recipe, ["environment.transcript=native", f"workspace={tmp_path}"])).errors
+    assert ["does not tell the model of its tools" in str(fault) for fault in errors] == [True]
 
 
 def test_a_call_that_cannot_be_read_is_not_tuned_on() -> None:
     env = reasoning()
-    first = env.instances("train")[0]
-    replies = [f"{CALL_START}x", *env.expert(first)]
+    question = env.instances("train")[0]
+    replies = [f"{CALL_START}x", *env.expert(question)]
 
     def trajectory(replies: Sequence[str]) -> Trajectory:
-        steps = tuple(one.step for one in play_replies(env, first, replies)[1])
+        steps = tuple(outcome.step for outcome in play_replies(env, question, replies)[1])
         return Trajectory(
-            instance=first, first_observation="?", steps=steps, reward=1.0, success=True, stop=StopReason.SUCCESS
+            instance=question, first_observation="?", steps=steps, reward=1.0, success=True, stop=StopReason.SUCCESS
         )
 
-    found = filter_for_tuning(
+    result = filter_for_tuning(
         {"a": trajectory(replies), "b": trajectory(replies[1:])}.items(), per_question=0, seed=0, tagged_ids=()
     )
-    assert [name for name, _ in found.kept_items] == ["b"]
-    assert [(one.subject, one.reason) for one in found.rejections] == [("a", "format")]
+    assert [name for name, _ in result.kept_items] == ["b"]
+    assert [(rejection.subject, rejection.reason) for rejection in result.rejections] == [("a", "format")]
 
 
 def test_a_turn_of_tools_carries_no_loss(renderer: Renderer) -> None:

@@ -44,7 +44,7 @@ from tasks.wiring import RunRef
 from tasks.workspaces import open_store
 
 
-def refused(error: pytest.ExceptionInfo[BaseException], *said: str) -> None:
+def check_error(error: pytest.ExceptionInfo[BaseException], *said: str) -> None:
     assert all(part in str(error.value) for part in said)
     assert "\n" not in str(error.value)
 
@@ -60,9 +60,9 @@ def test_a_full_disk_is_told_with_the_file_and_leaves_nothing_half(
     write_text(page, "old")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full)
-        with pytest.raises(DiskError) as caught:
+        with pytest.raises(DiskError) as error:
             write_text(page, "new")
-    refused(caught, f"{page} cannot be written", "No space left", "free some disk space")
+    check_error(error, f"{page} cannot be written", "No space left", "free some disk space")
     assert page.read_text() == "old"
     assert list(page.parent.iterdir()) == [page]
 
@@ -72,15 +72,15 @@ def test_a_device_a_pipe_or_a_link_is_written_into_and_stays_what_it_is(tmp_path
     os.mkfifo(pipe)
     page.write_text("old")
     link.symlink_to(page)
-    heard: list[str] = []
-    reader = Thread(target=lambda: heard.append(pipe.read_text()), daemon=True)
+    texts: list[str] = []
+    reader = Thread(target=lambda: texts.append(pipe.read_text()), daemon=True)
     reader.start()
 
-    for place in (pipe, link):
-        write_text(place, "new")
+    for path in (pipe, link):
+        write_text(path, "new")
 
     reader.join(60)
-    assert (heard, pipe.is_fifo()) == (["new"], True)
+    assert (texts, pipe.is_fifo()) == (["new"], True)
     assert (link.is_symlink(), page.read_text()) == (True, "new")
 
 
@@ -92,18 +92,18 @@ def test_a_full_disk_while_a_dataset_is_written(tmp_path: Path, monkeypatch: pyt
         full()
 
     monkeypatch.setattr(pq, "write_table", half)
-    with pytest.raises(DiskError) as caught:
+    with pytest.raises(DiskError) as error:
         dataset._write_file({"": []}, file, "hash")
-    refused(caught, f"{file} cannot be written", "No space left")
+    check_error(error, f"{file} cannot be written", "No space left")
     assert not list(file.parent.iterdir())
 
 
 @pytest.mark.parametrize("name", ["none/out.jsonl", "file/out.jsonl", "x" * 300])
 def test_a_place_that_is_none(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DiskError) as caught, report_write_errors(tmp_path / name):
+    with pytest.raises(DiskError) as error, report_write_errors(tmp_path / name):
         (tmp_path / name).write_text("x")
-    refused(caught, "cannot be written", "name another place")
+    check_error(error, "cannot be written", "name another place")
 
 
 PACKED = gzip.compress(b'{"id": 0}', mtime=0)
@@ -131,10 +131,10 @@ def test_a_file_of_another_kind_is_one_sentence_of_the_user(tmp_path: Path, read
     path.mkdir() if content is None else path.write_bytes(content)
     if (reader == "instruction" and content and content.isascii()) or (reader == "parquet" and content is None):
         pytest.skip("any text is an instruction, and a folder may hold the parts of a Parquet file")
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as error:
         READERS[reader](path)
-    refused(caught, "file")
-    assert "<" not in str(caught.value)
+    check_error(error, "file")
+    assert "<" not in str(error.value)
 
 
 @pytest.mark.parametrize("reader", ["recipe", "json lines", "instruction"])
@@ -146,17 +146,17 @@ def test_a_compressed_file_is_told_to_be_one(tmp_path: Path, reader: str) -> Non
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b", "a\udcffb", "a?b"])
 def test_a_workspace_that_no_folder_can_be(tmp_path: Path, name: str) -> None:
-    with pytest.raises(StoreError) as caught:
+    with pytest.raises(StoreError) as error:
         open_store(tmp_path / name, must_exist=True)
-    refused(caught, "cannot be opened", "name another one")
+    check_error(error, "cannot be opened", "name another one")
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
 def test_a_lock_that_cannot_be_made(tmp_path: Path, name: str) -> None:
     run = RunRef(workspace=str(tmp_path / name), run_id="r")
-    with pytest.raises(StoreError) as caught, runs.run_locked(run):
+    with pytest.raises(StoreError) as error, runs.run_locked(run):
         pass
-    refused(caught, "name another workspace")
+    check_error(error, "name another workspace")
 
 
 def test_a_workspace_that_may_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,9 +164,9 @@ def test_a_workspace_that_may_not_be_looked_into(tmp_path: Path, monkeypatch: py
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(Path, "exists", denied)
-    with pytest.raises(StoreError) as caught:
+    with pytest.raises(StoreError) as error:
         open_store(tmp_path)
-    refused(caught, "Permission denied")
+    check_error(error, "Permission denied")
 
 
 @pytest.mark.slow
@@ -202,14 +202,14 @@ def test_a_strangers_world_may_raise_anything(
     monkeypatch.setattr(registry, "_FACTORY_BY_NAME", {})
     monkeypatch.setattr(registry, "entry_points", lambda **_: [entry])
     monkeypatch.setattr(EntryPoint, "load", fail if when == "load" else lambda self: World)
-    (found,) = environments.diagnose("world", {})
-    assert (found["ok"], found["status"]) == (False, "broken")
-    assert type(raised).__name__ in found["detail"] or "does not derive" in found["detail"]
-    assert "\n" not in found["detail"]
+    (report,) = environments.diagnose("world", {})
+    assert (report["ok"], report["status"]) == (False, "broken")
+    assert type(raised).__name__ in report["detail"] or "does not derive" in report["detail"]
+    assert "\n" not in report["detail"]
     if when != "check":
-        with pytest.raises(EnvironmentFault, match="environment world cannot be made") as caught:
+        with pytest.raises(EnvironmentFault, match="environment world cannot be made") as error:
             registry.make("world", {})
-        refused(caught)
+        check_error(error)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -241,25 +241,25 @@ def test_what_answers_must_be_a_prefect_server(answer: tuple[int, bytes], good: 
         pass
 
     Handler.answer = answer
-    with HTTPServer(("127.0.0.1", 0), Handler) as other:
-        Thread(target=other.serve_forever, args=(0.02,), daemon=True).start()
-        address = f"http://127.0.0.1:{other.server_port}/api"
+    with HTTPServer(("127.0.0.1", 0), Handler) as http:
+        Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
+        address = f"http://127.0.0.1:{http.server_port}/api"
         if good:
             server._check_answer(address)
         else:
-            with pytest.raises(ConfigError) as caught:
+            with pytest.raises(ConfigError) as error:
                 server._check_answer(address)
-            refused(caught, f"what answers at {address} is not a Prefect server")
-        other.shutdown()
+            check_error(error, f"what answers at {address} is not a Prefect server")
+        http.shutdown()
 
 
 @pytest.mark.parametrize("address", ["nonsense", "http://", "http://a b/api", "ftp://x/api"])
 def test_an_address_that_is_none(address: str) -> None:
     from flows import server
 
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error:
         server._check_answer(address)
-    refused(caught, f"no Prefect server answers at {address}")
+    check_error(error, f"no Prefect server answers at {address}")
 
 
 @pytest.fixture
@@ -272,15 +272,15 @@ def ending(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
         monkeypatch.setattr(sys, "argv", ["agentr", "runs"])
         monkeypatch.setattr(cli.cli, "main", fail)
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as info:
             cli.main()
-        assert ended.value.code == 2
+        assert info.value.code == 2
         return capsys.readouterr().err
 
     return end
 
 
-class Closed(StringIO):
+class BrokenOutput(StringIO):
     """A standard output that takes nothing, for a reason of the system."""
 
     def __init__(self, reason: int) -> None:
@@ -299,18 +299,18 @@ def test_an_output_that_takes_nothing_is_named_and_a_closed_one_ends_a_command_q
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], reason: int, code: int, said: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["agentr", "sql", "--examples"])
-    monkeypatch.setattr(sys, "stdout", Closed(reason))
-    with pytest.raises(SystemExit) as ended:
+    monkeypatch.setattr(sys, "stdout", BrokenOutput(reason))
+    with pytest.raises(SystemExit) as info:
         cli.main()
     sys.stdout.flush()
     err = capsys.readouterr().err
-    assert (ended.value.code, err[: len(said)], err.count("\n")) == (code, said, bool(said))
+    assert (info.value.code, err[: len(said)], err.count("\n")) == (code, said, bool(said))
 
 
 def test_the_command_line_says_what_the_system_refused(ending: Callable[[BaseException], str]) -> None:
-    said = ending(OSError(errno.ENOSPC, "No space left on device", "/somewhere/file"))
-    assert said.count("\n") == 1
-    assert "No space left on device: '/somewhere/file'" in said
+    message = ending(OSError(errno.ENOSPC, "No space left on device", "/somewhere/file"))
+    assert message.count("\n") == 1
+    assert "No space left on device: '/somewhere/file'" in message
 
 
 @pytest.mark.parametrize(
@@ -348,9 +348,9 @@ def test_our_own_fault_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> N
 def full_disk(folder: Path) -> Iterator[None]:
     """Put a small file system on a folder, and fill it."""
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder], capture_output=True, text=True)
+    if mount.returncode:
+        pytest.skip(f"no file system can be mounted here: {mount.stderr.strip()}")
     try:
         with suppress(OSError), (folder / "filling").open("wb", buffering=0) as file:
             while file.write(bytes(4096)):
@@ -365,9 +365,11 @@ def test_prefects_folder_on_a_full_disk_is_told_at_once(tmp_path: Path) -> None:
 
     home = tmp_path / "home"
     with full_disk(home), temporary_settings({PREFECT_HOME: home}):
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ConfigError) as error:
             server._check_home()
-        refused(caught, f"keeps its data in {home}, where nothing more can be written", "No space left", "PREFECT_HOME")
+        check_error(
+            error, f"keeps its data in {home}, where nothing more can be written", "No space left", "PREFECT_HOME"
+        )
 
 
 def agentr(*words: str, limit: int | None = None, **variables: str) -> subprocess.Popen[str]:
@@ -426,5 +428,5 @@ def test_an_interrupt_in_the_first_seconds_is_one_sentence(tmp_path: Path, secon
 def heeds(process: int, number: int) -> bool:
     """Return whether a process has a handler for a signal. Before, it is Python that starts."""
     status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
-    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
-    return bool(int(caught, 16) >> (number - 1) & 1)
+    mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(mask, 16) >> (number - 1) & 1)

@@ -69,9 +69,9 @@ def test_a_wheel_shares_its_lock_with_its_own_stages_alone(run: RunRef) -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    made = Store(tmp_path / "ws" / STORE_FILE)
+    ws_store = Store(tmp_path / "ws" / STORE_FILE)
     run = run_rows("r", recipe="x", method="agent-r", config={}, versions={}, workspace="ws")
-    made.write(
+    ws_store.write(
         merge(
             [
                 run,
@@ -80,7 +80,7 @@ def store(tmp_path: Path) -> Store:
             ]
         )
     )
-    return made
+    return ws_store
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_a_run_that_has_only_collected_so_far_is_not_interrupted(store: Store) -
 def test_what_a_finished_run_forecast_or_gathers_is_not_interrupted(store: Store) -> None:
     store.write(iteration_rows("base", run_id="r", iteration=0, checkpoint_out="c"))
     store.update("run", {"run_id": "r", "status": "finished", "finished_at": datetime.now(UTC)})
-    assert [one.status for one in iteration_lines(store, "r")] == ["finished", "collecting"]
+    assert [line.status for line in iteration_lines(store, "r")] == ["finished", "collecting"]
 
 
 def head_of(writer: str | None) -> TreeHead:
@@ -133,34 +133,34 @@ def root(seed: int) -> Tree:
 
 @pytest.mark.slow
 async def test_rows_of_a_second_collector_are_refused_and_nothing_is_mixed(store: Store) -> None:
-    first, log = await expansions(SEED)
-    other, others = await expansions(SEED + 1)
-    assert other.nodes != first.nodes
+    tree, log = await expansions(SEED)
+    other_tree, other_log = await expansions(SEED + 1)
+    assert other_tree.nodes != tree.nodes
     mine, theirs = head_of("one"), head_of("two")
     store.write(tree_rows(mine, root(SEED)))
     store.write(expansion_rows(mine, log[0]))
-    for unit in (tree_rows(theirs, root(SEED)), *(expansion_rows(theirs, each) for each in others)):
+    for unit in (tree_rows(theirs, root(SEED)), *(expansion_rows(theirs, expansion) for expansion in other_log)):
         with pytest.raises(RunBusy, match="tree t is being written by another process, too"):
             store.write(unit)
-    for each in log[1:]:
-        store.write(expansion_rows(mine, each))
-    store.write(finished_tree_rows(mine, first))
-    assert load_trees(store, ["t"])["t"] == first
+    for expansion in log[1:]:
+        store.write(expansion_rows(mine, expansion))
+    store.write(finished_tree_rows(mine, tree))
+    assert load_trees(store, ["t"])["t"] == tree
     assert stores.faults(store.path.parent) == []
 
 
 @pytest.mark.slow
 async def test_a_tree_goes_on_under_the_writer_that_claims_it(store: Store) -> None:
-    first, log = await expansions(SEED)
+    tree, log = await expansions(SEED)
     store.write(tree_rows(head_of(None), root(SEED)))
     store.write(expansion_rows(head_of(None), log[0]))
     claim_trees(store, ["t", "not begun"], "two")
     with pytest.raises(RunBusy):
         store.write(expansion_rows(head_of(None), log[1]))
-    for each in log[1:]:
-        store.write(expansion_rows(head_of("two"), each))
-    store.write(finished_tree_rows(head_of("two"), first))
-    assert load_trees(store, ["t"])["t"] == first
+    for expansion in log[1:]:
+        store.write(expansion_rows(head_of("two"), expansion))
+    store.write(finished_tree_rows(head_of("two"), tree))
+    assert load_trees(store, ["t"])["t"] == tree
 
 
 async def test_the_writer_of_a_stage_ends_with_the_refusal(store: Store) -> None:
@@ -174,16 +174,16 @@ async def test_the_writer_of_a_stage_ends_with_the_refusal(store: Store) -> None
 @pytest.mark.slow
 async def test_a_tree_that_two_wrote_is_found(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     _, log = await expansions(SEED)
-    _, others = await expansions(SEED + 1)
+    _, other_log = await expansions(SEED + 1)
     store.write(tree_rows(head_of(None), root(SEED)))
     # As before writers were told apart: what is there stays, but for statistics and stops.
-    for mine, theirs in zip(log, others, strict=False):
+    for mine, theirs in zip(log, other_log, strict=False):
         store.write(expansion_rows(head_of(None), mine))
         store.write(expansion_rows(head_of(None), theirs))
     assert store.query("select * from v_orphans").empty
-    found = stores.faults(store.path.parent)
-    assert found
-    assert all(line.startswith("node t, ") for line in found)
+    faults = stores.faults(store.path.parent)
+    assert faults
+    assert all(line.startswith("node t, ") for line in faults)
 
 
 def test_a_trajectory_that_another_played_is_refused(store: Store) -> None:

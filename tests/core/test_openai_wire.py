@@ -36,7 +36,7 @@ def completion(*texts: str, tokens: int = 12, reason: str = "stop", **choice: An
     }
 
 
-def read(data: dict[str, Any], n: int = 1, limit: int = 100, **sampling: Any) -> Any:
+def read_body(data: dict[str, Any], n: int = 1, limit: int = 100, **sampling: Any) -> Any:
     return read_completion(json.dumps(data).encode(), request(n, **sampling), n=n, max_tokens=limit)
 
 
@@ -52,21 +52,21 @@ def test_a_body_says_all_that_was_asked() -> None:
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
 def test_a_thought_that_the_server_returns_apart_is_known(field: str) -> None:
     data = completion("Good", reason="length")
-    assert [reply.thinks for reply in read(data)] == [False]
+    assert [reply.thinks for reply in read_body(data)] == [False]
     data["choices"][0]["message"][field] = "I think so."
-    assert [(reply.text, reply.thinks) for reply in read(data)] == [("Good", True)]
+    assert [(reply.text, reply.thinks) for reply in read_body(data)] == [("Good", True)]
     data["choices"][0]["message"][field] = None
-    assert [reply.thinks for reply in read(data)] == [False]
+    assert [reply.thinks for reply in read_body(data)] == [False]
 
 
 def test_a_reply_cut_within_the_thought_that_its_prompt_opened_is_not_cut_again() -> None:
-    draft, asked = "I could\nAction: get 1 a\nor rather", request(until=FIRST_LINE)
+    draft, draft_request = "I could\nAction: get 1 a\nor rather", request(until=FIRST_LINE)
 
     def read_draft(reason: str, **message: Any) -> tuple[str, str]:
         data = completion(draft, reason=reason)
         data["choices"][0]["message"] |= message
         body = json.dumps(data).encode()
-        (reply,) = read_completion(body, asked, n=1, max_tokens=100, opens_thought=True)
+        (reply,) = read_completion(body, draft_request, n=1, max_tokens=100, opens_thought=True)
         return reply.text, reply.finish_reason
 
     assert read_draft("length") == (draft, "length")
@@ -75,12 +75,14 @@ def test_a_reply_cut_within_the_thought_that_its_prompt_opened_is_not_cut_again(
 
 
 def test_settings_beyond_the_protocol_go_only_to_servers_that_know_them() -> None:
-    asked = request(top_k=20, repetition_penalty=1.1)
-    (body,) = request_bodies(asked, ServerConfig(model="m", sampling_fields=("top_k", "repetition_penalty")), 20)
+    settings_request = request(top_k=20, repetition_penalty=1.1)
+    (body,) = request_bodies(
+        settings_request, ServerConfig(model="m", sampling_fields=("top_k", "repetition_penalty")), 20
+    )
     assert (body["top_k"], body["repetition_penalty"]) == (20, 1.1)
     assert "min_p" not in body
     with pytest.raises(ConfigError, match=r"does not know repetition_penalty; .* name it in server\.sampling_fields"):
-        request_bodies(asked, ServerConfig(model="m", sampling_fields=("top_k",)), 20)
+        request_bodies(settings_request, ServerConfig(model="m", sampling_fields=("top_k",)), 20)
     (body,) = request_bodies(request(), ServerConfig(model="m", sampling_fields=("top_k", "min_p")), 20)
     assert (body["top_k"], body["min_p"]) == (-1, 0.0), "no default of the server takes their place"
 
@@ -92,16 +94,16 @@ def test_a_body_says_no_more_than_it_must() -> None:
 
 
 def test_a_turn_is_continued_only_where_a_server_can() -> None:
-    begun = grown_turn([Span(text="<s>a</s>"), Span(text="<r>b</r>")])
-    asked = request(stop=("</s>",), include_stop=True)
-    asked = replace(asked, messages=(*asked.messages, begun))
-    (body,) = request_bodies(asked, ServerConfig(model="m", continues=True), 20)
+    turn_start = grown_turn([Span(text="<s>a</s>"), Span(text="<r>b</r>")])
+    stop_request = request(stop=("</s>",), include_stop=True)
+    stop_request = replace(stop_request, messages=(*stop_request.messages, turn_start))
+    (body,) = request_bodies(stop_request, ServerConfig(model="m", continues=True), 20)
     assert body["messages"][-1] == {"role": "assistant", "content": "<s>a</s><r>b</r>"}
     assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
     assert (body["stop"], body["include_stop_str_in_output"]) == (["</s>"], True)
-    for refused in (asked, request(stop=("</s>",), include_stop=True)):
+    for bad_request in (stop_request, request(stop=("</s>",), include_stop=True)):
         with pytest.raises(ConfigError, match=r"set server\.continues"):
-            request_bodies(refused, ServerConfig(model="m"), 20)
+            request_bodies(bad_request, ServerConfig(model="m"), 20)
 
 
 @pytest.mark.parametrize(
@@ -116,9 +118,9 @@ def test_a_turn_is_continued_only_where_a_server_can() -> None:
 )
 def test_a_stop_string_is_kept_or_put_back(text: str, ended_by: str | int | None, said: str) -> None:
     data = completion(text, stop_reason=ended_by)
-    (kept,) = read(data, stop=("</s>",), include_stop=True)
-    (dropped,) = read(data, stop=("</s>",))
-    assert (kept.text, dropped.text) == (said, said.removesuffix("</s>"))
+    (with_stop,) = read_body(data, stop=("</s>",), include_stop=True)
+    (without_stop,) = read_body(data, stop=("</s>",))
+    assert (with_stop.text, without_stop.text) == (said, said.removesuffix("</s>"))
 
 
 def test_a_request_for_many_replies_is_parted_as_the_recipe_says() -> None:
@@ -132,29 +134,29 @@ def test_a_request_for_many_replies_is_parted_as_the_recipe_says() -> None:
 def test_replies_come_in_the_order_of_their_indices() -> None:
     data = completion("first", "second")
     data["choices"].reverse()
-    assert [g.text for g in read(data, 2)] == ["first", "second"]
+    assert [g.text for g in read_body(data, 2)] == ["first", "second"]
 
 
 def test_a_server_that_keeps_the_stop_string_is_corrected() -> None:
-    (g,) = read(completion("say STOP more"), stop=("STOP",))
+    (g,) = read_body(completion("say STOP more"), stop=("STOP",))
     assert (g.text, g.finish_reason) == ("say ", "stop")
 
 
 def test_token_ids_and_logprobs_are_taken_over() -> None:
     logprobs = {"content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1.5}]}
-    (g,) = read(completion("ab", token_ids=[4, 5], logprobs=logprobs), logprobs=True)
+    (g,) = read_body(completion("ab", token_ids=[4, 5], logprobs=logprobs), logprobs=True)
     assert (g.token_ids, g.logprobs, g.completion_tokens, g.prompt_tokens) == ((4, 5), (-0.5, -1.5), 2, 5)
-    (g,) = read(completion("ab", logprobs=logprobs), logprobs=True)
+    (g,) = read_body(completion("ab", logprobs=logprobs), logprobs=True)
     assert (g.token_ids, g.logprobs) == ((), (-0.5, -1.5))
-    (g,) = read(completion("ab", logprobs=logprobs))
+    (g,) = read_body(completion("ab", logprobs=logprobs))
     assert g.logprobs is None
 
 
 def test_without_token_ids_the_servers_total_is_shared_out() -> None:
     data = completion("a" * 30, "b" * 10, "c" * 99, tokens=60)
     data["choices"][2]["finish_reason"] = "length"
-    assert [g.completion_tokens for g in read(data, 3, limit=20)] == [30, 10, 20]
-    assert [g.completion_tokens for g in read(completion("ab", tokens=17))] == [17]
+    assert [g.completion_tokens for g in read_body(data, 3, limit=20)] == [30, 10, 20]
+    assert [g.completion_tokens for g in read_body(completion("ab", tokens=17))] == [17]
 
 
 @given(st.lists(st.tuples(st.text("ab", min_size=1), st.booleans()), min_size=1, max_size=6), st.integers(0, 500))
@@ -162,22 +164,22 @@ def test_shared_out_tokens_sum_to_the_total(replies: list[tuple[str, bool]], tot
     data = completion(*(text for text, _ in replies), tokens=total)
     for choice, (_, cut) in zip(data["choices"], replies, strict=True):
         choice["finish_reason"] = "length" if cut else "stop"
-    counts = [g.completion_tokens for g in read(data, len(replies), limit=50)]
+    counts = [g.completion_tokens for g in read_body(data, len(replies), limit=50)]
     assert sum(counts) == total
     assert min(counts) >= 0
 
 
 def test_nothing_is_a_reply_only_with_proof() -> None:
-    (g,) = read(completion("", token_ids=[2]))
+    (g,) = read_body(completion("", token_ids=[2]))
     assert (g.text, g.token_ids) == ("", (2,))
     with pytest.raises(MalformedReply, match=r"reply 0 is empty after 12 tokens; .*prove"):
-        read(completion(""))
+        read_body(completion(""))
     with pytest.raises(MalformedReply, match="needs a higher max_new_tokens"):
-        read(completion("", reason="length"))
+        read_body(completion("", reason="length"))
     data = completion("")
     data["choices"][0]["message"]["reasoning"] = "let me think"
     with pytest.raises(MalformedReply, match="start it with the reasoning parser for this model"):
-        read(data)
+        read_body(data)
 
 
 @pytest.mark.parametrize(
@@ -188,14 +190,14 @@ def test_nothing_is_a_reply_only_with_proof() -> None:
     ],
 )
 def test_servers_have_words_of_their_own_for_an_end(reason: str, finish: str) -> None:
-    (g,) = read(completion("ho", reason=reason))
+    (g,) = read_body(completion("ho", reason=reason))
     assert (g.text, g.finish_reason) == ("ho", finish)
 
 
 def test_a_cut_by_another_name_takes_its_limit_of_the_tokens() -> None:
     data = completion("a" * 30, "b" * 10, "c" * 99, tokens=60)
     data["choices"][2]["finish_reason"] = "max_tokens"
-    assert [g.completion_tokens for g in read(data, 3, limit=20)] == [30, 10, 20]
+    assert [g.completion_tokens for g in read_body(data, 3, limit=20)] == [30, 10, 20]
 
 
 THOUGHT = {"type": "thinking", "thinking": [{"type": "text", "text": "let me think"}]}
@@ -212,7 +214,7 @@ THOUGHT = {"type": "thinking", "thinking": [{"type": "text", "text": "let me thi
 def test_content_may_come_in_parts(content: list[Any], text: str) -> None:
     data = completion("")
     data["choices"][0]["message"]["content"] = content
-    (g,) = read(data)
+    (g,) = read_body(data)
     assert g.text == text
 
 
@@ -230,20 +232,20 @@ def test_a_thought_that_was_cut_is_no_empty_reply(message: dict[str, Any], ids: 
     data = completion("", tokens=3, reason="length", token_ids=ids)
     data["choices"][0]["message"] = message
     with pytest.raises(MalformedReply, match=r"a thought that was cut after 3 tokens; .* a higher max_new_tokens, or"):
-        read(data)
-    asked = replace(request(), helper=True)
-    (of_a_helper,) = read_completion(json.dumps(data).encode(), asked, n=1, max_tokens=9)
+        read_body(data)
+    helper_request = replace(request(), helper=True)
+    (of_a_helper,) = read_completion(json.dumps(data).encode(), helper_request, n=1, max_tokens=9)
     assert is_cut_within_thought(of_a_helper), "it is counted, and asked no second time"
 
 
 def test_a_thought_before_a_reply_is_not_part_of_it() -> None:
     data = completion("ho", reason="length")
     data["choices"][0]["message"]["reasoning_content"] = "let me think"
-    (g,) = read(data)
+    (g,) = read_body(data)
     assert (g.text, g.finish_reason) == ("ho", "length")
     data = completion("", token_ids=[5, 2])
     data["choices"][0]["message"]["reasoning"] = "let me think"
-    (g,) = read(data)
+    (g,) = read_body(data)
     assert (g.text, g.token_ids) == ("", (5, 2)), "it thought, and ended its reply"
 
 
@@ -283,8 +285,8 @@ def test_a_call_that_is_said_to_be_there_must_be() -> None:
 
 def test_an_agent_may_send_its_arguments_as_an_object() -> None:
     call = {"function": {"name": "act", "arguments": {"a": 1}}}
-    asked = ChatRequest.model_validate({"model": "m", "messages": [{"role": "assistant", "tool_calls": [call]}]})
-    assert '"arguments": {"a": 1}' in next(asked.history())["text"]
+    chat_request = ChatRequest.model_validate({"model": "m", "messages": [{"role": "assistant", "tool_calls": [call]}]})
+    assert '"arguments": {"a": 1}' in next(chat_request.history())["text"]
 
 
 def unset(*path: str | int) -> Callable[[dict[str, Any]], None]:
@@ -321,7 +323,7 @@ def test_a_reply_that_is_not_whole_may_heal(change: Callable[[dict[str, Any]], N
     data = completion("one", "two")
     change(data)
     with pytest.raises(MalformedReply, match=said) as caught:
-        read(data, 2)
+        read_body(data, 2)
     assert isinstance(caught.value, Transient)
 
 
@@ -353,20 +355,20 @@ def test_a_reply_that_is_refused_will_not_heal(change: Callable[[dict[str, Any]]
     data = completion("one")
     change(data)
     with pytest.raises(ModelFault, match=said) as caught:
-        read(data)
+        read_body(data)
     assert not isinstance(caught.value, Transient)
 
 
 def test_logprobs_that_were_asked_for_must_come() -> None:
     with pytest.raises(ModelFault, match="gives no log-probabilities"):
-        read(completion("a"), logprobs=True)
+        read_body(completion("a"), logprobs=True)
     with pytest.raises(MalformedReply, match="2 token ids and 1 log-probabilities"):
-        read(completion("a", token_ids=[1, 2], logprobs={"content": [{"logprob": -1}]}), logprobs=True)
+        read_body(completion("a", token_ids=[1, 2], logprobs={"content": [{"logprob": -1}]}), logprobs=True)
 
 
 def test_models_are_listed_with_the_length_of_their_context() -> None:
-    listed = {"data": [{"id": "a", "max_model_len": 8}, {"id": "b", "owned_by": "x"}]}
-    assert read_models(json.dumps(listed).encode()) == {"a": 8, "b": None}
+    body = {"data": [{"id": "a", "max_model_len": 8}, {"id": "b", "owned_by": "x"}]}
+    assert read_models(json.dumps(body).encode()) == {"a": 8, "b": None}
     with pytest.raises(MalformedReply, match="list of models is malformed: '<html>'"):
         read_models(b"<html>")
 
@@ -386,8 +388,8 @@ def test_a_field_that_a_server_refuses_is_told_with_what_changes_it(said: str, r
     response: Any = httpx.Response(400, request=httpx.Request("POST", "http://localhost/v1"))
     refusal = openai.BadRequestError("refused", response=response, body={"message": said})
     # A key of one letter stands for none, and words keep theirs.
-    told = convert_error(refusal, Endpoint(url="http://localhost/v1", key="k"), ServerConfig(model="m"))
-    assert str(told).endswith(remedy)
+    error = convert_error(refusal, Endpoint(url="http://localhost/v1", key="k"), ServerConfig(model="m"))
+    assert str(error).endswith(remedy)
 
 
 def test_a_key_is_not_repeated() -> None:

@@ -38,8 +38,8 @@ class Listing(CombinationLock):
         self._listed = listed
 
     def instances(self, split: str) -> Sequence[Instance]:
-        found: Sequence[Instance] = self._listed[split]
-        return found
+        listing: Sequence[Instance] = self._listed[split]
+        return listing
 
 
 class Rough(CombinationLock):
@@ -53,8 +53,8 @@ class Costly(CombinationLock):
     """Each try that does not open the lock costs something."""
 
     def step(self, action: str) -> Transition:
-        found = super().step(action)
-        return found if found.terminated else found._replace(reward=-0.1)
+        transition = super().step(action)
+        return transition if transition.terminated else transition._replace(reward=-0.1)
 
 
 class Brittle(CombinationLock):
@@ -134,8 +134,8 @@ def test_an_entry_point_that_names_no_class(monkeypatch: pytest.MonkeyPatch) -> 
     entry = SimpleNamespace(value="worlds:time", load=lambda: registry, name="world")
     monkeypatch.setattr(registry, "_FACTORY_BY_NAME", {})
     monkeypatch.setattr(registry, "entry_points", lambda **_: [entry])
-    (found,) = environments.diagnose("world", {})
-    assert found["detail"] == (
+    (diagnosis,) = environments.diagnose("world", {})
+    assert diagnosis["detail"] == (
         "environment world cannot be made: its entry point worlds:time names a module, no class; correct it in the "
         "package's pyproject.toml"
     )
@@ -144,12 +144,12 @@ def test_an_entry_point_that_names_no_class(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_doctor_tells_each_broken_rule_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_FACTORY_BY_NAME", {"world": Costly})
     monkeypatch.setattr(registry, "entry_points", lambda **_: [SimpleNamespace(name="world")])
-    (found,) = environments.diagnose("world", {})
-    assert found["detail"].startswith("expert: ")
-    assert found["detail"].endswith("(and 5 more)")
+    (diagnosis,) = environments.diagnose("world", {})
+    assert diagnosis["detail"].startswith("expert: ")
+    assert diagnosis["detail"].endswith("(and 5 more)")
 
 
-class Mapped(CombinationLock):
+class MapWorld(CombinationLock):
     """A world that reads files of its user: a map, and what it once made of that."""
 
     def __init__(self, *, map_file: str = "", cache_dir: str = "cache") -> None:
@@ -162,13 +162,13 @@ class Mapped(CombinationLock):
         os.close(os.open(map_file, os.O_RDONLY))
 
 
-class Declared(Mapped):
+class MapWorldWithFiles(MapWorld):
     @staticmethod
     def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
         return (options["map_file"],)
 
 
-class Launching(Mapped):
+class Launching(MapWorld):
     def __init__(self, *, map_file: str = "", cache_dir: str = "cache") -> None:
         super().__init__(map_file=map_file, cache_dir=cache_dir)
         subprocess.run([sys.executable, "-c", ""], check=True)
@@ -180,8 +180,8 @@ class Launching(Mapped):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (Mapped, "; it read {file}, which files_of does not name: with another content there, a run would go on"),
-        (Declared, ""),
+        (MapWorld, "; it read {file}, which files_of does not name: with another content there, a run would go on"),
+        (MapWorldWithFiles, ""),
         (Launching, r"a run would go on; it started {python}, .* cannot be seen; it asked 127\.0\.0\.1:\d+,.*"),
     ],
 )
@@ -196,11 +196,11 @@ def test_the_doctor_says_what_a_world_reads_and_does_not_name(
     monkeypatch.setitem(registry._FACTORY_BY_NAME, "mapped", kind)
     monkeypatch.setattr(registry, "names", lambda: ("mapped",))
     options = {"map_file": str(tmp_path / "map"), "cache_dir": str(tmp_path / "cache")}
-    (found,) = environments.diagnose("mapped", options)
-    assert found["status"] == "ok"
+    (diagnosis,) = environments.diagnose("mapped", options)
+    assert diagnosis["status"] == "ok"
     expected = said.format(file=tmp_path / "map", python=Path(sys.executable).name)
-    assert re.fullmatch(rf"keeps the contract.*{expected}", found["detail"])
-    assert ("files_of" in found["detail"]) == bool(said)
+    assert re.fullmatch(rf"keeps the contract.*{expected}", diagnosis["detail"])
+    assert ("files_of" in diagnosis["detail"]) == bool(said)
 
 
 @pytest.mark.parametrize(
@@ -222,5 +222,5 @@ def test_what_a_world_keeps_is_kept_in_the_workspace(
 
     monkeypatch.setitem(registry._FACTORY_BY_NAME, "keeping", Keeping)
     monkeypatch.setenv("AGENTR_WORKSPACE", "elsewhere")
-    made: Any = named_environment("keeping", options, workspace=workspace)
-    assert (made.cache_dir, made.own_dir) == (expected, options.get("own_dir", ""))
+    env: Any = named_environment("keeping", options, workspace=workspace)
+    assert (env.cache_dir, env.own_dir) == (expected, options.get("own_dir", ""))

@@ -54,8 +54,8 @@ def test_no_field_of_the_form_has_a_switch_to_none_or_sends_one(flow: Any) -> No
     assert "anyOf" not in str(schema)
     defaults = {name: field["default"] for name, field in schema["properties"].items() if "default" in field}
     assert "'default': None" not in str(schema)
-    needed = dict.fromkeys(schema["required"], "aaaa") | ({"iteration": 1} if "iteration" in schema["required"] else {})
-    validate(needed | defaults, schema, raise_on_error=True)
+    values = dict.fromkeys(schema["required"], "aaaa") | ({"iteration": 1} if "iteration" in schema["required"] else {})
+    validate(values | defaults, schema, raise_on_error=True)
 
 
 def test_a_wrong_value_is_refused_by_the_name_of_its_field() -> None:
@@ -75,19 +75,19 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_field() -> None:
     ],
 )
 def test_a_run_keeps_the_name_that_was_typed(name: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"recipe": "deployments/recipes/textcraft-eto-tiny.yaml", "overrides": ["seed=2"]}
-    monkeypatch.setattr("flows.parameters.runtime.flow_run", SimpleNamespace(name=name, parameters=given))
+    parameters = {"recipe": "deployments/recipes/textcraft-eto-tiny.yaml", "overrides": ["seed=2"]}
+    monkeypatch.setattr("flows.parameters.runtime.flow_run", SimpleNamespace(name=name, parameters=parameters))
     assert run_name() == shown
 
 
 @pytest.mark.parametrize("settings", [{"seed": 3}, Settings(seed=3)], ids=["sent", "read"])
 def test_a_run_is_named_after_the_seed_that_counts(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {"recipe": "textcraft-tiny", "settings": settings, "overrides": None}
-    monkeypatch.setattr("flows.parameters.runtime.flow_run", SimpleNamespace(name="", parameters=given))
+    parameters: dict[str, Any] = {"recipe": "textcraft-tiny", "settings": settings, "overrides": None}
+    monkeypatch.setattr("flows.parameters.runtime.flow_run", SimpleNamespace(name="", parameters=parameters))
     assert run_name() == "textcraft-tiny seed=3"
-    given["overrides"] = ["seed=4", "seed=5"]
+    parameters["overrides"] = ["seed=4", "seed=5"]
     assert run_name() == "textcraft-tiny seed=5"
-    given |= {"settings": None, "overrides": ["iterations=1"]}
+    parameters |= {"settings": None, "overrides": ["iterations=1"]}
     assert run_name() == "textcraft-tiny"
 
 
@@ -112,4 +112,4 @@ def test_what_is_out_of_range_is_refused(wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize("flow", [flywheel, collect_only, improve, compare, flow_of_stage("train"), report])
 def test_the_form_explains_each_parameter(flow: Any) -> None:
     properties = parameter_schema(flow).model_dump()["properties"]
-    assert not [name for name, told in properties.items() if not told.get("description")]
+    assert not [name for name, field in properties.items() if not field.get("description")]

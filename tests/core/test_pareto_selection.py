@@ -32,35 +32,35 @@ def names(found: Selection, marks: np.ndarray) -> str:
 
 
 def test_the_example_of_the_method() -> None:
-    found = select_by_front(IDS, CORRECTNESS, CALLS, 2, mixed_only=False)
-    assert [names(found, found.rank == front) for front in range(3)] == ["AB", "D", "C"]
-    assert names(found, found.selected) == "AB"
-    assert found.correctness_spread == pytest.approx([0.5, 0, np.sqrt(3) / 4, 0.5])
-    assert list(found.calls_spread) == [1, 2, 0, 0]
+    selection = select_by_front(IDS, CORRECTNESS, CALLS, 2, mixed_only=False)
+    assert [names(selection, selection.rank == front) for front in range(3)] == ["AB", "D", "C"]
+    assert names(selection, selection.selected) == "AB"
+    assert selection.correctness_spread == pytest.approx([0.5, 0, np.sqrt(3) / 4, 0.5])
+    assert list(selection.calls_spread) == [1, 2, 0, 0]
 
 
 def test_the_filter_of_mixed_groups_comes_before_the_choice() -> None:
-    found = select_by_front(IDS, CORRECTNESS, CALLS, 2)
-    assert names(found, found.selected) == "AD"
-    assert found.rank[1] == -1
-    assert np.isnan(found.crowding[1])
+    selection = select_by_front(IDS, CORRECTNESS, CALLS, 2)
+    assert names(selection, selection.selected) == "AD"
+    assert selection.rank[1] == -1
+    assert np.isnan(selection.crowding[1])
 
 
 def test_each_question_has_a_reason() -> None:
-    first = select_by_front(IDS, CORRECTNESS, CALLS, 1, mixed_only=False)
-    assert names(first, first.selected) == "A"
-    assert selection_reasons(first) == ["chosen", "crowded", "dominated", "dominated"]
+    selection = select_by_front(IDS, CORRECTNESS, CALLS, 1, mixed_only=False)
+    assert names(selection, selection.selected) == "A"
+    assert selection_reasons(selection) == ["chosen", "crowded", "dominated", "dominated"]
     assert selection_reasons(select_by_front(IDS, CORRECTNESS, CALLS, 2)) == ["chosen", "alike", "dominated", "chosen"]
     assert selection_reasons(select_by_front([], np.zeros((0, 4)), np.zeros((0, 4)), 2)) == []
 
 
 def test_a_random_draw_is_among_what_the_filter_leaves_and_goes_by_the_seed_alone() -> None:
-    drawn = {names(found, found.selected) for found in (drawing(seed) for seed in range(20))}
-    assert drawn == {"A", "C", "D"}
+    draws = {names(selection, selection.selected) for selection in (drawing(seed) for seed in range(20))}
+    assert draws == {"A", "C", "D"}
     assert selection_reasons(drawing(0), at_random=True).count("not-drawn") == 2
     assert selection_reasons(drawing(0), at_random=True)[1] == "alike"
-    turned = select_at_random(IDS[::-1], CORRECTNESS[::-1], CALLS[::-1], 1, seed=3)
-    assert list(turned.selected[::-1]) == list(drawing(3).selected)
+    reverse = select_at_random(IDS[::-1], CORRECTNESS[::-1], CALLS[::-1], 1, seed=3)
+    assert list(reverse.selected[::-1]) == list(drawing(3).selected)
 
 
 def drawing(seed: int) -> Selection:
@@ -75,10 +75,10 @@ def test_a_group_is_mixed_by_its_right_and_wrong_answers() -> None:
 def test_dispersion_is_exact_where_it_can_be() -> None:
     thirds = np.full((1, 7), 1 / 3)
     assert dispersion(thirds)[0] == 0
-    mirrored = np.array([[0] * 11 + [1] * 5, [1] * 11 + [0] * 5], dtype=np.float64)
-    assert dispersion(mirrored)[0] == dispersion(mirrored)[1] == pytest.approx(np.std(mirrored[0]))
-    shifted = np.array([[1, 3, 1, 3, 2], [91, 93, 91, 93, 92]], dtype=np.float64)
-    assert len(set(dispersion(shifted))) == 1
+    mirrors = np.array([[0] * 11 + [1] * 5, [1] * 11 + [0] * 5], dtype=np.float64)
+    assert dispersion(mirrors)[0] == dispersion(mirrors)[1] == pytest.approx(np.std(mirrors[0]))
+    shifts = np.array([[1, 3, 1, 3, 2], [91, 93, 91, 93, 92]], dtype=np.float64)
+    assert len(set(dispersion(shifts))) == 1
 
 
 def test_the_last_front_is_cut_by_crowding_and_then_by_id() -> None:
@@ -94,8 +94,8 @@ def test_few_questions_or_none() -> None:
     assert select_by_front(IDS, CORRECTNESS, CALLS, 0).selected.sum() == 0
     assert len(select_by_front([], np.zeros((0, 4)), np.zeros((0, 4)), 5).rank) == 0
     assert len(fronts(np.zeros((0, 2)))) == 0
-    unmixed = select_by_front(["a"], np.ones((1, 4)), np.ones((1, 4)), 1)
-    assert not unmixed.selected.any()
+    selection = select_by_front(["a"], np.ones((1, 4)), np.ones((1, 4)), 1)
+    assert not selection.selected.any()
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
@@ -113,15 +113,15 @@ def test_a_hundred_thousand_questions_take_less_than_two_seconds() -> None:
     correctness = rng.random((n, rollouts))
     calls = rng.integers(0, 13, (n, rollouts)).astype(np.float64)
     start = process_time()
-    found = select_by_front(ids, correctness, calls, 8000)
+    selection = select_by_front(ids, correctness, calls, 8000)
     seconds = process_time() - start
-    assert found.selected.sum() == 8000
+    assert selection.selected.sum() == 8000
     # Of processor time, so that a busy machine does not count. A quadratic sort takes an hour.
     assert seconds < 2, f"{seconds:.2f} s"
 
 
 def test_a_report_counts_fronts_as_the_store_does() -> None:
-    one = SelectionOutcome(
+    outcome = SelectionOutcome(
         instance_id="q",
         episodes=4,
         correctness=0.5,
@@ -133,5 +133,5 @@ def test_a_report_counts_fronts_as_the_store_does() -> None:
         selected=True,
         reason="chosen",
     )
-    found = [replace(one, front=front) for front in (9, 0, 5, None)]
-    assert [row.cells[0] for row in _fronts_table(found).rows] == ["0", "5", "6 and later", "none"]
+    outcomes = [replace(outcome, front=front) for front in (9, 0, 5, None)]
+    assert [row.cells[0] for row in _fronts_table(outcomes).rows] == ["0", "5", "6 and later", "none"]

@@ -30,17 +30,17 @@ RECIPES = Path(__file__).parents[2] / "deployments" / "recipes"
 FULL, LORA = TrainingConfig(), TrainingConfig(lora_r=8)
 
 
-def shown(recipe: Recipe) -> tuple[list[str], list[str]]:
+def plan_names(recipe: Recipe) -> tuple[list[str], list[str]]:
     """Return the names of the fields and of the stages that a plan of Agent-R shows."""
     stages = plan._sections_by_stage(recipe, [stage for each in plans_of(recipe) for stage in each.stages])
     return [field.name for field in plan._fields_read(recipe, method_of(recipe), stages)], list(stages)
 
 
 def test_every_field_that_a_run_reads_is_there_once_and_no_stage_that_it_does_not_have() -> None:
-    fields, stages = shown(load(RECIPES / "textcraft-agent-r.yaml"))
+    fields, stages = plan_names(load(RECIPES / "textcraft-agent-r.yaml"))
     assert len(set(fields)) == len(fields)
     assert {"seed", "promote", "agent_r.phases", "model.workers", "models.judge", "search.dives"} <= set(fields)
-    others = (
+    prefixes = (
         "grpo.",
         "eto.",
         "base.",
@@ -50,10 +50,10 @@ def test_every_field_that_a_run_reads_is_there_once_and_no_stage_that_it_does_no
         "models.editor",
         "splice.continuation",
     )
-    assert not [name for name in fields if name.startswith(others)]
+    assert not [name for name in fields if name.startswith(prefixes)]
     assert stages == ["collect", "critique", "splice", "dataset", "train", "evaluate"]
 
-    fields, stages = shown(parse({"name": "r", "model": {"path": "m"}, "agent_r": {"phases": ["rl"]}}))
+    fields, stages = plan_names(parse({"name": "r", "model": {"path": "m"}, "agent_r": {"phases": ["rl"]}}))
     assert "grpo.steps" in fields
     assert not [name for name in fields if name.startswith(("search.", "splice."))]
     assert stages == ["reinforce", "evaluate"]
@@ -85,7 +85,7 @@ def test_every_field_that_a_run_reads_is_there_once_and_no_stage_that_it_does_no
 def test_a_plan_has_no_field_that_another_one_switches_off(
     changes: list[str], read: list[str], unread: list[str]
 ) -> None:
-    fields, _ = shown(parse({"name": "r", "model": {"path": "m"}}, changes))
+    fields, _ = plan_names(parse({"name": "r", "model": {"path": "m"}}, changes))
     assert set(read) <= set(fields)
     assert not set(unread) & set(fields)
 
@@ -94,22 +94,22 @@ def test_a_plan_has_no_field_that_another_one_switches_off(
 def test_a_changed_field_that_is_not_read_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(RECIPES.parents[1])
     changes = ["evaluation.revision_test={enabled: false, cuts: 3}", f"workspace={tmp_path}"]
-    told = plan.describe(RECIPES / "textcraft-tiny.yaml", changes)
+    text = plan.describe(RECIPES / "textcraft-tiny.yaml", changes)
     assert (
         "fields that differ from their defaults and that this run does not read\n  evaluation.revision_test.cuts = 3\n"
-    ) in told
+    ) in text
 
 
 def test_what_was_changed_has_a_line_of_its_own_and_the_rest_share_lines_by_section() -> None:
     recipe = parse({"name": "r", "model": {"path": "m"}, "models": {"judge": {"path": "j"}}}, ["search.dives=3"])
-    found = field_values(recipe)
-    assert [(field.name, field.value) for field in found if not field.is_default] == [
+    fields = field_values(recipe)
+    assert [(field.name, field.value) for field in fields if not field.is_default] == [
         ("name", "r"),
         ("model.path", "m"),
         ("models.judge.path", "j"),
         ("search.dives", 3),
     ]
-    lines = plan._field_lines(found)
+    lines = plan._field_lines(fields)
     assert lines[1:5] == ['  name = "r"', '  model.path = "m"', '  models.judge.path = "j"', "  search.dives = 3"]
     assert "  model.prices: prompt=0.0, completion=0.0" in lines
     assert max(map(len, lines)) <= 100
@@ -121,10 +121,10 @@ def test_a_program_reads_the_same_plan_in_one_tree(monkeypatch: pytest.MonkeyPat
     # What is free changes from one plan to the next.
     monkeypatch.setattr(machine, "memory", lambda: machine.Memory(total=8 * GIB, free=4 * GIB))
     file, changes = RECIPES / "textcraft-qwen3-4b.yaml", ["search.dives=5"]
-    told = json.loads(plan.describe(file, changes, form="json"))
-    assert told["recipe"]["search"]["dives"] == 5
-    assert told["stages"]["splice"] == ["environment", "splice"]
-    assert plan.describe(file, changes).startswith("\n".join(told["summary"]))
+    description = json.loads(plan.describe(file, changes, form="json"))
+    assert description["recipe"]["search"]["dives"] == 5
+    assert description["stages"]["splice"] == ["environment", "splice"]
+    assert plan.describe(file, changes).startswith("\n".join(description["summary"]))
 
 
 @pytest.mark.slow
@@ -228,9 +228,9 @@ def test_worlds_have_their_own_fields() -> None:
     ],
 )
 def test_only_what_helps_a_training_is_named(config: TrainingConfig, online: bool, gib: int, said: str) -> None:
-    fixed = 4 * GIB - 1 * GIB
+    fixed_bytes = 4 * GIB - 1 * GIB
     need = estimates.TrainingMemory(
-        trained=1, weights=fixed // 3, states=2 * fixed // 3, activations=4 * GIB, host_bytes=0
+        trained=1, weights=fixed_bytes // 3, states=2 * fixed_bytes // 3, activations=4 * GIB, host_bytes=0
     )
     assert said in training_advice(config, need, gib * GIB, online=online)
 

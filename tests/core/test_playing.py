@@ -46,8 +46,10 @@ class Hall(Environment):
         if action == "fall":
             raise KeyError("floor")
         self.count += 1
-        won = self.count == 3
-        return Transition(f"\x1b[2J{LONG}", float(won), won, False, {"success": won, "valid": action == "go"})
+        is_success = self.count == 3
+        return Transition(
+            f"\x1b[2J{LONG}", float(is_success), is_success, False, {"success": is_success, "valid": action == "go"}
+        )
 
 
 @pytest.fixture
@@ -64,9 +66,9 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 
         model = ScriptedModel(reply, name="m")
         monkeypatch.setattr(playing, "named_model", lambda *_, **__: (model, ModelConfig()))
-        written: list[str] = []
-        play_and_show("hall", {}, "test", 1, Player(name="m", **how), width=width, write=written.append)
-        return "\n".join(written).splitlines()
+        output: list[str] = []
+        play_and_show("hall", {}, "test", 1, Player(name="m", **how), width=width, write=output.append)
+        return "\n".join(output).splitlines()
 
     return run
 
@@ -117,10 +119,10 @@ def test_a_reply_without_an_action_and_one_that_was_cut_are_told(play: Callable[
 
 
 def test_a_seed_draws_other_replies_and_the_same_ones_again(play: Callable[..., list[str]]) -> None:
-    said = {seed: play("{seed}", seed=seed, temperature=1.0)[:-1] for seed in (0, 1)}
-    assert said[0][0].endswith("temperature 1, seed 0")
-    assert said[0][3:] != said[1][3:]
-    assert play("{seed}", seed=1, temperature=1.0)[:-1] == said[1]
+    lines_by_seed = {seed: play("{seed}", seed=seed, temperature=1.0)[:-1] for seed in (0, 1)}
+    assert lines_by_seed[0][0].endswith("temperature 1, seed 0")
+    assert lines_by_seed[0][3:] != lines_by_seed[1][3:]
+    assert play("{seed}", seed=1, temperature=1.0)[:-1] == lines_by_seed[1]
 
 
 def test_a_fault_of_the_world_is_one_sentence(play: Callable[..., list[str]]) -> None:
@@ -148,18 +150,18 @@ def test_a_model_is_a_directory_a_shipped_one_or_one_on_a_server(monkeypatch: py
     def ask(*words: str) -> str:
         return CliRunner().invoke(cli, ["env", "play", "hall", *words], catch_exceptions=False).output
 
-    shipped = "reasoning-tiny, textcraft-tiny, webshop-tiny"
+    model_names = "reasoning-tiny, textcraft-tiny, webshop-tiny"
     with pytest.raises(
-        ModelDirectoryError, match=f"m is no model directory, and none of the shipped models .{shipped}.; for"
+        ModelDirectoryError, match=f"m is no model directory, and none of the shipped models .{model_names}.; for"
     ):
         ask("--model", "m")
     model = ScriptedModel(lambda messages, seed, number: "Action: go", name="m", context_length=9_999)
     with running(chat_app(model, max_batch=2)) as url:
-        said = ask("--model", "m", "--server", f"{url}/v1")
-        assert "success after 3 steps: reward 1; 6 tokens in " in said
+        output = ask("--model", "m", "--server", f"{url}/v1")
+        assert "success after 3 steps: reward 1; 6 tokens in " in output
         monkeypatch.setenv("OPENAI_BASE_URL", f"{url}/v1")
-        assert ask("--model", "m").splitlines()[:-1] == said.splitlines()[:-1]
+        assert ask("--model", "m").splitlines()[:-1] == output.splitlines()[:-1]
         with pytest.raises(EndpointError, match="has no model 'n'; it has m"):
             ask("--model", "n")
-    refused = CliRunner().invoke(cli, ["env", "play", "hall", "--seed", "3"])
-    assert (refused.exit_code, "--seed belongs to --model" in refused.output) == (2, True)
+    result = CliRunner().invoke(cli, ["env", "play", "hall", "--seed", "3"])
+    assert (result.exit_code, "--seed belongs to --model" in result.output) == (2, True)

@@ -30,7 +30,7 @@ EXPERT = ["right"] * 4
 PLAIN = PreferencesConfig()
 
 
-def played(*actions: str, name: str = "", forced: int = 0) -> StoredTrajectory:
+def trajectory(*actions: str, name: str = "", forced: int = 0) -> StoredTrajectory:
     return StoredTrajectory(name or "-".join(actions), ToyTree(INDEX).path(*actions).trajectory, forced)
 
 
@@ -54,35 +54,35 @@ def only(kept: tuple[Preference, ...]) -> Preference:
 
 
 def test_a_policy_that_loses_is_rejected() -> None:
-    kept, rejected = pairs_with_expert(played(*EXPERT), [played("right", "look", "stop")], Line(), PLAIN)
+    preferences, rejected = pairs_with_expert(trajectory(*EXPERT), [trajectory("right", "look", "stop")], Line(), PLAIN)
 
-    made = only(kept)
+    preference = only(preferences)
     assert rejected == ()
-    assert (made.case, made.chosen_reward, made.rejected_reward) == (PreferenceCase.LOSE, 1.0, 0.25)
-    assert made.margin == 0.75
-    assert replies(made.chosen) == EXPERT
-    assert replies(made.rejected) == ["right", "look", "stop"]
-    assert made.chosen.messages[:3] == made.rejected.messages[:3]
-    assert not any(message.train for message in made.chosen.messages[:3])
-    assert made.chosen.provenance.extra == {"trajectory": "-".join(EXPERT)}
+    assert (preference.case, preference.chosen_reward, preference.rejected_reward) == (PreferenceCase.LOSE, 1.0, 0.25)
+    assert preference.margin == 0.75
+    assert replies(preference.chosen) == EXPERT
+    assert replies(preference.rejected) == ["right", "look", "stop"]
+    assert preference.chosen.messages[:3] == preference.rejected.messages[:3]
+    assert not any(message.train for message in preference.chosen.messages[:3])
+    assert preference.chosen.provenance.extra == {"trajectory": "-".join(EXPERT)}
 
 
 def test_a_policy_that_wins_is_chosen_and_nothing_is_cut() -> None:
-    weak = played("right", "stop", name="expert")
-    long = played(*["look"] * 9, *EXPERT, name="policy")
+    weak = trajectory("right", "stop", name="expert")
+    long = trajectory(*["look"] * 9, *EXPERT, name="policy")
 
-    made = only(pairs_with_expert(weak, [long], Line(), PLAIN)[0])
+    preference = only(pairs_with_expert(weak, [long], Line(), PLAIN)[0])
 
-    assert made.case is PreferenceCase.WIN
-    assert len(replies(made.chosen)) == 13
-    assert replies(made.rejected) == ["right", "stop"]
-    assert made.dropped == 0
+    assert preference.case is PreferenceCase.WIN
+    assert len(replies(preference.chosen)) == 13
+    assert replies(preference.rejected) == ["right", "stop"]
+    assert preference.dropped == 0
 
 
 def test_a_tie_makes_nothing() -> None:
-    kept, rejected = pairs_with_expert(played(*EXPERT), [played("look", *EXPERT)], Line(), PLAIN)
+    preferences, rejected = pairs_with_expert(trajectory(*EXPERT), [trajectory("look", *EXPERT)], Line(), PLAIN)
 
-    assert kept == ()
+    assert preferences == ()
     assert reasons(rejected) == ["tie"]
     assert rejected[0].subject == "look-right-right-right-right"
 
@@ -90,95 +90,111 @@ def test_a_tie_makes_nothing() -> None:
 @pytest.mark.parametrize(("margin", "reason"), [(0.75, ["margin"]), (0.74, [])])
 def test_the_margin_must_be_exceeded(margin: float, reason: list[str]) -> None:
     config = PreferencesConfig(margin=margin)
-    _, rejected = pairs_with_expert(played(*EXPERT), [played("right", "stop")], Line(), config)
+    _, rejected = pairs_with_expert(trajectory(*EXPERT), [trajectory("right", "stop")], Line(), config)
     assert reasons(rejected) == reason
 
 
 @pytest.mark.parametrize(("extra", "kept_steps"), [(5, 9), (0, 4), (30, 20)])
 def test_the_losing_side_is_cut_a_few_rounds_after_the_expert(extra: int, kept_steps: int) -> None:
-    long = played(*["look"] * 20)
-    made = only(pairs_with_expert(played(*EXPERT), [long], Line(), PreferencesConfig(extra_rounds=extra))[0])
+    long = trajectory(*["look"] * 20)
+    preference = only(pairs_with_expert(trajectory(*EXPERT), [long], Line(), PreferencesConfig(extra_rounds=extra))[0])
 
-    assert len(replies(made.rejected)) == kept_steps
-    assert made.dropped == 20 - kept_steps
+    assert len(replies(preference.rejected)) == kept_steps
+    assert preference.dropped == 20 - kept_steps
     # The published rule counts messages from that of the problem on: the expert's, and ten more.
-    assert len(made.rejected.messages[2:]) <= len(made.chosen.messages[2:]) + 2 * extra
+    assert len(preference.rejected.messages[2:]) <= len(preference.chosen.messages[2:]) + 2 * extra
 
 
 def test_without_expert_or_reply_there_is_a_reason() -> None:
-    silent = played(*EXPERT)
+    silent = trajectory(*EXPERT)
     silent = StoredTrajectory("silent", replace(silent.trajectory, steps=(), reward=0.0))
-    elsewhere = played("stop")
+    elsewhere = trajectory("stop")
     elsewhere = StoredTrajectory("elsewhere", replace(elsewhere.trajectory, first_observation="The goal is elsewhere."))
 
-    assert reasons(pairs_with_expert(None, [played("stop")], Line(), PLAIN)[1]) == ["no-expert"]
-    kept, rejected = pairs_with_expert(played(*EXPERT), [silent, elsewhere], Line(), PLAIN)
-    assert kept == ()
+    assert reasons(pairs_with_expert(None, [trajectory("stop")], Line(), PLAIN)[1]) == ["no-expert"]
+    preferences, rejected = pairs_with_expert(trajectory(*EXPERT), [silent, elsewhere], Line(), PLAIN)
+    assert preferences == ()
     assert [(r.subject, r.reason) for r in rejected] == [("silent", "no-agent-turn"), ("elsewhere", "other-beginning")]
 
 
 def test_step_wise_compares_the_replies_at_the_fork() -> None:
     config = PreferencesConfig(level="step")
-    forked = played("right", "right", "stop", forced=2)
-    same = played("right", "right", "stop", name="same", forced=1)
+    fork = trajectory("right", "right", "stop", forced=2)
+    same = trajectory("right", "right", "stop", name="same", forced=1)
 
-    kept, rejected = pairs_with_expert(played(*EXPERT), [forked, same], Line(), config)
+    preferences, rejected = pairs_with_expert(trajectory(*EXPERT), [fork, same], Line(), config)
 
-    made = only(kept)
-    assert made.case is PreferenceCase.STEP
-    assert replies(made.chosen) == ["right"]
-    assert replies(made.rejected) == ["stop"]
-    assert replies(made.chosen, trained=False) == replies(made.rejected, trained=False) == ["right", "right"]
-    assert made.chosen.messages[:-1] == made.rejected.messages[:-1]
+    preference = only(preferences)
+    assert preference.case is PreferenceCase.STEP
+    assert replies(preference.chosen) == ["right"]
+    assert replies(preference.rejected) == ["stop"]
+    assert (
+        replies(preference.chosen, trained=False) == replies(preference.rejected, trained=False) == ["right", "right"]
+    )
+    assert preference.chosen.messages[:-1] == preference.rejected.messages[:-1]
     assert [(r.subject, r.reason) for r in rejected] == [("same", "same-reply")]
 
 
 def test_step_wise_the_winner_is_chosen() -> None:
-    weak = played("stop", name="expert")
-    made = only(pairs_with_expert(weak, [played(*EXPERT)], Line(), PreferencesConfig(level="step"))[0])
-    assert replies(made.chosen) == ["right"]
-    assert replies(made.rejected) == ["stop"]
+    weak = trajectory("stop", name="expert")
+    preference = only(pairs_with_expert(weak, [trajectory(*EXPERT)], Line(), PreferencesConfig(level="step"))[0])
+    assert replies(preference.chosen) == ["right"]
+    assert replies(preference.rejected) == ["stop"]
 
 
 def test_a_mixture_has_both_kinds() -> None:
     config = PreferencesConfig(level="mixture")
-    whole, forked = played("stop", name="whole"), played("right", "stop", forced=1)
+    whole, fork = trajectory("stop", name="whole"), trajectory("right", "stop", forced=1)
 
-    kept, _ = pairs_with_expert(played(*EXPERT), [whole, forked], Line(), config)
+    preferences, _ = pairs_with_expert(trajectory(*EXPERT), [whole, fork], Line(), config)
 
-    assert [made.case for made in kept] == [PreferenceCase.LOSE, PreferenceCase.STEP, PreferenceCase.STEP]
+    assert [preference.case for preference in preferences] == [
+        PreferenceCase.LOSE,
+        PreferenceCase.STEP,
+        PreferenceCase.STEP,
+    ]
 
 
 def test_without_an_expert_the_best_meets_the_worst() -> None:
-    episodes = [played("right", "stop"), played("look", *EXPERT), played(*EXPERT), played("jump"), played("left")]
-    made = only(pair_of_own(episodes, Line(), PLAIN)[0])
+    episodes = [
+        trajectory("right", "stop"),
+        trajectory("look", *EXPERT),
+        trajectory(*EXPERT),
+        trajectory("jump"),
+        trajectory("left"),
+    ]
+    preference = only(pair_of_own(episodes, Line(), PLAIN)[0])
 
-    assert made.case is PreferenceCase.OWN
-    assert replies(made.chosen) == EXPERT, "the shorter of two equally good ones"
-    assert replies(made.rejected) == ["jump"]
+    assert preference.case is PreferenceCase.OWN
+    assert replies(preference.chosen) == EXPERT, "the shorter of two equally good ones"
+    assert replies(preference.rejected) == ["jump"]
 
 
 def test_own_episodes_that_are_all_equal_make_nothing() -> None:
-    kept, rejected = pair_of_own([played("left", name="a"), played("jump", name="b")], Line(), PLAIN)
-    assert kept == ()
+    preferences, rejected = pair_of_own([trajectory("left", name="a"), trajectory("jump", name="b")], Line(), PLAIN)
+    assert preferences == ()
     assert reasons(rejected) == ["tie"]
-    assert reasons(pair_of_own([played("left")], Line(), PLAIN)[1]) == ["single-episode"]
+    assert reasons(pair_of_own([trajectory("left")], Line(), PLAIN)[1]) == ["single-episode"]
 
 
 def test_own_episodes_are_compared_only_with_those_that_begin_like_them() -> None:
-    def begun(episode: StoredTrajectory, beginning: str) -> StoredTrajectory:
+    def with_beginning(episode: StoredTrajectory, beginning: str) -> StoredTrajectory:
         return episode._replace(trajectory=replace(episode.trajectory, first_observation=beginning))
 
-    alone, *rest = begun(played(*EXPERT), "c"), begun(played("stop"), "a"), begun(played("right", "stop"), "a")
-    wider = [begun(played("left"), "b"), begun(played("look", *EXPERT), "b")]
-    kept, rejected = pair_of_own([alone, *rest, *wider], Line(), PLAIN)
+    alone, *rest = (
+        with_beginning(trajectory(*EXPERT), "c"),
+        with_beginning(trajectory("stop"), "a"),
+        with_beginning(trajectory("right", "stop"), "a"),
+    )
+    wider = [with_beginning(trajectory("left"), "b"), with_beginning(trajectory("look", *EXPERT), "b")]
+    preferences, rejected = pair_of_own([alone, *rest, *wider], Line(), PLAIN)
 
-    made = only(kept)
-    assert prompt_of(made.chosen) == prompt_of(made.rejected)
-    assert (replies(made.chosen), replies(made.rejected)) == (["look", *EXPERT], ["left"])
+    preference = only(preferences)
+    assert prompt_of(preference.chosen) == prompt_of(preference.rejected)
+    assert (replies(preference.chosen), replies(preference.rejected)) == (["look", *EXPERT], ["left"])
     assert [(r.subject, r.reason) for r in rejected] == [(alone.id, "other-beginning")]
-    kept, rejected = pair_of_own([alone, rest[0]], Line(), PLAIN)
-    assert (kept, reasons(rejected)) == ((), ["other-beginning"] * 2)
+    preferences, rejected = pair_of_own([alone, rest[0]], Line(), PLAIN)
+    assert (preferences, reasons(rejected)) == ((), ["other-beginning"] * 2)
 
 
 def test_a_fork_of_a_tree_prefers_the_branch_that_gets_more() -> None:
@@ -189,9 +205,9 @@ def test_a_fork_of_a_tree_prefers_the_branch_that_gets_more() -> None:
         tree.path("left", "stop"),
         tree.path("left", *["look"] * 20),
     ]
-    kept, rejected = pairs_in_tree(paths, Line(), PLAIN, "t")
+    preferences, rejected = pairs_in_tree(paths, Line(), PLAIN, "t")
 
-    by_split = {made.chosen.provenance.split: made for made in kept}
+    by_split = {preference.chosen.provenance.split: preference for preference in preferences}
     assert by_split.keys() == {0, 1}
     root, deeper = by_split[0], by_split[1]
     assert replies(root.chosen) == EXPERT
@@ -210,23 +226,23 @@ def test_a_tree_without_forks_says_so() -> None:
 
 
 def test_what_reads_the_same_is_kept_once() -> None:
-    expert = played(*EXPERT)
-    twice = [played("stop", name="a"), played("stop", name="b")]
-    kept, _ = pairs_with_expert(expert, twice, Line(), PLAIN)
+    expert = trajectory(*EXPERT)
+    twice = [trajectory("stop", name="a"), trajectory("stop", name="b")]
+    preferences, _ = pairs_with_expert(expert, twice, Line(), PLAIN)
 
-    first, rejected = distinct_preferences(kept)
+    unique, rejected = distinct_preferences(preferences)
 
-    assert first == kept[:1]
-    assert [(r.subject, r.reason) for r in rejected] == [(preference_id(kept[1]), "duplicate")]
-    assert distinct_preferences(first) == (first, ())
+    assert unique == preferences[:1]
+    assert [(r.subject, r.reason) for r in rejected] == [(preference_id(preferences[1]), "duplicate")]
+    assert distinct_preferences(unique) == (unique, ())
 
 
 def test_the_cap_keeps_the_widest_margins() -> None:
-    episodes = [played("right", "stop"), played("stop"), played("right", "right", "stop")]
-    kept, _ = pairs_with_expert(played(*EXPERT), episodes, Line(), PLAIN)
+    episodes = [trajectory("right", "stop"), trajectory("stop"), trajectory("right", "right", "stop")]
+    preferences, _ = pairs_with_expert(trajectory(*EXPERT), episodes, Line(), PLAIN)
 
-    best, rejected = capped_preferences(kept, 2)
+    best, rejected = capped_preferences(preferences, 2)
 
-    assert [made.margin for made in best] == [0.75, 1.0]
+    assert [preference.margin for preference in best] == [0.75, 1.0]
     assert reasons(rejected) == ["per-instance-cap"]
-    assert capped_preferences(kept, 0) == (kept, ())
+    assert capped_preferences(preferences, 0) == (preferences, ())

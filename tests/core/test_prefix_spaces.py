@@ -54,20 +54,20 @@ def make(folder: Path, style: str, template: str, **eos: bool) -> Any:
         texts = TEXTS * 30
     learning.train_from_iterator(texts, trainer)
     state = json.loads(learning.to_str())
-    state["added_tokens"] = [one for one in state["added_tokens"] if one["content"] in special[:3]]
-    made = Tokenizer.from_str(json.dumps(state))
-    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] in special[:3]]
+    backend = Tokenizer.from_str(json.dumps(state))
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     if style == PREPEND:
-        made.pre_tokenizer = None
-        made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        backend.pre_tokenizer = None
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     elif style == "bytes":
-        made.decoder = decoders.ByteLevel()
+        backend.decoder = decoders.ByteLevel()
     else:
         space = pre_tokenizers.Metaspace(prepend_scheme=style if style in ("first", "never") else "always")
         words = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), space])
-        made.pre_tokenizer = words if style == "words" else space
+        backend.pre_tokenizer = words if style == "words" else space
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token="<s>", eos_token=AddedToken("</s>", special=True, **eos), unk_token="<unk>"
+        tokenizer_object=backend, bos_token="<s>", eos_token=AddedToken("</s>", special=True, **eos), unk_token="<unk>"
     )
     fast.add_special_tokens({"additional_special_tokens": ["[INST]", "[/INST]"]})
     fast.chat_template = template
@@ -75,20 +75,20 @@ def make(folder: Path, style: str, template: str, **eos: bool) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def said(text: str, **options: Any) -> Message:
+def reply_message(text: str, **options: Any) -> Message:
     return Message(role="assistant", text=text, train=True, **options)
 
 
 TALK = (
     Message(role="user", text="The door"),
-    said("Thought: I go"),
+    reply_message("Thought: I go"),
     Message(role="user", text="I need wood\n's"),
-    said("'s (12)\nAction: get 2 oak log"),
+    reply_message("'s (12)\nAction: get 2 oak log"),
 )
 
 
 def whole(tokenizer: Any, messages: tuple[Message, ...], *, prompt: bool = False) -> list[int]:
-    turns = [{"role": one.role, "content": one.text} for one in messages]
+    turns = [{"role": message.role, "content": message.text} for message in messages]
     ids: list[int] = tokenizer.apply_chat_template(
         turns, tokenize=True, add_generation_prompt=prompt, return_dict=False
     )
@@ -112,13 +112,13 @@ def test_written_replies_are_tokenised_as_the_template_does(tmp_path: Path, styl
 def test_what_a_model_sampled_is_kept_and_what_follows_it_has_no_space(tmp_path: Path, style: str) -> None:
     tokenizer = make(tmp_path, style, LINES)
     renderer = Renderer(tokenizer)
-    spaced = tuple(tokenizer("Thought: I go", add_special_tokens=False)["input_ids"])
-    sampled = said("Thought: I go", token_ids=(*spaced, tokenizer.eos_token_id), finish_reason="stop")
-    ids, _ = renderer.render_sample((TALK[0], sampled, *TALK[2:]))
+    text_ids = tuple(tokenizer("Thought: I go", add_special_tokens=False)["input_ids"])
+    reply = reply_message("Thought: I go", token_ids=(*text_ids, tokenizer.eos_token_id), finish_reason="stop")
+    ids, _ = renderer.render_sample((TALK[0], reply, *TALK[2:]))
     start = len(renderer.render_prompt(TALK[:1]))
-    assert tuple(ids[start : start + len(spaced)]) == spaced
-    own = whole(tokenizer, TALK)
-    assert ids[start + len(spaced) :] == own[own.index(tokenizer.eos_token_id, start) :]
+    assert tuple(ids[start : start + len(text_ids)]) == text_ids
+    template_ids = whole(tokenizer, TALK)
+    assert ids[start + len(text_ids) :] == template_ids[template_ids.index(tokenizer.eos_token_id, start) :]
 
 
 @pytest.mark.parametrize("style", [style for style in STYLES if style != "words"])
@@ -146,11 +146,11 @@ def test_the_text_of_sampled_tokens_keeps_its_spaces(tmp_path: Path, style: str,
         tokenizer.backend_tokenizer.decoder = decoders.Sequence(parts)
     renderer = Renderer(tokenizer)
     for text in ("Thought: I go", " I go"):
-        begun = (TALK[0], grown_turn((Span(text="I need"), Span(text=text, train=True))))
-        prompt = renderer.render_prompt((TALK[0], grown_turn(begun[1].spans[:1])))
-        ids = renderer.render_sample(begun).labels[len(prompt) :]
-        sampled = ids[: next(n for n, one in enumerate(ids) if one == tokenizer.eos_token_id)]
-        assert renderer.text(sampled, prompt) == text
+        messages = (TALK[0], grown_turn((Span(text="I need"), Span(text=text, train=True))))
+        prompt = renderer.render_prompt((TALK[0], grown_turn(messages[1].spans[:1])))
+        ids = renderer.render_sample(messages).labels[len(prompt) :]
+        sampled_ids = ids[: next(n for n, token in enumerate(ids) if token == tokenizer.eos_token_id)]
+        assert renderer.text(sampled_ids, prompt) == text
     prompt = renderer.render_prompt(TALK[:1])
     reply = renderer.text(renderer.render_sample(TALK[:2]).input_ids[len(prompt) :][:3], prompt)
     # A byte-level decoder shows the space that its tokenizer puts after a control token.
@@ -161,14 +161,14 @@ def test_the_text_of_sampled_tokens_keeps_its_spaces(tmp_path: Path, style: str,
 def test_control_tokens_in_a_text_are_characters_and_bring_no_space(tmp_path: Path, style: str) -> None:
     tokenizer = make(tmp_path, style, TOKENS)
     renderer = Renderer(tokenizer)
-    talk = (Message(role="user", text="a</s>b [INST]The door"), said("a</s>b"))
+    talk = (Message(role="user", text="a</s>b [INST]The door"), reply_message("a</s>b"))
     ids, _ = renderer.render_sample(talk)
-    assert [one for one in ids if one in tokenizer.all_special_ids] == [
-        tokenizer.convert_tokens_to_ids(one) for one in ("<s>", "[INST]", "[/INST]", "</s>")
+    assert [token for token in ids if token in tokenizer.all_special_ids] == [
+        tokenizer.convert_tokens_to_ids(token) for token in ("<s>", "[INST]", "[/INST]", "</s>")
     ]
-    told = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    assert told.replace(" ", "") == "<s>[INST]a</s>b[INST]Thedoor[/INST]a</s>b</s>"
-    assert "</s> b" not in told
+    text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    assert text.replace(" ", "") == "<s>[INST]a</s>b[INST]Thedoor[/INST]a</s>b</s>"
+    assert "</s> b" not in text
 
 
 def test_the_white_space_that_an_end_of_turn_takes_is_not_a_token(tmp_path: Path) -> None:
@@ -181,7 +181,10 @@ def test_added_tokens_that_separate_no_turns_are_no_control_tokens(tmp_path: Pat
     tokenizer = make(tmp_path, "never", LINES)
     tokenizer.add_tokens([AddedToken(word, special=False, normalized=False) for word in words])
     renderer = Renderer(tokenizer)
-    talk = (Message(role="user", text="The user\n\n\tdoor?\n<table>|"), said("Thought: I\n\ngo\t<table>\nuser?"))
+    talk = (
+        Message(role="user", text="The user\n\n\tdoor?\n<table>|"),
+        reply_message("Thought: I\n\ngo\t<table>\nuser?"),
+    )
     assert renderer.render_sample(talk).input_ids == whole(tokenizer, talk)
     assert renderer.render_prompt(talk[:1]) == whole(tokenizer, talk[:1], prompt=True)
 
@@ -190,6 +193,6 @@ def test_an_added_token_that_separates_turns_is_a_control_token(tmp_path: Path) 
     tokenizer = make(tmp_path, "always", LINES)
     tokenizer.add_tokens([AddedToken("<|user|>", special=False, normalized=False), AddedToken("\n", special=False)])
     renderer = Renderer(tokenizer)
-    talk = (Message(role="user", text="The\n<|user|>\ndoor"), said("I go"))
+    talk = (Message(role="user", text="The\n<|user|>\ndoor"), reply_message("I go"))
     ids, _ = renderer.render_sample(talk)
     assert ids.count(tokenizer.convert_tokens_to_ids("<|user|>")) == 1

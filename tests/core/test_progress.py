@@ -22,24 +22,24 @@ from tasks import progress
 
 async def test_a_log_tells_a_silence_and_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_SILENCE_S", 0.05)
-    written = io.StringIO()
-    progress.console.set(Console(file=written, width=200))
+    buffer = io.StringIO()
+    progress.console.set(Console(file=buffer, width=200))
     async with progress.stage_progress("collect", 1, Remaining(stage_s=3725.0, after_s=600.0)) as report:
         report(0, 250, "trees")
         await asyncio.sleep(0.12)
-    first, *_, last = written.getvalue().splitlines()
+    first, *_, last = buffer.getvalue().splitlines()
     assert first == "iteration 1  collect: 0/250 trees; nothing new for 0 s"
     assert last.startswith("iteration 1  collect: 0/250 trees in ")
 
 
 async def test_a_line_of_a_log_tells_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.0)
-    written = io.StringIO()
-    progress.console.set(Console(file=written, width=200))
+    buffer = io.StringIO()
+    progress.console.set(Console(file=buffer, width=200))
     async with progress.stage_progress("collect", 1, Remaining(stage_s=3725.0, after_s=600.0)) as report:
         report(1, 250, "trees")
-    first = written.getvalue().splitlines()[0]
-    assert first == "iteration 1  collect: 1/250 trees; 1:02:05 left, 1:12:05 of the run"
+    line = buffer.getvalue().splitlines()[0]
+    assert line == "iteration 1  collect: 1/250 trees; 1:02:05 left, 1:12:05 of the run"
 
 
 BAR = """
@@ -64,21 +64,21 @@ asyncio.run(main())
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 100, 140])
 def test_a_bar_keeps_name_count_and_times_whole(columns: int) -> None:
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    master, tty = pty.openpty()
+    fcntl.ioctl(tty, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     child = subprocess.Popen(
-        [sys.executable, "-c", BAR], stdin=theirs, stdout=theirs, stderr=theirs, env=os.environ | {"TERM": "xterm"}
+        [sys.executable, "-c", BAR], stdin=tty, stdout=tty, stderr=tty, env=os.environ | {"TERM": "xterm"}
     )
-    os.close(theirs)
-    shown = b""
+    os.close(tty)
+    output = b""
     # The end of a terminal whose other side is closed is an error on Linux.
     try:
-        while part := os.read(ours, 65536):
-            shown += part
+        while part := os.read(master, 65536):
+            output += part
     except OSError:
         pass
     assert child.wait(30) == 0
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode())
     lines = [line.rstrip() for line in re.split(r"[\r\n]+", plain) if line.startswith("iteration")]
     assert max(map(len, lines)) <= columns
     at_work = [line for line in lines if "1204/1500" in line]

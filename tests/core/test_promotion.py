@@ -40,12 +40,12 @@ def make(tmp_path: Path, tiny_model_dir: Path) -> Callable[..., RunContext]:
         opens = int(path.name.partition("-")[2] or 0)
 
         def speak(messages: Sequence[Message], seed: int, number: int) -> str:
-            shown = next(m.text for m in messages if "Door " in m.text and " of the " in m.text)
-            return OPENING if int(shown.partition("Door ")[2].partition(" ")[0]) < opens else WRONG
+            text = next(m.text for m in messages if "Door " in m.text and " of the " in m.text)
+            return OPENING if int(text.partition("Door ")[2].partition(" ")[0]) < opens else WRONG
 
         return ScriptedModel(speak)
 
-    def made(*overrides: str) -> RunContext:
+    def make_context(*overrides: str) -> RunContext:
         recipe = parse(
             {
                 "name": "chosen",
@@ -59,10 +59,10 @@ def make(tmp_path: Path, tiny_model_dir: Path) -> Callable[..., RunContext]:
         ctx = quiet_context(run_reference(recipe), recipe)
         return replace(ctx, load_model=load_model, make_environment=lambda _: Door())
 
-    return made
+    return make_context
 
 
-async def turned(ctx: RunContext, *opens: int) -> None:
+async def run_iterations(ctx: RunContext, *opens: int) -> None:
     """Turn iterations whose trainings made models that open so many doors."""
     await start_run(ctx)
     await evaluate(ctx, 0)
@@ -78,7 +78,7 @@ async def turned(ctx: RunContext, *opens: int) -> None:
 @pytest.mark.slow
 async def test_each_iteration_goes_on_from_the_best_so_far(make: Callable[..., RunContext]) -> None:
     ctx = make(*BEST)
-    await turned(ctx, 0, 4, 2, 4, 5)
+    await run_iterations(ctx, 0, 4, 2, 4, 5)
     base = ctx.trained_checkpoint(0).id
     rows = ctx.store.rows(
         "select iteration, checkpoint_in, promoted, promoted_iteration, success from iteration join v_promotions "
@@ -95,30 +95,30 @@ async def test_each_iteration_goes_on_from_the_best_so_far(make: Callable[..., R
     assert ctx.policy(6).path == Path("opens-5")
     assert ctx.store.query("select * from v_orphans").empty
 
-    said = "Promoted: iteration 2, with 66.7% success on the development set dev the best so far."
+    sentence = "Promoted: iteration 2, with 66.7% success on the development set dev the best so far."
     report = build_report(ctx, 3)
-    assert said in render_html(report)
-    assert said in summary_table([report])
+    assert sentence in render_html(report)
+    assert sentence in summary_table([report])
 
 
 @pytest.mark.slow
 async def test_in_a_copied_workspace_its_own_weights_are_read(make: Callable[..., RunContext]) -> None:
     ctx = make(*BEST)
-    await turned(ctx, 3)
+    await run_iterations(ctx, 3)
     await finish_run(ctx, "finished")
     assert ctx.trained_checkpoint(1).path == Path("opens-3")
     folder = ctx.root / "checkpoints/made-1"
     folder.mkdir(parents=True)
     assert [ctx.trained_checkpoint(1).path, ctx.policy(2).path] == [folder, folder]
-    last, made = last_promotion(ctx.store, ctx.run_id), find_checkpoints(ctx.store, "made-1")
-    assert last is not None
-    assert [last.path, *(one.path for one in made)] == [str(folder), str(folder)]
+    promotion, checkpoints = last_promotion(ctx.store, ctx.run_id), find_checkpoints(ctx.store, "made-1")
+    assert promotion is not None
+    assert [promotion.path, *(checkpoint.path for checkpoint in checkpoints)] == [str(folder), str(folder)]
 
 
 @pytest.mark.slow
 async def test_what_was_promoted_stays(make: Callable[..., RunContext]) -> None:
     ctx = make(*BEST)
-    await turned(ctx, 3)
+    await run_iterations(ctx, 3)
     assert ctx.policy(2).id == "made-1"
     ((key,),) = ctx.store.rows("select evaluation_id from evaluation join iteration using (iteration_id) "
                                  "where name = 'dev' and iteration = 0")  # fmt: skip
@@ -132,12 +132,12 @@ async def test_a_run_whose_first_model_is_promoted_goes_on_from_its_own_director
     make: Callable[..., RunContext], tmp_path: Path, tiny_model_dir: Path
 ) -> None:
     ctx = make(*BEST)
-    await turned(ctx, 0)
+    await run_iterations(ctx, 0)
     assert last_iterations(ctx) == (1, 0), "comparisons of whole runs once took the model that was not promoted"
     await finish_run(ctx, "finished")
-    moved = tmp_path / "moved"
-    moved.symlink_to(tiny_model_dir)
-    await start_run(make(*BEST, f"model.path={moved}"))
+    link = tmp_path / "moved"
+    link.symlink_to(tiny_model_dir)
+    await start_run(make(*BEST, f"model.path={link}"))
     assert ctx.policy(2).path == tiny_model_dir
     file = tmp_path / "further.yaml"
     file.write_text(f"name: further\nworkspace: {tmp_path / 'ws'}\nmodel: {{from_run: '{ctx.run_id}'}}\n")
@@ -147,7 +147,7 @@ async def test_a_run_whose_first_model_is_promoted_goes_on_from_its_own_director
 @pytest.mark.slow
 async def test_without_it_the_last_one_goes_on(make: Callable[..., RunContext]) -> None:
     ctx = make()
-    await turned(ctx, 4, 0)
+    await run_iterations(ctx, 4, 0)
     assert ctx.policy(3).id == "made-2"
     assert last_iterations(ctx) == (2, 2)
     assert ctx.store.rows("select promoted from iteration where promoted is not null") == []

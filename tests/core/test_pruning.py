@@ -16,7 +16,7 @@ from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.types import Instance, Sample, Transition
 
 
-def kept(*actions: str, index: int = 0, start: int = 0) -> list[str]:
+def kept_actions(*actions: str, index: int = 0, start: int = 0) -> list[str]:
     env = Line()
     replies = [reply(action) for action in actions]
     positions = needed_positions(env, ToyTree(index).instance, replies, start=start)
@@ -24,7 +24,7 @@ def kept(*actions: str, index: int = 0, start: int = 0) -> list[str]:
 
 
 def test_idle_and_refused_steps_go() -> None:
-    assert kept("look", "right", "nonsense", "look", "right") == ["right", "right"]
+    assert kept_actions("look", "right", "nonsense", "look", "right") == ["right", "right"]
 
 
 class Hand(Line):
@@ -54,31 +54,31 @@ def test_what_only_served_a_step_that_went_goes_too() -> None:
 
 
 def test_steps_before_the_start_stay() -> None:
-    assert kept("look", "look", "right", "look", "right", start=1) == ["look", "right", "right"]
+    assert kept_actions("look", "look", "right", "look", "right", start=1) == ["look", "right", "right"]
 
 
 def test_what_comes_after_the_end_goes() -> None:
-    assert kept("right", "right", "look", "left") == ["right", "right"]
+    assert kept_actions("right", "right", "look", "left") == ["right", "right"]
 
 
 def test_a_shorter_path_with_less_reward_is_not_taken() -> None:
-    assert kept("right", "look", "stop", index=1) == ["right", "stop"]
+    assert kept_actions("right", "look", "stop", index=1) == ["right", "stop"]
 
 
 def test_a_path_that_ends_in_disaster_stays_as_it_is() -> None:
-    assert kept("look", "right", "jump") == ["look", "right", "jump"]
+    assert kept_actions("look", "right", "jump") == ["look", "right", "jump"]
 
 
 def test_a_good_sample_has_live_observations_and_the_tokens_that_were_sampled() -> None:
     path = ToyTree(1).path("look", "right", "look", "right", "right")
-    made = good_sample(path, Line(), prune=True)
-    assert [m.text for m in made.messages if m.train] == [reply("right")] * 3
-    assert [m.text for m in made.messages if m.role == "user"][2:] == ["You are at 1.", "You are at 2."]
-    assert all(m.token_ids for m in made.messages if m.train)
-    assert made.provenance.extra["pruned_steps"] == 2
+    sample = good_sample(path, Line(), prune=True)
+    assert [m.text for m in sample.messages if m.train] == [reply("right")] * 3
+    assert [m.text for m in sample.messages if m.role == "user"][2:] == ["You are at 1.", "You are at 2."]
+    assert all(m.token_ids for m in sample.messages if m.train)
+    assert sample.provenance.extra["pruned_steps"] == 2
 
 
-class Moved(Line):
+class MovedGoal(Line):
     """The same walk, whose goal has since been moved out of reach."""
 
     def reset(self, instance: Instance) -> str:
@@ -89,19 +89,19 @@ class Moved(Line):
 
 def test_a_path_that_no_longer_plays_as_recorded_stays_whole() -> None:
     path = ToyTree(1).path("look", "right", "right", "right")
-    made = good_sample(path, Moved(), prune=True)
-    assert made.messages == good_sample(path, Line()).messages
-    assert made.provenance.extra["pruned_steps"] == 0
+    sample = good_sample(path, MovedGoal(), prune=True)
+    assert sample.messages == good_sample(path, Line()).messages
+    assert sample.provenance.extra["pruned_steps"] == 0
 
 
 def test_a_revision_keeps_its_bad_part_and_prunes_the_suffix() -> None:
     pair = ToyTree(0).pair(["right", "look", "right"], ["left", "right", "look", "stop"])
-    made = splice(pair, critique(1, 4), Line(), SpliceConfig(mode="verified", prune=True), alpha=1.0, seed=0)
-    assert isinstance(made, Sample)
-    assert made.provenance.cut == 2
-    assert [m.text for m in made.messages if m.role == "assistant"][1:3] == [reply("left"), reply("right")]
-    assert [m.text for m in made.messages if m.train][1:] == [reply("right")] * 2
-    assert made.provenance.extra["dropped_good_steps"] == 1
+    sample = splice(pair, critique(1, 4), Line(), SpliceConfig(mode="verified", prune=True), alpha=1.0, seed=0)
+    assert isinstance(sample, Sample)
+    assert sample.provenance.cut == 2
+    assert [m.text for m in sample.messages if m.role == "assistant"][1:3] == [reply("left"), reply("right")]
+    assert [m.text for m in sample.messages if m.train][1:] == [reply("right")] * 2
+    assert sample.provenance.extra["dropped_good_steps"] == 1
 
 
 def test_an_expert_of_textcraft_has_little_to_prune_and_a_clumsy_path_is_pruned_to_as_much() -> None:

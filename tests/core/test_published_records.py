@@ -44,7 +44,7 @@ def judgement(tree: Tree, node: int) -> str:
     return JUDGED[max(0, int(fingerprint(tree.seed, node), 16) % 24 - 16)]
 
 
-class Published:
+class PublishedCode:
     """The published way from a tree to its records."""
 
     def __init__(self, tree: Tree, env: Line, *, alpha: float, beta: float) -> None:
@@ -72,29 +72,29 @@ class Published:
         if self.tree.nodes[0].value_sum <= 0:
             return []
         leaves = sorted(self.leaves(), key=lambda node: node.value, reverse=True)
-        found = [(high, low) for high in leaves for low in leaves if high.value - low.value > self.beta + 1e-9]
+        pairs = [(high, low) for high in leaves for low in leaves if high.value - low.value > self.beta + 1e-9]
         random.seed(123)
-        random.shuffle(found)
-        return [(high, low) for high, low in found if self.good(high)]
+        random.shuffle(pairs)
+        return [(high, low) for high, low in pairs if self.good(high)]
 
     def good(self, leaf: Node) -> bool:
         return leaf.value > self.alpha or leaf.value == 1
 
     def kept(self, low: list[Node], judged: bool) -> list[Node]:
-        kept = []
+        nodes = []
         for node in low:
-            kept.append(node)
-            said = judgement(self.tree, node.index).split("Judgement:")[-1].lower()
-            if judged and "good" not in said and "uncertain" not in said:
+            nodes.append(node)
+            verdict = judgement(self.tree, node.index).split("Judgement:")[-1].lower()
+            if judged and "good" not in verdict and "uncertain" not in verdict:
                 break
-        return kept
+        return nodes
 
     def record(self, high: Node, low: Node, judged: bool) -> list[Turn]:
-        good, kept = self.way(high), self.kept(self.way(low), judged)
+        good, bad = self.way(high), self.kept(self.way(low), judged)
         same = 0
-        while same < min(len(good), len(kept)) and self.reply(good[same]) == self.reply(kept[same]):
+        while same < min(len(good), len(bad)) and self.reply(good[same]) == self.reply(bad[same]):
             same += 1
-        turns = [*self.opening, *self.turns(kept, train=False), REFLECTION, ("user", "ok.", False)]
+        turns = [*self.opening, *self.turns(bad, train=False), REFLECTION, ("user", "ok.", False)]
         return [*turns, *self.turns(good[same:], train=True)][:-1]
 
     def whole(self, leaf: Node) -> list[Turn]:
@@ -105,11 +105,11 @@ class Published:
         return node.step.reply
 
     def turns(self, nodes: Sequence[Node], *, train: bool) -> list[Turn]:
-        found: list[Turn] = []
+        turns: list[Turn] = []
         for node in nodes:
             assert node.step is not None
-            found += [("assistant", node.step.reply, train), ("user", node.step.observation, False)]
-        return found
+            turns += [("assistant", node.step.reply, train), ("user", node.step.observation, False)]
+        return turns
 
 
 SPLICE = {"no_error": "keep", "reflections": 10, "impossible": "keep", "shared_cut": "keep"}
@@ -123,8 +123,8 @@ async def critic(tree: Tree, pairs: Sequence[object]) -> Callable[..., Critique]
         return [generation(judgement(tree, node_of[request.seed]))]
 
     scans = scans_of(pairs, CRITIQUE)  # type: ignore[arg-type]
-    judged = await judge_paths(scans, ask, CRITIQUE, seed=7, count_tokens=lambda _: 1, context_length=9999)
-    return lambda pair: critique_of(pair, judged, CRITIQUE)
+    verdicts = await judge_paths(scans, ask, CRITIQUE, seed=7, count_tokens=lambda _: 1, context_length=9999)
+    return lambda pair: critique_of(pair, verdicts, CRITIQUE)
 
 
 async def trees() -> list[Tree]:
@@ -133,7 +133,7 @@ async def trees() -> list[Tree]:
     return [await grow(instance(index % 5), Line(), Policy(moves), config, seed=index) for index in range(40)]
 
 
-def read(sample: object) -> list[Turn]:
+def plain_turns(sample: object) -> list[Turn]:
     assert isinstance(sample, Sample), sample
     return [_plain(message) for message in sample.messages]
 
@@ -155,24 +155,24 @@ async def test_the_published_settings_give_the_published_records_in_number_and_o
     """
     pairs_config = PairsConfig(alpha=(alpha,), beta=0.2, alpha_rule="more_than", order="published")
     config = SpliceConfig(mode=mode, **SPLICE)  # type: ignore[arg-type]
-    env, total, impossible, shared = Line(), 0, 0, 0
+    env, total, num_impossible, num_shared = Line(), 0, 0, 0
     for number, tree in enumerate(await trees()):
         tree_id = f"t{number}"
-        theirs = Published(tree, env, alpha=alpha, beta=0.2)
-        expected = [theirs.record(high, low, mode == "blind") for high, low in theirs.pairs()]
+        reference = PublishedCode(tree, env, alpha=alpha, beta=0.2)
+        expected = [reference.record(high, low, mode == "blind") for high, low in reference.pairs()]
         pairs, _ = pairs_of_tree(tree_id, leaf_paths(tree, tree_id), pairs_config, alpha=alpha, seed=3)
         critique = await critic(tree, pairs)
-        made = [splice(pair, critique(pair), env, config, alpha=alpha, seed=5) for pair in pairs]
-        assert [read(sample) for sample in made] == expected
-        total += len(made)
+        samples = [splice(pair, critique(pair), env, config, alpha=alpha, seed=5) for pair in pairs]
+        assert [plain_turns(sample) for sample in samples] == expected
+        total += len(samples)
         strict = SpliceConfig(mode=mode, no_error="keep")  # type: ignore[arg-type]
-        left = [splice(pair, critique(pair), env, strict, alpha=alpha, seed=5) for pair in pairs]
-        reasons = [rejection.reason for rejection in left if isinstance(rejection, Rejection)]
-        shared += reasons.count("cut-in-shared-prefix")
-        impossible += len(reasons) - reasons.count("cut-in-shared-prefix")
+        outcomes = [splice(pair, critique(pair), env, strict, alpha=alpha, seed=5) for pair in pairs]
+        reasons = [rejection.reason for rejection in outcomes if isinstance(rejection, Rejection)]
+        num_shared += reasons.count("cut-in-shared-prefix")
+        num_impossible += len(reasons) - reasons.count("cut-in-shared-prefix")
     assert total > 400
-    assert impossible > total / 10, "what only splice.impossible=keep keeps"
-    assert (shared > total / 10) == (mode == "blind"), "what only splice.shared_cut=keep keeps"
+    assert num_impossible > total / 10, "what only splice.impossible=keep keeps"
+    assert (num_shared > total / 10) == (mode == "blind"), "what only splice.shared_cut=keep keeps"
 
 
 @pytest.mark.slow
@@ -180,10 +180,10 @@ async def test_the_published_settings_give_the_published_records_in_number_and_o
 async def test_the_good_paths_are_those_of_the_published_code(alpha: float) -> None:
     env = Line()
     for number, tree in enumerate(await trees()):
-        theirs = Published(tree, env, alpha=alpha, beta=0.2)
-        expected = [theirs.whole(leaf) for leaf in theirs.leaves() if theirs.good(leaf)]
-        found = good_paths(leaf_paths(tree, f"t{number}"), alpha, "more_than")
-        assert sorted(read(good_sample(path, env)) for path in found) == sorted(expected)
+        reference = PublishedCode(tree, env, alpha=alpha, beta=0.2)
+        expected = [reference.whole(leaf) for leaf in reference.leaves() if reference.good(leaf)]
+        paths = good_paths(leaf_paths(tree, f"t{number}"), alpha, "more_than")
+        assert sorted(plain_turns(good_sample(path, env)) for path in paths) == sorted(expected)
 
 
 @pytest.mark.parametrize("name", ["webshop-agent-r", "textcraft-agent-r", "sciworld-agent-r", "agent-r-three-worlds"])

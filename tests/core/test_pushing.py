@@ -53,17 +53,17 @@ class Handler(BaseHTTPRequestHandler):
         if status != 200:
             self._answer(status, {"error": "No, says the hub"})
         elif path == "/api/repos/create":
-            asked = json.loads(body)
-            hub.created.append(asked)
-            name = f"{asked['organization']}/{asked['name']}"
-            there = name in hub.files
+            request = json.loads(body)
+            hub.created.append(request)
+            name = f"{request['organization']}/{request['name']}"
+            exists = name in hub.files
             hub.files.setdefault(name, {})
-            self._answer(409 if there else 200, {"url": f"{hub.url}/datasets/{name}", "name": name})
+            self._answer(409 if exists else 200, {"url": f"{hub.url}/datasets/{name}", "name": name})
         elif path == "/api/validate-yaml":
             self._answer(200, {"errors": [], "warnings": []})
         elif match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/preupload/main", path):
-            modes = [{"path": one["path"], "uploadMode": "regular"} for one in json.loads(body)["files"]]
-            self._answer(200, {"files": [{**one, "shouldIgnore": False} for one in modes]})
+            modes = [{"path": file["path"], "uploadMode": "regular"} for file in json.loads(body)["files"]]
+            self._answer(200, {"files": [{**file, "shouldIgnore": False} for file in modes]})
         elif match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/commit/main", path):
             head, *lines = [json.loads(line) for line in body.splitlines()]
             hub.commits.append(head["value"]["summary"])
@@ -111,11 +111,11 @@ def folder(tmp_path: Path) -> Path:
 def test_a_folder_becomes_a_private_dataset_in_one_commit(hub: Hub, folder: Path) -> None:
     address = push(folder, REPO, message="rows of a run")
     assert address == f"{hub.url}/datasets/{REPO}"
-    (asked,) = hub.created
-    assert (asked["type"], asked["visibility"]) == ("dataset", "private")
+    (request,) = hub.created
+    assert (request["type"], request["visibility"]) == ("dataset", "private")
     assert hub.commits == ["rows of a run"]
-    written = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert hub.files == {REPO: written}
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert hub.files == {REPO: files}
     assert hub.tokens == {"Bearer hf_secret"}
     # The same dataset again takes another commit.
     (folder / "README.md").write_text("---\npretty_name: more\n---\n")
@@ -161,8 +161,8 @@ def test_a_name_that_no_dataset_has_is_refused(monkeypatch: pytest.MonkeyPatch, 
 def test_without_a_token_nothing_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     words = ["export", "abc", str(tmp_path / "out"), "--format", "parquet", "--push", REPO, "-w", str(tmp_path)]
-    refused = CliRunner().invoke(cli, words)
-    assert "--push needs a token of the hub that may write: set HF_TOKEN" in str(refused.exception)
+    result = CliRunner().invoke(cli, words)
+    assert "--push needs a token of the hub that may write: set HF_TOKEN" in str(result.exception)
     assert not (tmp_path / "out").exists()
 
 

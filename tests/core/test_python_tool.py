@@ -171,9 +171,9 @@ async def test_only_listed_packages_are_imported(tool: PythonTool) -> None:
             in outcome.stderr
         )
     # The list in words can be got round from Python; then the files cannot be read.
-    found = await tool.run(f"import os\nprint(os.access({duckdb_file()!r}, 0))\nopen({duckdb_file()!r}).read()")
-    assert found.stdout == "True\n"
-    assert "PermissionError" in found.stderr
+    access = await tool.run(f"import os\nprint(os.access({duckdb_file()!r}, 0))\nopen({duckdb_file()!r}).read()")
+    assert access.stdout == "True\n"
+    assert "PermissionError" in access.stderr
 
 
 def duckdb_file() -> str:
@@ -223,13 +223,13 @@ async def test_a_level_that_leaves_files_open_must_be_named(open_files: None) ->
 
 async def test_a_fork_bomb_is_refused_and_without_the_filter_killed(tool: PythonTool, limited: PythonTool) -> None:
     bomb = "import os, time\nfor _ in range(6): os.fork()\ntime.sleep(50)"
-    refused = await tool.run(bomb)
-    assert (refused.status, refused.stderr.splitlines()[-1]) == (
+    outcome = await tool.run(bomb)
+    assert (outcome.status, outcome.stderr.splitlines()[-1]) == (
         Status.EXCEPTION,
         "PermissionError: [Errno 1] Operation not permitted",
     )
-    killed = await limited.run(bomb)
-    assert (killed.status, killed.cause) == (Status.KILLED, "more than 16 threads and processes")
+    limited_outcome = await limited.run(bomb)
+    assert (limited_outcome.status, limited_outcome.cause) == (Status.KILLED, "more than 16 threads and processes")
     assert [children(keeper) for keeper in keepers(limited)] == [[]]
 
 
@@ -306,14 +306,16 @@ async def test_a_long_traceback_keeps_its_end(tool: PythonTool) -> None:
 
 async def test_the_environment_of_the_program_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTR_SECRET", "do not tell")
-    own = "import os\nprint('AGENTR_SECRET' in os.environ)\nprint(b'SECRET' in open('/proc/self/environ', 'rb').read())"
-    of_program = f"len(open('/proc/{os.getpid()}/environ', 'rb').read()) > 0"
+    code = (
+        "import os\nprint('AGENTR_SECRET' in os.environ)\nprint(b'SECRET' in open('/proc/self/environ', 'rb').read())"
+    )
+    program_code = f"len(open('/proc/{os.getpid()}/environ', 'rb').read()) > 0"
     async with PythonTool(LIMITS, "none", packages=(), concurrency=1) as bare:
-        assert (await bare.run(own)).stdout == "False\nFalse\n"
-        assert (await bare.run(of_program)).stdout == "True\n"
+        assert (await bare.run(code)).stdout == "False\nFalse\n"
+        assert (await bare.run(program_code)).stdout == "True\n"
     async with PythonTool(LIMITS, SHUT_IN, packages=(), concurrency=1) as tool:
-        assert (await tool.run(own)).stdout == "False\n"
-        assert "PermissionError" in (await tool.run(of_program)).stderr
+        assert (await tool.run(code)).stdout == "False\n"
+        assert "PermissionError" in (await tool.run(program_code)).stderr
 
 
 @pytest.mark.parametrize(
@@ -369,12 +371,12 @@ async def test_as_many_calls_run_at_once_as_there_are_interpreters(tool: PythonT
 async def test_a_lost_interpreter_costs_no_call() -> None:
     async with PythonTool(LIMITS, SHUT_IN, packages=(), concurrency=2) as tool:
         await asyncio.gather(tool.run("1"), tool.run("1"))
-        victim, other = keepers(tool)
+        victim, survivor = keepers(tool)
         calls = [asyncio.create_task(tool.run(f"import time\ntime.sleep(2)\n{i}")) for i in range(2)]
         await until(lambda: children(victim))
         os.kill(victim, signal.SIGKILL)
         assert [outcome.stdout for outcome in await asyncio.gather(*calls)] == ["0\n", "1\n"]
-        assert other in keepers(tool)
+        assert survivor in keepers(tool)
         assert victim not in keepers(tool)
 
 

@@ -39,13 +39,13 @@ asyncio.run(level("strictest"))
 def test_a_kernel_without_landlock_is_told() -> None:
     """In a process whose kernel answers as one without Landlock does."""
     done = subprocess.run([sys.executable, "-P", "-c", WITHOUT_LANDLOCK], capture_output=True, text=True, timeout=600)
-    refused, fallen = done.stdout.splitlines()
-    assert refused == (
+    refusal, fallback = done.stdout.splitlines()
+    assert refusal == (
         "the Python tool at level landlock does not start: "
         "this kernel has no Landlock, or does not allow its use (Linux 5.13 is the first with it)"
     ), done.stderr
-    assert fallen == "bubblewrap" or fallen.endswith(
-        f"{refused}; what holds is seccomp, where code can use your files; to run code there, name that level: "
+    assert fallback == "bubblewrap" or fallback.endswith(
+        f"{refusal}; what holds is seccomp, where code can use your files; to run code there, name that level: "
         "environment.options.sandbox=seccomp"
     )
 
@@ -137,12 +137,12 @@ def test_old_landlock_lets_files_be_cut_and_the_filter_does_not(
 def test_numbers_of_system_calls_are_the_kernels(machine: str, header: str) -> None:
     if not Path(header).exists():
         pytest.skip(f"{header} is not installed")
-    found = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", Path(header).read_text())
-    known = {name: int(number) for name, number in found}
+    matches = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", Path(header).read_text())
+    numbers = {name: int(number) for name, number in matches}
     if machine == "aarch64":
-        known["newfstatat"] = known["fstatat"]
+        numbers["newfstatat"] = numbers["fstatat"]
     for name, number in confinement.syscall_numbers(machine).items():
-        assert known[name] == number, name
+        assert numbers[name] == number, name
 
 
 def test_a_machine_with_unknown_numbers_is_told() -> None:

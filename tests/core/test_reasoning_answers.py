@@ -20,19 +20,27 @@ RECIPES = Path(__file__).parents[2] / "deployments" / "recipes"
 
 @pytest.mark.parametrize("kind", MATHEMATICS)
 def test_answers_of_mathematics(kind: str) -> None:
-    same, others = pairs(MATHEMATICS[kind])
-    asked = [(one, other, want) for some, want in ((same, True), (others, False)) for one, other in some]
-    both = [*asked, *((other, one, want) for one, other, want in asked)]
-    assert [each for each in both if same_answer(each[0], each[1]) is not each[2]] == []
+    matches, mismatches = pairs(MATHEMATICS[kind])
+    cases = [
+        (left, right, expected)
+        for answers, expected in ((matches, True), (mismatches, False))
+        for left, right in answers
+    ]
+    all_cases = [*cases, *((right, left, expected) for left, right, expected in cases)]
+    assert [case for case in all_cases if same_answer(case[0], case[1]) is not case[2]] == []
 
 
 @pytest.mark.parametrize("kind", WORDS)
 def test_words(kind: str) -> None:
-    same, others = pairs(WORDS[kind])
-    both = [(one, other, want) for some, want in ((same, True), (others, False)) for one, other in some]
-    both += [(other, one, want) for one, other, want in both]
-    assert [each for each in both if (word_f1(each[0], each[1]) == 1) is not each[2]] == []
-    assert [each for each in both if each[2] and word_f1(*each[:2]) != 1] == []
+    matches, mismatches = pairs(WORDS[kind])
+    cases = [
+        (left, right, expected)
+        for answers, expected in ((matches, True), (mismatches, False))
+        for left, right in answers
+    ]
+    cases += [(right, left, expected) for left, right, expected in cases]
+    assert [case for case in cases if (word_f1(case[0], case[1]) == 1) is not case[2]] == []
+    assert [case for case in cases if case[2] and word_f1(*case[:2]) != 1] == []
 
 
 def test_words_in_common_count_as_words() -> None:
@@ -124,6 +132,6 @@ def test_powers_are_compared_at_once_however_large() -> None:
 
 
 def test_threads_compare_answers_at_the_same_time() -> None:
-    asked = [(r"\sqrt{3+2\sqrt{2}}", r"1+\sqrt{2}"), (r"\sin^2 x + \cos^2 x", "1"), (r"\ln 9", r"2\ln 3")] * 20
+    answers = [(r"\sqrt{3+2\sqrt{2}}", r"1+\sqrt{2}"), (r"\sin^2 x + \cos^2 x", "1"), (r"\ln 9", r"2\ln 3")] * 20
     with ThreadPoolExecutor(4) as threads:
-        assert all(threads.map(lambda each: same_answer(*each), asked))
+        assert all(threads.map(lambda pair: same_answer(*pair), answers))

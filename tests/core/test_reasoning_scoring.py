@@ -52,26 +52,26 @@ def by_their_rule(prediction: str, golds: list[str]) -> float:
         bare = "".join(sign for sign in text.lower() if sign not in string.punctuation)
         return re.sub(r"\b(a|an|the)\b", " ", bare).split()
 
-    def one(said: list[str], wanted: list[str]) -> float:
+    def f1(said: list[str], wanted: list[str]) -> float:
         whole = {"".join(said), "".join(wanted)}
         if whole & {"yes", "no", "noanswer"}:
             return float(len(whole) == 1)
-        shared = sum((Counter(said) & Counter(wanted)).values())
-        return 2 * shared / (len(said) + len(wanted)) if shared else 0.0
+        num_shared = sum((Counter(said) & Counter(wanted)).values())
+        return 2 * num_shared / (len(said) + len(wanted)) if num_shared else 0.0
 
-    return max(one(words(prediction), words(gold)) for gold in golds)
+    return max(f1(words(prediction), words(gold)) for gold in golds)
 
 
 @pytest.mark.parametrize("answers", ["plain", "published"])
 def test_yes_and_no_are_right_or_wrong_as_a_whole(answers: Literal["plain", "published"]) -> None:
     whole = ("yes", "no", "Yes.", "NO", "the yes", "noanswer", "No answer")
-    pairs = [(said, [gold]) for said, gold in product(YES_AND_NO, whole)]
-    pairs += [(gold, [said]) for said, gold in product(YES_AND_NO, whole) if said]
-    pairs += [(said, ["no", "Not at all", "never"]) for said in YES_AND_NO]
-    pairs += [(said, ["Yes", "indeed"]) for said in YES_AND_NO]
+    pairs = [(answer, [gold]) for answer, gold in product(YES_AND_NO, whole)]
+    pairs += [(gold, [answer]) for answer, gold in product(YES_AND_NO, whole) if answer]
+    pairs += [(answer, ["no", "Not at all", "never"]) for answer in YES_AND_NO]
+    pairs += [(answer, ["Yes", "indeed"]) for answer in YES_AND_NO]
     assert len(pairs) > 600
-    ours = [correctness(said, golds, "knowledge", answers) for said, golds in pairs]
-    assert ours == pytest.approx([by_their_rule(said, golds) for said, golds in pairs])
+    ours = [correctness(answer, golds, "knowledge", answers) for answer, golds in pairs]
+    assert ours == pytest.approx([by_their_rule(answer, golds) for answer, golds in pairs])
     assert {word_f1("yes no", "yes", answers), word_f1("yes", "yes and no", answers)} == {0.0}
     assert word_f1("no answer was found", "no answer is known", answers) == 0.5, "other answers have degrees"
 

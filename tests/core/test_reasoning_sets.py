@@ -40,9 +40,9 @@ def test_the_script_makes_the_shipped_files_byte_for_byte() -> None:
 
 
 def test_shipped_sets_have_splits_that_share_no_question() -> None:
-    found = load(SHIPPED)
-    assert {split: len(problems) for split, problems in found.items()} == {"test": 500, "train": 600}
-    questions = [problem.question for problems in found.values() for problem in problems]
+    sets = load(SHIPPED)
+    assert {split: len(problems) for split, problems in sets.items()} == {"test": 500, "train": 600}
+    questions = [problem.question for problems in sets.values() for problem in problems]
     assert len(set(questions)) == len(questions)
 
 
@@ -53,7 +53,7 @@ def test_the_experts_code_prints_the_answer_that_was_derived_otherwise() -> None
         assert same_answer(output, problem.golds[0]), problem
 
 
-def stated(articles: list[dict[str, str]]) -> dict[tuple[str, str], str]:
+def read_facts(articles: list[dict[str, str]]) -> dict[tuple[str, str], str]:
     """Return what the articles say, read back by the wording alone."""
     patterns = {
         name: re.compile(
@@ -64,62 +64,64 @@ def stated(articles: list[dict[str, str]]) -> dict[tuple[str, str], str]:
     facts: dict[tuple[str, str], str] = {}
     for article in articles:
         for sentence in re.findall(r"[^.]+\.", article["contents"]):
-            ((name, found),) = [(n, m) for n, p in patterns.items() if (m := p.fullmatch(sentence.strip()))]
-            assert article["title"] == found["s"]
-            assert facts.setdefault((found["s"], name), found["o"]) == found["o"]
+            ((name, match),) = [(n, m) for n, p in patterns.items() if (m := p.fullmatch(sentence.strip()))]
+            assert article["title"] == match["s"]
+            assert facts.setdefault((match["s"], name), match["o"]) == match["o"]
     return facts
 
 
-def reasoned(question: str, facts: dict[tuple[str, str], str]) -> str:
+def derive_answer(question: str, facts: dict[tuple[str, str], str]) -> str:
     """Return the answer to a question, unwrapped phrase by phrase from what the articles say."""
     phrase = question.removeprefix("Who is ").removeprefix("What is ").removesuffix("?")
     for name, relation in RELATIONS.items():
         head, tail = relation.phrase.split("{subject}")
         if phrase.startswith(head) and phrase.endswith(tail):
-            return facts[reasoned(phrase[len(head) : len(phrase) - len(tail)], facts), name]
+            return facts[derive_answer(phrase[len(head) : len(phrase) - len(tail)], facts), name]
     return phrase
 
 
 def test_answers_follow_from_the_articles_alone() -> None:
     entities = universe(3, people=60, towns=14)
-    facts = stated(articles(entities))
+    facts = read_facts(articles(entities))
     people = [entity.name for entity in entities.values() if entity.kind == "person"]
-    made = encyclopaedia_problems(entities, people, hops=[1, 2, 3, 4], seed=3, prefix="q")
-    for problem in islice(made, 200):
-        assert reasoned(problem.question, facts) == problem.golds[0]
+    problems = encyclopaedia_problems(entities, people, hops=[1, 2, 3, 4], seed=3, prefix="q")
+    for problem in islice(problems, 200):
+        assert derive_answer(problem.question, facts) == problem.golds[0]
         assert len(problem.solution) == (problem.depth or 0) + 1
 
 
 def test_a_universe_is_that_of_its_seed_and_has_no_name_twice() -> None:
-    one = universe(1, people=50, towns=12)
-    assert one == universe(1, people=50, towns=12)
-    assert one.keys().isdisjoint(universe(2, people=50, towns=12).keys() - one.keys())
-    firsts = [name.split()[0] for name, entity in one.items() if entity.kind == "person"]
+    entities = universe(1, people=50, towns=12)
+    assert entities == universe(1, people=50, towns=12)
+    assert entities.keys().isdisjoint(universe(2, people=50, towns=12).keys() - entities.keys())
+    firsts = [name.split()[0] for name, entity in entities.items() if entity.kind == "person"]
     assert len(set(firsts)) == len(firsts)
     with pytest.raises(ConfigError, match="20 people"):
         universe(1, people=5, towns=12)
     with pytest.raises(ConfigError, match="no further question of 1 hops"):
-        list(islice(encyclopaedia_problems(one, list(one)[:1], hops=[1], seed=1, prefix="q"), 50))
+        list(islice(encyclopaedia_problems(entities, list(entities)[:1], hops=[1], seed=1, prefix="q"), 50))
 
 
-def other(**changes: object) -> dict[str, Any]:
+def make_row(**changes: object) -> dict[str, Any]:
     return {**ROW, **changes}
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_sets_are_read_from_files_and_folders(tmp_path: Path, suffix: str) -> None:
-    alone = write_rows(tmp_path, f"alone{suffix}", [other(split="train"), other(id="b", split="test", answer="5")])
+    alone = write_rows(
+        tmp_path, f"alone{suffix}", [make_row(split="train"), make_row(id="b", split="test", answer="5")]
+    )
     folder = tmp_path / "folder"
     folder.mkdir()
-    write_rows(folder, f"train{suffix}", [other(id="c", source="hotpot", answer=["x", "y"], depth=2)])
-    write_rows(folder, f"dev{suffix}", [other(id="d")])
-    found = load((str(alone), str(folder)))
-    assert {split: [problem.id for problem in problems] for split, problems in found.items()} == {
+    write_rows(folder, f"train{suffix}", [make_row(id="c", source="hotpot", answer=["x", "y"], depth=2)])
+    write_rows(folder, f"dev{suffix}", [make_row(id="d")])
+    sets = load((str(alone), str(folder)))
+    assert {split: [problem.id for problem in problems] for split, problems in sets.items()} == {
         "train": ["a", "c"],
         "test": ["b"],
         "dev": ["d"],
     }
-    assert found["train"] == (
+    assert sets["train"] == (
         Problem(id="a", question="2 + 2?", golds=("4",), source="aime", domain="math"),
         Problem(id="c", question="2 + 2?", golds=("x", "y"), source="hotpot", domain="knowledge", depth=2),
     )
@@ -127,38 +129,41 @@ def test_sets_are_read_from_files_and_folders(tmp_path: Path, suffix: str) -> No
 
 def test_sets_are_read_from_what_datasets_saved(tmp_path: Path) -> None:
     solution = [{"thought": "I run it.", "tool": "python", "query": "print(4)"}, {"thought": "So 4."}]
-    parts = {"train": Dataset.from_list([other(solution=solution)]), "test": Dataset.from_list([other(id="b")])}
+    parts = {"train": Dataset.from_list([make_row(solution=solution)]), "test": Dataset.from_list([make_row(id="b")])}
     DatasetDict(parts).save_to_disk(tmp_path / "both")
-    found = load((str(tmp_path / "both"),))
-    assert [move.tool for move in found["train"][0].solution] == ["python", ""]
-    assert found["test"][0].solution == ()
-    Dataset.from_list([other(split="train")]).save_to_disk(tmp_path / "one")
+    sets = load((str(tmp_path / "both"),))
+    assert [move.tool for move in sets["train"][0].solution] == ["python", ""]
+    assert sets["test"][0].solution == ()
+    Dataset.from_list([make_row(split="train")]).save_to_disk(tmp_path / "one")
     assert set(load((str(tmp_path / "one"),))) == {"train"}
 
 
 @pytest.mark.parametrize(
     ("row", "fault"),
     [
-        (other(answer=[]), "answer is \\[\\]"),
-        (other(answer=float("nan")), "answer is nan"),
-        (other(answer=["4", None]), "answer is None"),
-        (other(answer={"value": "4"}), "answer is {'value': '4'}"),
-        (other(id=" "), "id is ' '"),
-        (other(question=" "), "question is ' '"),
-        (other(domain="physics"), "domain is 'physics'"),
-        (other(depth="2"), "depth is '2'"),
-        (other(source=None), "the row has no source; name that of its file in the recipe"),
-        (other(source=" "), "source is ' '"),
-        (other(source="mine"), "whether questions of 'mine' are mathematics or knowledge; .*: {mine: knowledge}"),
-        (other(options=["3"]), "options are \\['3'\\]; give a list of 2 to 26 texts"),
-        (other(options=["3", "5"]), "answer is '4' beside 2 options"),
-        (other(options=["3", "4"], answer=1), "answer is 1 beside 2 options"),
-        (other(options=["3", "4"], answer="A", answer_index=1), "answer is 'A' beside 2 options"),
-        (other(options=["4", "4"]), "answer is '4' beside 2 options"),
-        (other(solution=[{"thought": "x", "tool": "python", "query": "1"}]), "the last one nothing"),
-        (other(solution=[{"thought": "x", "tool": "saw", "query": "1"}, {"thought": "y"}]), "calls search or python"),
-        (other(solution=[{"thought": "x"}, "y"]), "solution must be a list"),
-        (other(question="\ud800"), "half a surrogate pair"),
+        (make_row(answer=[]), "answer is \\[\\]"),
+        (make_row(answer=float("nan")), "answer is nan"),
+        (make_row(answer=["4", None]), "answer is None"),
+        (make_row(answer={"value": "4"}), "answer is {'value': '4'}"),
+        (make_row(id=" "), "id is ' '"),
+        (make_row(question=" "), "question is ' '"),
+        (make_row(domain="physics"), "domain is 'physics'"),
+        (make_row(depth="2"), "depth is '2'"),
+        (make_row(source=None), "the row has no source; name that of its file in the recipe"),
+        (make_row(source=" "), "source is ' '"),
+        (make_row(source="mine"), "whether questions of 'mine' are mathematics or knowledge; .*: {mine: knowledge}"),
+        (make_row(options=["3"]), "options are \\['3'\\]; give a list of 2 to 26 texts"),
+        (make_row(options=["3", "5"]), "answer is '4' beside 2 options"),
+        (make_row(options=["3", "4"], answer=1), "answer is 1 beside 2 options"),
+        (make_row(options=["3", "4"], answer="A", answer_index=1), "answer is 'A' beside 2 options"),
+        (make_row(options=["4", "4"]), "answer is '4' beside 2 options"),
+        (make_row(solution=[{"thought": "x", "tool": "python", "query": "1"}]), "the last one nothing"),
+        (
+            make_row(solution=[{"thought": "x", "tool": "saw", "query": "1"}, {"thought": "y"}]),
+            "calls search or python",
+        ),
+        (make_row(solution=[{"thought": "x"}, "y"]), "solution must be a list"),
+        (make_row(question="\ud800"), "half a surrogate pair"),
     ],
 )
 def test_a_malformed_row_is_named(row: dict[str, Any], fault: str) -> None:
@@ -176,7 +181,7 @@ def test_a_set_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataFileError, match="the row has no split"):
         load((str(write_rows(tmp_path, "x.jsonl", [ROW])),))
     with pytest.raises(DataFileError, match="id 'a' stands at"):
-        load((str(write_rows(tmp_path, "y.jsonl", [other(split="train"), other(split="train")])),))
+        load((str(write_rows(tmp_path, "y.jsonl", [make_row(split="train"), make_row(split="train")])),))
     with pytest.raises(ConfigError, match="names numbers twice"):
         load(("numbers", "numbers"))
     with pytest.raises(ConfigError, match="domains: no question has the source hops; leave it out"):
@@ -192,13 +197,15 @@ def test_a_set_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 def test_the_domain_follows_from_the_source_where_a_row_tells_none() -> None:
     for domain, names in SOURCES.items():
-        assert {problem_of(other(source=name), "").domain for name in names} == {domain}, domain
-    told = {name: problem_of(other(source=name), "").domain for name in ("DAPO", "Numina_CoT", "MATH-500", "HotpotQA")}
-    assert told == {"DAPO": "math", "Numina_CoT": "math", "MATH-500": "math", "HotpotQA": "knowledge"}
-    assert problem_of(other(source="2wiki", domain="math"), "").domain == "math"
-    assert problem_of(other(source="Mine"), "", domains={"mine": "knowledge"}).domain == "knowledge"
+        assert {problem_of(make_row(source=name), "").domain for name in names} == {domain}, domain
+    domains = {
+        name: problem_of(make_row(source=name), "").domain for name in ("DAPO", "Numina_CoT", "MATH-500", "HotpotQA")
+    }
+    assert domains == {"DAPO": "math", "Numina_CoT": "math", "MATH-500": "math", "HotpotQA": "knowledge"}
+    assert problem_of(make_row(source="2wiki", domain="math"), "").domain == "math"
+    assert problem_of(make_row(source="Mine"), "", domains={"mine": "knowledge"}).domain == "knowledge"
     # A recipe may also see a known source otherwise.
-    assert problem_of(other(source="hle"), "", domains={"hle": "math"}).domain == "math"
+    assert problem_of(make_row(source="hle"), "", domains={"hle": "math"}).domain == "math"
 
 
 @pytest.mark.parametrize(("source", "row", "golds", "own"), FORMS)
@@ -222,10 +229,10 @@ def test_a_folder_is_a_set_as_the_authors_lay_theirs_out(tmp_path: Path) -> None
     for part in range(2):
         write_rows(tmp_path / "shards", f"test-0000{part}-of-00002.parquet", [{"question": f"{part}?", "answer": "5"}])
     sets = [QuestionFile(path=str(tmp_path / name), source=name) for name in ("aime24", "amc23", "2wiki")]
-    found = load((*sets, QuestionFile(path=str(tmp_path / "shards"), source="simpleqa", split="other")))
-    assert [problem.id[:8] for problem in found["test"]] == ["0", "0", *["2wiki-" + found["test"][2].id[6:8]] * 2]
-    assert found["test"][3].id == f"{found['test'][2].id}-2"
-    assert len(found["other"]) == 2
+    problems = load((*sets, QuestionFile(path=str(tmp_path / "shards"), source="simpleqa", split="other")))
+    assert [problem.id[:8] for problem in problems["test"]] == ["0", "0", *["2wiki-" + problems["test"][2].id[6:8]] * 2]
+    assert problems["test"][3].id == f"{problems['test'][2].id}-2"
+    assert len(problems["other"]) == 2
     write_rows(tmp_path / "amc23", "test.jsonl", [{"id": 0, "question": "2?", "answer": 2}])
     with pytest.raises(ConfigError, match=r"amc23 has test\.json and test\.jsonl, all of split test; name one of them"):
         load((sets[1],))
@@ -254,14 +261,14 @@ def test_rows_of_reinforcement_learning_name_their_split(tmp_path: Path) -> None
 
 
 def test_a_copy_of_gsm8k_with_another_name_has_its_numbers() -> None:
-    row = other(answer="Tina sells 9 * 2 = <<9*2=18>>18 a day.\n#### 1,018", source="openai/gsm8k")
+    row = make_row(answer="Tina sells 9 * 2 = <<9*2=18>>18 a day.\n#### 1,018", source="openai/gsm8k")
     assert problem_of(row, "", domains={"openai/gsm8k": "math"}).golds == ("1018",)
-    headed = other(answer="Issue #### of 1018 pages", source="nq")
-    assert problem_of(headed, "").golds == ("Issue #### of 1018 pages",)
+    header_row = make_row(answer="Issue #### of 1018 pages", source="nq")
+    assert problem_of(header_row, "").golds == ("Issue #### of 1018 pages",)
 
 
 def test_options_are_shown_and_a_letter_or_a_text_is_right() -> None:
-    problem = problem_of(other(options=["1/2", "0.25", "a third", "both A and B"], answer="0.25", source="hle"), "")
+    problem = problem_of(make_row(options=["1/2", "0.25", "a third", "both A and B"], answer="0.25", source="hle"), "")
     assert problem.question == "2 + 2?\n\nA. 1/2\nB. 0.25\nC. a third\nD. both A and B"
     right = [
         "B",
@@ -277,17 +284,25 @@ def test_options_are_shown_and_a_letter_or_a_text_is_right() -> None:
         r"\frac14",
         "B) 1/4",
     ]
-    assert {said: problem.correctness(said) for said in right} == dict.fromkeys(right, 1.0)
+    assert {reply: problem.correctness(reply) for reply in right} == dict.fromkeys(right, 1.0)
     wrong = ["A", "B. 1/2", "A, B", "AB", "E", "", "a third", "both A and B", "0.5", "beta", "not B", "the half"]
-    assert {said: problem.correctness(said) for said in wrong} == dict.fromkeys(wrong, 0.0)
-    lettered = problem_of(other(options=["E. coli", "c", "B"], answer="c", source="hle"), "")
-    assert [lettered.correctness(said) for said in ("c", "B", "C", "E. coli")] == [1, 1, 0, 0]
+    assert {reply: problem.correctness(reply) for reply in wrong} == dict.fromkeys(wrong, 0.0)
+    letter_problem = problem_of(make_row(options=["E. coli", "c", "B"], answer="c", source="hle"), "")
+    assert [letter_problem.correctness(reply) for reply in ("c", "B", "C", "E. coli")] == [1, 1, 0, 0]
     # Its letter is the article in front of another option's text.
-    cities = problem_of(other(options=["Rome", "Paris", "Oslo"], answer="Paris", source="hle"), "")
-    said = ["The correct answer is B", "Final answer: (B)", "\uff08B\uff09", "{B}", "A. Paris", "A. Rome", "C. Paris"]
-    assert [cities.correctness(each) for each in said] == [1, 1, 1, 1, 0, 0, 0]
+    cities = problem_of(make_row(options=["Rome", "Paris", "Oslo"], answer="Paris", source="hle"), "")
+    replies = [
+        "The correct answer is B",
+        "Final answer: (B)",
+        "\uff08B\uff09",
+        "{B}",
+        "A. Paris",
+        "A. Rome",
+        "C. Paris",
+    ]
+    assert [cities.correctness(reply) for reply in replies] == [1, 1, 1, 1, 0, 0, 0]
     # Options with one text are one option.
-    twins = problem_of(other(options=["7", "5", "5"], answer="B", source="hle"), "")
-    assert [twins.correctness(each) for each in ("B", "C", "C. 5", "5", "A")] == [1, 1, 1, 1, 0]
+    twins = problem_of(make_row(options=["7", "5", "5"], answer="B", source="hle"), "")
+    assert [twins.correctness(reply) for reply in ("B", "C", "C. 5", "5", "A")] == [1, 1, 1, 1, 0]
     # Options that the question lists itself are not shown twice.
     assert problem_of({"question": LISTED, "answer": ["(B)", "10 eV"], "source": "gpqa"}, "").question == LISTED

@@ -37,10 +37,10 @@ class Runner:
 
 @pytest.fixture
 def loop() -> Iterator[LoopThread]:
-    made = LoopThread()
-    yield made
-    made.close()
-    made.close()
+    thread = LoopThread()
+    yield thread
+    thread.close()
+    thread.close()
 
 
 FRAME = 'Traceback (most recent call last):\n  File "<python>", line 1, in f\n    f()\n  [Previous line repeated]\n'

@@ -19,9 +19,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Reasoning:
-    made = Reasoning(cache_dir=str(tmp_path_factory.mktemp("retrieval")))
-    made.reach()
-    return made
+    env = Reasoning(cache_dir=str(tmp_path_factory.mktemp("retrieval")))
+    env.reach()
+    return env
 
 
 def test_it_keeps_the_contract(world: Reasoning, tmp_path: Path) -> None:
@@ -50,9 +50,9 @@ def test_every_article_on_the_way_is_found(world: Reasoning) -> None:
 
 def test_code_that_fails_is_answered(world: Reasoning) -> None:
     world.reset(world.instances("train")[0])
-    made = world.step("<python>1 / 0</python>")
-    assert "ZeroDivisionError" in made.observation
-    assert made.info["tool_calls"][0].status == "exception"
+    transition = world.step("<python>1 / 0</python>")
+    assert "ZeroDivisionError" in transition.observation
+    assert transition.info["tool_calls"][0].status == "exception"
     assert "printed nothing" in world.step("<python>x = 1</python>").observation
 
 

@@ -76,7 +76,7 @@ def steps_of(env: ReasoningWorld, replies: Sequence[str], index: int = 0) -> lis
     return [outcome.step for outcome in play_replies(env, instance(index), replies)[1]]
 
 
-def written(steps: Sequence[Step]) -> str:
+def episode_text(steps: Sequence[Step]) -> str:
     return "".join(step.reply + step.observation for step in steps)
 
 
@@ -108,7 +108,7 @@ def test_the_expert_succeeds_in_the_strict_format(index: int) -> None:
     steps = steps_of(env, env.expert(instance(index)) or [], index)
     assert steps[-1].success
     assert steps[-1].reward == 1
-    assert strict_fault(written(steps)) == ""
+    assert strict_fault(episode_text(steps)) == ""
     assert [call.status for step in steps for call in step.tool_calls] == ["ok"]
     assert world(tools=()).expert(instance(index)) is None
 
@@ -144,7 +144,7 @@ def test_each_tool_has_its_own_budget_and_a_spent_one_is_answered() -> None:
     assert "No such call is left" in steps[2].observation
     assert steps[2].valid is False
     assert steps[-1].success
-    assert format_fault(written(steps)) == "", "a refused call has a result, too"
+    assert format_fault(episode_text(steps)) == "", "a refused call has a result, too"
 
 
 def test_a_common_budget_counts_both_tools() -> None:
@@ -171,7 +171,7 @@ def test_a_model_cannot_write_a_result() -> None:
     steps = steps_of(env, ["<think>a</think>\n<result>", RIVER])
     assert "no call" in steps[0].observation
     assert steps[0].valid is False
-    assert format_fault(written(steps)) == "a result follows no call"
+    assert format_fault(episode_text(steps)) == "a result follows no call"
 
 
 def test_an_empty_call_is_counted_and_not_carried_out() -> None:
@@ -184,14 +184,14 @@ def test_an_empty_call_is_counted_and_not_carried_out() -> None:
 def test_an_episode_goes_on_from_a_prefix_without_calling_a_tool_again() -> None:
     env = world(search_calls=1, python_calls=1, extra_calls=1)
     prefix = steps_of(env, [SEARCH, PYTHON])
-    other = world(search_calls=1, python_calls=1, extra_calls=1)
-    assert restore_state(other, instance(), prefix, first_observation=KNOWLEDGE.question) == KNOWLEDGE.question
-    assert other._toolbox.calls == []  # type: ignore[attr-defined]
-    assert len(other.step("<search>Ostra</search>").info["tool_calls"]) == 1, "one more than the budget"
-    assert "tool_calls" not in other.step("<search>Ostra</search>").info
-    other.reset(instance())
-    other.step("<search>Ostra</search>")
-    assert "tool_calls" not in other.step("<search>Ostra</search>").info, "a fresh episode has no extra calls"
+    second_env = world(search_calls=1, python_calls=1, extra_calls=1)
+    assert restore_state(second_env, instance(), prefix, first_observation=KNOWLEDGE.question) == KNOWLEDGE.question
+    assert second_env._toolbox.calls == []  # type: ignore[attr-defined]
+    assert len(second_env.step("<search>Ostra</search>").info["tool_calls"]) == 1, "one more than the budget"
+    assert "tool_calls" not in second_env.step("<search>Ostra</search>").info
+    second_env.reset(instance())
+    second_env.step("<search>Ostra</search>")
+    assert "tool_calls" not in second_env.step("<search>Ostra</search>").info, "a fresh episode has no extra calls"
 
 
 async def test_a_rollout_from_a_prefix_is_as_if_it_had_not_been_cut() -> None:
@@ -202,9 +202,11 @@ async def test_a_rollout_from_a_prefix_is_as_if_it_had_not_been_cut() -> None:
         return [Generation(text=text, token_ids=(), finish_reason="stop", prompt_tokens=1, completion_tokens=1)]
 
     prefix = steps_of(world(), [SEARCH])
-    played = await roll_out_episode(instance(), world(), model, max_steps=9, sampling=Sampling(), seed=1, prefix=prefix)
-    assert played.success
-    assert [step.action for step in played.steps] == [
+    episode = await roll_out_episode(
+        instance(), world(), model, max_steps=9, sampling=Sampling(), seed=1, prefix=prefix
+    )
+    assert episode.success
+    assert [step.action for step in episode.steps] == [
         step.action for step in steps_of(world(), [SEARCH, PYTHON, RIVER])
     ]
 
@@ -228,32 +230,32 @@ async def test_slow_searches_hold_up_no_other_question() -> None:
 
         return reply
 
-    async def played(env: ReasoningWorld, *said: str) -> Trajectory:
+    async def play(env: ReasoningWorld, *said: str) -> Trajectory:
         return await roll_out_episode(instance(), env, model(*said), max_steps=4, sampling=Sampling(), seed=0)
 
     class Quick(Bench):
         blocking = True
 
-    async def other() -> None:
+    async def play_quick() -> None:
         env = ReasoningWorld(QUESTIONS, Quick(PASSAGES), Rules())
-        assert (await played(env, PYTHON, RIVER)).success
+        assert (await play(env, PYTHON, RIVER)).success
         others_done.set()
 
     # More than asyncio has threads to share.
     slow = [ReasoningWorld(QUESTIONS, Slow(PASSAGES), Rules()) for _ in range(40)]
-    *found, _ = await asyncio.gather(*(played(env, SEARCH, RIVER) for env in slow), other())
-    assert all(one is not None and one.success for one in found)
+    *episodes, _ = await asyncio.gather(*(play(env, SEARCH, RIVER) for env in slow), play_quick())
+    assert all(episode is not None and episode.success for episode in episodes)
 
 
 async def test_a_summary_of_the_documents_is_shown_in_their_place() -> None:
-    asked: list[Question] = []
+    questions: list[Question] = []
 
     async def model(request: Request) -> list[Generation]:
         text = next(replies)
         return [Generation(text=text, token_ids=(), finish_reason="stop", prompt_tokens=1, completion_tokens=1)]
 
     async def helper(question: Question, *, seed: int, session: str) -> Answer:
-        asked.append(question)
+        questions.append(question)
         return Answer(
             role=question.role, model="m", prompt_hash="h", seed=seed, text="Findings:\nIt is the Red River.",
             finish_reason="stop", prompt_tokens=1, completion_tokens=1,
@@ -261,19 +263,19 @@ async def test_a_summary_of_the_documents_is_shown_in_their_place() -> None:
 
     replies = iter([SEARCH, "<search>nowhere</search>", PYTHON, RIVER])
     env = world(summarised=True)
-    played = await roll_out_episode(instance(), env, model, max_steps=9, sampling=Sampling(), seed=0, helper=helper)
-    assert played.success
-    search, *others = played.steps
+    episode = await roll_out_episode(instance(), env, model, max_steps=9, sampling=Sampling(), seed=0, helper=helper)
+    assert episode.success
+    search, *later_steps = episode.steps
     assert search.observation == "\n<result>\nIt is the Red River.\n</result>\n"
     assert [call.output for call in search.tool_calls] == [f"Ostra\n{PASSAGES['Ostra']}"], "the call has the documents"
-    assert not any(step.answers for step in others), "only documents are summarised"
-    (question,) = asked
+    assert not any(step.answers for step in later_steps), "only documents are summarised"
+    (question,) = questions
     assert question.role == "summariser"
     assert PASSAGES["Ostra"] in question.messages[0].text
     assert KNOWLEDGE.question in question.messages[0].text
-    again = world(summarised=True)
-    restore_state(again, instance(), played.steps[:1], first_observation=KNOWLEDGE.question)
-    assert again.step(PYTHON).info["tool_calls"][0].tool == "python", "nothing waits for a summary"
+    second_env = world(summarised=True)
+    restore_state(second_env, instance(), episode.steps[:1], first_observation=KNOWLEDGE.question)
+    assert second_env.step(PYTHON).info["tool_calls"][0].tool == "python", "nothing waits for a summary"
     assert steps_may_ask(env)
     assert not steps_may_ask(world())
     assert not steps_may_ask(world(("python",), summarised=True)), "nothing is searched"
@@ -281,33 +283,33 @@ async def test_a_summary_of_the_documents_is_shown_in_their_place() -> None:
 
 @pytest.mark.parametrize("resumed", [False, True])
 async def test_a_summariser_is_told_what_was_reasoned_and_found_so_far(resumed: bool) -> None:
-    asked: list[Question] = []
+    questions: list[Question] = []
 
     async def helper(question: Question, *, seed: int, session: str) -> Answer:
-        asked.append(question)
+        questions.append(question)
         return Answer(
             role=question.role, model="m", prompt_hash="h", seed=seed, text="Findings:\nA river.",
             finish_reason="stop", prompt_tokens=1, completion_tokens=1,
         )  # fmt: skip
 
     env = world(summarised=True)
-    again = "<think>The river, then.</think>\n<search>Red River</search>"
+    search_reply = "<think>The river, then.</think>\n<search>Red River</search>"
     env.reset(instance())
     before = [(await act_with_helper(env, EpisodeTimer(), reply, helper)).step for reply in (PYTHON, SEARCH)]
     if resumed:
         env = world(summarised=True)
         restore_state(env, instance(), before, first_observation=KNOWLEDGE.question)
-    await act_with_helper(env, EpisodeTimer(), again, helper)
-    told = asked[-1].messages[0].text.partition("reasoned so far:\n")[2].partition("\n\nWhat they searched")[0]
-    entries = [f"The question: {KNOWLEDGE.question}", *(step.reply + step.observation for step in before), again]
-    assert told == "\n".join(f"{number}. {entry.strip()}" for number, entry in enumerate(entries, start=1))
-    assert all(text in told for text in ("<think>a</think>", "21", "A river.", "The river, then."))
+    await act_with_helper(env, EpisodeTimer(), search_reply, helper)
+    history = questions[-1].messages[0].text.partition("reasoned so far:\n")[2].partition("\n\nWhat they searched")[0]
+    entries = [f"The question: {KNOWLEDGE.question}", *(step.reply + step.observation for step in before), search_reply]
+    assert history == "\n".join(f"{number}. {entry.strip()}" for number, entry in enumerate(entries, start=1))
+    assert all(text in history for text in ("<think>a</think>", "21", "A river.", "The river, then."))
 
 
 def test_a_box_outside_an_answer_is_the_answer_of_an_episode_that_gives_none() -> None:
     env = world(judged="all")
-    told = "<think>The document says \\boxed{Oder}. I think it is \\boxed{Red River}.</think>"
-    grade = env.grader.rule(trajectory(env, [SEARCH, told, told]))
+    reply = "<think>The document says \\boxed{Oder}. I think it is \\boxed{Red River}.</think>"
+    grade = env.grader.rule(trajectory(env, [SEARCH, reply, reply]))
     assert grade is not None
     assert (grade.reward, grade.success) == (1.0, True)
     silent = trajectory(env, [SEARCH, "I do not know.", "I do not know."])
@@ -389,9 +391,9 @@ async def test_the_rule_comes_first_and_a_judge_after_it(
 ) -> None:
     env = world(judged=judged)
     judge = Judge(words)
-    found, grading = await grade_episode(env, trajectory(env, replies, index=1), judge, seed=3)
-    assert found.reward == reward
-    assert found.success is (reward == 1)
+    episode, grading = await grade_episode(env, trajectory(env, replies, index=1), judge, seed=3)
+    assert episode.reward == reward
+    assert episode.success is (reward == 1)
     assert len(judge.asked) == asked
     assert grading is not None
     for question in judge.asked:
@@ -420,24 +422,24 @@ def test_the_parts_of_an_episode_that_was_played_elsewhere_are_its_text() -> Non
         "<think>Hm.</think>\n<search>x </search> <result>\n<answer>9</answer>\n</result>\n<think>So.</think>"
         "<python>42/2</python><result></result><answer>\\boxed{21}</answer>\n"
     )
-    found = env.recall(instance, text)
-    assert "".join(step.reply + step.observation for step in found.steps) == text
-    assert [step.action for step in found.steps] == [
+    episode = env.recall(instance, text)
+    assert "".join(step.reply + step.observation for step in episode.steps) == text
+    assert [step.action for step in episode.steps] == [
         "<search>x</search>",
         "<python>42/2</python>",
         "<answer>\\boxed{21}</answer>",
     ]
-    calls = [(call.tool, call.key, call.status) for step in found.steps for call in step.tool_calls]
+    calls = [(call.tool, call.key, call.status) for step in episode.steps for call in step.tool_calls]
     assert calls == [("search", "x", "ok"), ("python", "42/2", "empty")]
     assert not bench.calls, "nothing is called again"
-    assert (found.reward, found.success, found.stop) == (1.0, True, StopReason.SUCCESS)
+    assert (episode.reward, episode.success, episode.stop) == (1.0, True, StopReason.SUCCESS)
     assert not env.recall(instance, text, 0.5).success
     for cut in ("<think>", "", "<search>x</search><result>y"):
-        one = env.recall(instance, cut)
-        assert (one.reward, one.stop, one.steps[0].reply) == (0.0, StopReason.STEP_LIMIT, cut)
+        result = env.recall(instance, cut)
+        assert (result.reward, result.stop, result.steps[0].reply) == (0.0, StopReason.STEP_LIMIT, cut)
     # A box without an answer tag is worth what it is worth in an episode of our own.
     for text in ("So it is \\boxed{21}.", "<search>x</search><result>\\boxed{21}</result>", "\\boxed{9}"):
-        one = env.recall(instance, text)
-        grade = env.grader.rule(one)
+        result = env.recall(instance, text)
+        grade = env.grader.rule(result)
         assert grade is not None
-        assert (one.reward, one.success) == (grade.reward, grade.success) == (float(text.startswith("So")),) * 2
+        assert (result.reward, result.success) == (grade.reward, grade.success) == (float(text.startswith("So")),) * 2

@@ -48,16 +48,16 @@ def test_labels_read_in_another_way_make_another_run_and_other_trees(tiny_model_
     def ids(action: dict[str, Any], *, several: bool = False) -> tuple[str, str]:
         world = {"action": action} if action else {}
         worlds = {"environments": {"textcraft": world}} if several else {"environment": {"name": "textcraft", **world}}
-        asked = recipe("agent-r", {"model": {"path": str(tiny_model_dir)}, **worlds})
-        plain = asked_for(asked)
-        inputs = input_hashes(asked, plain, weights={}, files={}, prompts={}, started_at=datetime.now(UTC))
-        return run_id_of(asked), inputs["collect"]
+        full_recipe = recipe("agent-r", {"model": {"path": str(tiny_model_dir)}, **worlds})
+        plain = asked_for(full_recipe)
+        inputs = input_hashes(full_recipe, plain, weights={}, files={}, prompts={}, started_at=datetime.now(UTC))
+        return run_id_of(full_recipe), inputs["collect"]
 
     for several in (False, True):
-        plain, other = ids({}, several=several), ids({"labels": "published"}, several=several)
-        assert ids({"labels": "lenient"}, several=several) == plain
-        assert plain[0] != other[0]
-        assert plain[1] != other[1]
+        plain_ids, published_ids = ids({}, several=several), ids({"labels": "published"}, several=several)
+        assert ids({"labels": "lenient"}, several=several) == plain_ids
+        assert plain_ids[0] != published_ids[0]
+        assert plain_ids[1] != published_ids[1]
 
 
 def test_only_a_world_that_says_other_things_now_gets_other_ids() -> None:
@@ -70,25 +70,25 @@ def test_another_question_in_a_file_makes_another_run_and_other_rollouts(tiny_mo
     file, folder = tmp_path / "questions.jsonl", tmp_path / "sets"
     folder.mkdir()
     row = '{"id": "1", "split": "train", "question": "%s", "golds": ["2"], "source": "s", "domain": "math"}\n'
-    given = {
+    settings = {
         "model": {"path": str(tiny_model_dir)},
         "environment": {"name": "reasoning", "options": {"questions": [str(file), str(folder)]}},
     }
 
     def ids() -> tuple[str, str]:
-        asked = recipe("et-agent", given)
-        files = input_files(asked)
+        full_recipe = recipe("et-agent", settings)
+        files = input_files(full_recipe)
         inputs = input_hashes(
-            asked, asked_for(asked), weights={}, files=files, prompts={}, started_at=datetime.now(UTC)
+            full_recipe, asked_for(full_recipe), weights={}, files=files, prompts={}, started_at=datetime.now(UTC)
         )
-        return run_id_of(asked), inputs["rollout"]
+        return run_id_of(full_recipe), inputs["rollout"]
 
-    found = []
-    for one, other in (("1+1", "1+1"), ("4-2", "1+1"), ("4-2", "2/1")):
-        file.write_text(row % one, encoding="utf-8")
-        (folder / "test.jsonl").write_text(row % other, encoding="utf-8")
-        found.append(ids())
-    assert len({run for run, _ in found}) == len({rollout for _, rollout in found}) == 3
+    ids_by_run = []
+    for question, other_question in (("1+1", "1+1"), ("4-2", "1+1"), ("4-2", "2/1")):
+        file.write_text(row % question, encoding="utf-8")
+        (folder / "test.jsonl").write_text(row % other_question, encoding="utf-8")
+        ids_by_run.append(ids())
+    assert len({run for run, _ in ids_by_run}) == len({rollout for _, rollout in ids_by_run}) == 3
 
 
 def test_a_recipe_that_names_no_workspace_takes_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,15 +96,17 @@ def test_a_recipe_that_names_no_workspace_takes_that_of_the_environment(monkeypa
     assert load_recipe(file, []).workspace == "runs"
     monkeypatch.setenv("AGENTR_WORKSPACE", "elsewhere")
     assert load_recipe(file, []).workspace == "elsewhere"
-    for named in ("mine", "runs"):
-        assert load_recipe(file, [f"workspace={named}"]).workspace == named
+    for workspace in ("mine", "runs"):
+        assert load_recipe(file, [f"workspace={workspace}"]).workspace == workspace
 
 
 def test_limits_of_episodes_make_other_rollouts_and_evaluations_only_where_they_are_set(tiny_model_dir: Path) -> None:
     def ids(**limits: float) -> tuple[str, str]:
-        asked = recipe("et-agent", {"model": {"path": str(tiny_model_dir)}, "grpo": limits, "evaluation": limits})
-        inputs = input_hashes(asked, asked_for(asked), weights={}, files={}, prompts={}, started_at=datetime.now(UTC))
-        return inputs["rollout"], fingerprint(asked.evaluation)
+        full_recipe = recipe("et-agent", {"model": {"path": str(tiny_model_dir)}, "grpo": limits, "evaluation": limits})
+        inputs = input_hashes(
+            full_recipe, asked_for(full_recipe), weights={}, files={}, prompts={}, started_at=datetime.now(UTC)
+        )
+        return inputs["rollout"], fingerprint(full_recipe.evaluation)
 
     none, tokens, seconds = ids(), ids(max_episode_tokens=4096), ids(max_episode_seconds=1200.0)
     assert ids(max_episode_tokens=0, max_episode_seconds=0.0) == none
@@ -114,18 +116,20 @@ def test_limits_of_episodes_make_other_rollouts_and_evaluations_only_where_they_
 def test_greedy_episodes_are_the_same_for_each_seed_where_a_world_repeats_itself(tiny_model_dir: Path) -> None:
     def ids(seed: int, world: str = "textcraft", **options: Any) -> dict[str, str]:
         sets = {"greedy": {"split": "dev"}, "sampled": {"split": "dev", "episodes": 2, "temperature": 1.0}}
-        given = {
+        settings = {
             "seed": seed,
             "model": {"path": str(tiny_model_dir)},
             "environment": {"name": world, "options": options},
             "evaluation": {"sets": sets},
         }
-        asked = recipe("agent-r", given)
-        return input_hashes(asked, asked_for(asked), weights={}, files={}, prompts={}, started_at=datetime.now(UTC))
+        full_recipe = recipe("agent-r", settings)
+        return input_hashes(
+            full_recipe, asked_for(full_recipe), weights={}, files={}, prompts={}, started_at=datetime.now(UTC)
+        )
 
     def differ(world: str, **options: Any) -> set[str]:
-        one, other = ids(0, world, **options), ids(1, world, **options)
-        return {stage for stage in one if stage.startswith("evaluate") and one[stage] != other[stage]}
+        first, second = ids(0, world, **options), ids(1, world, **options)
+        return {stage for stage in first if stage.startswith("evaluate") and first[stage] != second[stage]}
 
     everything = {"evaluate", "evaluate/greedy", "evaluate/sampled"}
     assert differ("textcraft") == {"evaluate/sampled"}

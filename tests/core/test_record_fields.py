@@ -48,7 +48,7 @@ def chat(*texts: str, **changes: Any) -> Record:
     return {"messages": turns}
 
 
-def said(text: str, role: str = "user") -> Record:
+def make_turn(text: str, role: str = "user") -> Record:
     return {"role": role, "content": text}
 
 
@@ -56,7 +56,7 @@ def call(key: str, name: str, arguments: Any) -> Record:
     return {"id": key, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def called(key: str) -> Record:
+def make_call(key: str) -> Record:
     return {"role": "assistant", "content": "", "tool_calls": [call(key, "look", "{}")]}
 
 
@@ -65,20 +65,20 @@ def result(key: str, text: str) -> Record:
 
 
 def pair(**changes: Any) -> Record:
-    def said(*texts: str) -> list[Record]:
+    def make_turns(*texts: str) -> list[Record]:
         return [{"role": ("assistant", "user")[n % 2], "content": text} for n, text in enumerate(texts)]
 
-    sides = {"chosen": said("x", "seen", "y"), "rejected": said("z", "seen", "w")}
+    sides = {"chosen": make_turns("x", "seen", "y"), "rejected": make_turns("z", "seen", "w")}
     return {"id": 1, "prompt": [{"role": "user", "content": "Go."}], **sides} | changes
 
 
-def told(folder: Path, record: Record) -> tuple[Message, ...]:
+def read_messages(folder: Path, record: Record) -> tuple[Message, ...]:
     """Return the conversation of a record, as a recipe reads it, and as it does after an import."""
     (sample,), _ = read_chat(write(folder, record))
-    found = import_chat(write(folder, record))
-    assert found.faults == ()
-    (again,), _ = read_chat(write(folder, *map(json.loads, found.lines)))
-    assert again.messages == sample.messages
+    report = import_chat(write(folder, record))
+    assert report.faults == ()
+    (copy,), _ = read_chat(write(folder, *map(json.loads, report.lines)))
+    assert copy.messages == sample.messages
     return sample.messages
 
 
@@ -100,9 +100,9 @@ def flags(messages: tuple[Message, ...]) -> list[bool]:
 @pytest.mark.parametrize("name", ["train", "loss", "weight", "training"])
 @pytest.mark.parametrize("value", NO, ids=repr)
 def test_no_in_any_spelling_is_not_trained(tmp_path: Path, name: str, value: Any) -> None:
-    assert flags(told(tmp_path, chat(**{name: value}))) == [False, True]
+    assert flags(read_messages(tmp_path, chat(**{name: value}))) == [False, True]
     turns: list[Any] = [None, value, None, None]
-    assert flags(told(tmp_path, chat() | {name: turns})) == [False, True]
+    assert flags(read_messages(tmp_path, chat() | {name: turns})) == [False, True]
     demonstration = chat("Walk.", "Ok.", "Goal", "right", "At 1.", "left")
     demonstration["messages"][3][name] = value
     with pytest.raises(DataFileError, match="some replies are not to be trained"):
@@ -112,8 +112,8 @@ def test_no_in_any_spelling_is_not_trained(tmp_path: Path, name: str, value: Any
 @pytest.mark.parametrize("name", ["train", "loss", "weight", "training"])
 @pytest.mark.parametrize("value", YES, ids=repr)
 def test_yes_and_null_are_trained(tmp_path: Path, name: str, value: Any) -> None:
-    assert flags(told(tmp_path, chat(**{name: value}))) == [True, True]
-    assert flags(told(tmp_path, chat() | {name: [0, value, None, 0]})) == [True, False]
+    assert flags(read_messages(tmp_path, chat(**{name: value}))) == [True, True]
+    assert flags(read_messages(tmp_path, chat() | {name: [0, value, None, 0]})) == [True, False]
 
 
 @pytest.mark.parametrize("value", [*NEITHER, *WEIGHTS], ids=lambda value: str(value)[:20])
@@ -122,14 +122,14 @@ def test_what_is_no_flag_is_refused(tmp_path: Path, value: Any) -> None:
         sentence = fault(tmp_path, record)
         assert "data.jsonl:1, turn 1: weight" in sentence
         assert ("without a weight, so give 0 or 1" in sentence) == (value in WEIGHTS)
-    found = pair()
-    found["chosen"][0]["loss"] = value
-    (sentence,) = import_pairs(write(tmp_path, found), PLACE).faults
+    pair_record = pair()
+    pair_record["chosen"][0]["loss"] = value
+    (sentence,) = import_pairs(write(tmp_path, pair_record), PLACE).faults
     assert "data.jsonl:1, chosen, turn 0: loss" in sentence
 
 
 def test_flags_of_a_whole_record(tmp_path: Path) -> None:
-    assert flags(told(tmp_path, chat() | {"train": True})) == [True, True]
+    assert flags(read_messages(tmp_path, chat() | {"train": True})) == [True, True]
     (sentence,) = import_chat(write(tmp_path, chat() | {"weight": 0})).faults
     assert "no assistant turn" in sentence
     assert "weight has 3 flags for 4 turns" in fault(tmp_path, chat() | {"weight": [0, 1, 0]})
@@ -140,7 +140,10 @@ def test_flags_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     assert "train and weight contradict each other" in fault(tmp_path, chat(train=True, weight=0))
     assert "its flag and train of the record contradict" in fault(tmp_path, chat(weight=1) | {"train": [0, 0, 0, 1]})
     assert "contradict" in fault(tmp_path, chat() | {"train": [0, 0, 0, 1], "loss": [0, 1, 0, 1]})
-    assert flags(told(tmp_path, chat(train=False, weight=0) | {"loss": [None, 0.0, None, 1.0]})) == [False, True]
+    assert flags(read_messages(tmp_path, chat(train=False, weight=0) | {"loss": [None, 0.0, None, 1.0]})) == [
+        False,
+        True,
+    ]
 
 
 def test_pairs_keep_what_is_not_trained(tmp_path: Path) -> None:
@@ -148,12 +151,12 @@ def test_pairs_keep_what_is_not_trained(tmp_path: Path) -> None:
     record["rejected"][0]["train"] = False
     record["rejected"] = [*record["chosen"][:1], *record["rejected"][1:]]
     record["chosen"][0] = record["rejected"][0] = {**record["chosen"][0], "weight": 0}
-    found = import_pairs(write(tmp_path, record), PLACE)
-    assert found.faults == ()
-    for file in (write(tmp_path, record), write(tmp_path, *map(json.loads, found.lines))):
-        (made,), rejected = read_pairs(file, world=PLACE.world, split="train")
-        assert rejected == ()
-        assert flags(made.chosen.messages) == flags(made.rejected.messages) == [False, True]
+    report = import_pairs(write(tmp_path, record), PLACE)
+    assert report.faults == ()
+    for file in (write(tmp_path, record), write(tmp_path, *map(json.loads, report.lines))):
+        (sample,), rejections = read_pairs(file, world=PLACE.world, split="train")
+        assert rejections == ()
+        assert flags(sample.chosen.messages) == flags(sample.rejected.messages) == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -173,19 +176,19 @@ def test_pairs_without_a_place_for_the_loss_are_of_no_use(tmp_path: Path, side: 
 
 @pytest.mark.parametrize("name", ["system", "system_prompt"])
 def test_a_system_text_beside_the_turns_is_a_turn(tmp_path: Path, name: str) -> None:
-    messages = told(tmp_path, chat() | {name: "Be brief."})
+    messages = read_messages(tmp_path, chat() | {name: "Be brief."})
     assert (messages[0].role, messages[0].text, len(messages)) == ("system", "Be brief.", 5)
     turn = {"role": "system", "content": "Be brief."}
-    both = {"messages": [turn, *chat()["messages"]], name: "Be brief."}
-    assert told(tmp_path, both) == messages
-    assert "several system texts that differ" in fault(tmp_path, both | {name: "Be long."})
+    record = {"messages": [turn, *chat()["messages"]], name: "Be brief."}
+    assert read_messages(tmp_path, record) == messages
+    assert "several system texts that differ" in fault(tmp_path, record | {name: "Be long."})
     assert "several system texts that differ" in fault(tmp_path, chat() | {"system": "A", "system_prompt": "B"})
-    assert told(tmp_path, chat() | {name: ""})[0].role == "user"
+    assert read_messages(tmp_path, chat() | {name: ""})[0].role == "user"
     assert "content that is not text" in fault(tmp_path, chat() | {name: 7})
-    found = import_pairs(write(tmp_path, pair(**{name: "Be brief."})), PLACE)
-    assert json.loads(found.lines[0])["prompt"][0] == turn
-    found = import_experts(write(tmp_path, chat() | {"id": 1, name: "Be brief."}), PLACE, opening=0)
-    assert json.loads(found.lines[0])["messages"][0] == turn
+    report = import_pairs(write(tmp_path, pair(**{name: "Be brief."})), PLACE)
+    assert json.loads(report.lines[0])["prompt"][0] == turn
+    report = import_experts(write(tmp_path, chat() | {"id": 1, name: "Be brief."}), PLACE, opening=0)
+    assert json.loads(report.lines[0])["messages"][0] == turn
 
 
 @pytest.mark.parametrize(
@@ -196,7 +199,13 @@ def test_a_system_text_beside_the_turns_is_a_turn(tmp_path: Path, name: str) -> 
         (chat(tool_calls="look"), "turn 1: tool_calls must be a list in a turn of the assistant"),
         (chat(content=call_text("look", "{}"), tool_calls=[call("c", "go", "{}")]), "its text makes other calls"),
         (chat(function_call={"name": "f"}), "turn 1 has function_call"),
-        ({"messages": [said("go"), called("c"), result("d", "seen"), said("b", "assistant")], "tools": [TOOL]}, "'d'"),
+        (
+            {
+                "messages": [make_turn("go"), make_call("c"), result("d", "seen"), make_turn("b", "assistant")],
+                "tools": [TOOL],
+            },
+            "'d'",
+        ),
         (chat(content=[{"type": "image_url", "image_url": {}}]), "content that is not text"),
         (chat(content=[{"type": "thinking", "text": "a"}]), "content that is not text"),
         (chat(audio={"id": "a"}), "turn 1 has audio, and only texts are read"),
@@ -229,19 +238,19 @@ def test_what_cannot_be_read_and_would_matter_is_refused(tmp_path: Path, record:
 
 def test_empty_fields_are_as_if_missing(tmp_path: Path) -> None:
     record = chat(tool_calls=[], function_call=None, audio=None, spans=None) | {"images": [], "tools": "[]"}
-    assert told(tmp_path, record) == told(tmp_path, chat())
+    assert read_messages(tmp_path, record) == read_messages(tmp_path, chat())
     assert import_chat(write(tmp_path, record)).num_ignored_by_field == {}
 
 
 def test_texts_in_parts_are_joined(tmp_path: Path) -> None:
     parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]
-    assert told(tmp_path, chat(content=parts))[1].text == "bc"
+    assert read_messages(tmp_path, chat(content=parts))[1].text == "bc"
 
 
 def test_prompts_and_completions_of_trl(tmp_path: Path) -> None:
     turns = chat("a", "b", "c", "d")["messages"]
     record = {"prompt": turns[:3], "completion": turns[3:], "system": "S"}
-    assert flags(told(tmp_path, record)) == [False, True]
+    assert flags(read_messages(tmp_path, record)) == [False, True]
 
 
 def test_tools_are_read_with_their_results(tmp_path: Path) -> None:
@@ -252,8 +261,8 @@ def test_tools_are_read_with_their_results(tmp_path: Path) -> None:
         {"from": "observation", "value": "a door"},
         {"from": "gpt", "value": "Here."},
     ]
-    messages = told(tmp_path, {"conversations": turns, "tools": json.dumps([TOOL])})
-    assert messages == told(tmp_path, {"conversations": turns, "tools": [TOOL]})
+    messages = read_messages(tmp_path, {"conversations": turns, "tools": json.dumps([TOOL])})
+    assert messages == read_messages(tmp_path, {"conversations": turns, "tools": [TOOL]})
     assert [message.role for message in messages] == ["tools", "user", "assistant", "tool", "tool", "assistant"]
     assert json.loads(messages[0].text) == [TOOL]
     assert "from is 'observation' and must be one of" in fault(tmp_path, {"conversations": turns})
@@ -275,8 +284,8 @@ def test_calls_in_the_texts_of_sharegpt_have_results_as_those_of_openai_do(tmp_p
 def test_what_is_left_out_is_named_with_its_records(tmp_path: Path) -> None:
     record = chat(name="bot", reasoning_content="17*20=340") | {"id": 3, "score": 0.5, "prompt": "a"}
     record["messages"][0]["train"] = True
-    found = import_chat(write(tmp_path, record, chat() | {"score": 0, "origin": None}))
-    assert found.num_ignored_by_field == {
+    report = import_chat(write(tmp_path, record, chat() | {"score": 0, "origin": None}))
+    assert report.num_ignored_by_field == {
         "id": 1,
         "score": 2,
         "prompt": 1,
@@ -284,11 +293,11 @@ def test_what_is_left_out_is_named_with_its_records(tmp_path: Path) -> None:
         "messages.reasoning_content": 1,
         "messages.train of user": 1,
     }
-    done = CliRunner().invoke(
+    outcome = CliRunner().invoke(
         cli, ["import", str(write(tmp_path, record)), str(tmp_path / "out.jsonl"), "--as", "general"]
     )
-    assert done.exit_code == 0
-    assert "fields left out, and of how many records: id (1), messages.name (1), messages.reason" in done.stderr
+    assert outcome.exit_code == 0
+    assert "fields left out, and of how many records: id (1), messages.name (1), messages.reason" in outcome.stderr
     assert import_experts(write(tmp_path, chat() | {"id": 1, "a": 1}), PLACE, opening=0).num_ignored_by_field == {
         "a": 1
     }
@@ -302,14 +311,14 @@ def of_step(key: str, name: str, arguments: Any) -> Record:
     return {"tool_call_id": key, "function_name": name, "arguments": arguments}
 
 
-def seen(key: str) -> Record:
+def make_observation(key: str) -> Record:
     return {"observation": {"results": [{"source_call_id": key, "content": "seen"}]}}
 
 
 def atif(*steps: Record, **fields: Any) -> Record:
-    first = {"source": "user", "message": "Find the key."}
-    told = [{"step_id": number, **step} for number, step in enumerate((first, *steps), start=1)]
-    return {"schema_version": "ATIF-v1.8", "agent": {"name": "w", "version": "1"}, "steps": told, **fields}
+    task = {"source": "user", "message": "Find the key."}
+    all_steps = [{"step_id": number, **step} for number, step in enumerate((task, *steps), start=1)]
+    return {"schema_version": "ATIF-v1.8", "agent": {"name": "w", "version": "1"}, "steps": all_steps, **fields}
 
 
 def agent(message: str, **fields: Any) -> Record:
@@ -324,7 +333,7 @@ def test_steps_that_the_model_did_not_write_here_are_not_trained(tmp_path: Path)
         agent("spared", extra={"train": 0}),
         agent("several", llm_call_count=3, extra={"train": 1.0}),
     )
-    assert flags(told(tmp_path, atif(*steps))) == [False, True, False, False, True]
+    assert flags(read_messages(tmp_path, atif(*steps))) == [False, True, False, False, True]
     with pytest.raises(DataFileError, match="some replies are not to be trained"):
         read_demonstrations(
             write(tmp_path, atif(*steps[1:3], extra={"instance_id": "line/train/1"})),
@@ -344,7 +353,7 @@ def test_steps_that_the_model_did_not_write_here_are_not_trained(tmp_path: Path)
         (agent("a", tool_calls=[{"tool_call_id": "c"}]), "step 2: each of tool_calls must have a tool_call_id, a"),
         (agent("a", tool_calls=[of_step("c", "look", "{}")]), "step 2: each of tool_calls must have"),
         (
-            agent("a", tool_calls=[of_step("c", "look", {})]) | seen("d"),
+            agent("a", tool_calls=[of_step("c", "look", {})]) | make_observation("d"),
             "step 2: source_call_id is 'd', and no call of",
         ),
         (agent("a", tool_calls=[of_step("c", "look", {})], extra={"reply": "b"}), "extra.reply says something else"),
@@ -365,7 +374,7 @@ def test_each_version_of_atif_is_read_and_no_version_is_the_last(tmp_path: Path,
     record = atif(agent("a"), agent("b"))
     del record["schema_version"]
     record |= {} if version is None else {"schema_version": version}
-    assert flags(told(tmp_path, record)) == [True, True]
+    assert flags(read_messages(tmp_path, record)) == [True, True]
 
 
 @pytest.mark.parametrize("version", ["ATIF-v1.9", "ATIF-v2.0", "ATIF-v1"])
@@ -374,15 +383,15 @@ def test_an_unknown_version_of_atif_is_refused(tmp_path: Path, version: str) -> 
 
 
 def test_calls_of_steps_are_written_as_the_model_writes_them(tmp_path: Path) -> None:
-    both = [of_step("x", "look", {"at": "door"}), of_step("y", "go", {}) | {"extra": {"retries": 1}}]
+    calls = [of_step("x", "look", {"at": "door"}), of_step("y", "go", {}) | {"extra": {"retries": 1}}]
     results = [
         {"source_call_id": "y", "content": "gone"},
         {"content": "It is late."},
         {"source_call_id": "x", "content": "a door", "extra": {"score": 1}},
     ]
-    record = atif(agent("Two.", tool_calls=both, observation={"results": results}), agent("b"))
+    record = atif(agent("Two.", tool_calls=calls, observation={"results": results}), agent("b"))
     record["agent"]["tool_definitions"] = [TOOL]
-    messages = told(tmp_path, record)
+    messages = read_messages(tmp_path, record)
     two = call_text("go", "{}", before=call_text("look", '{"at": "door"}', before="Two."))
     assert [(message.role, message.text) for message in messages[2:6]] == [
         ("assistant", two),
@@ -391,8 +400,8 @@ def test_calls_of_steps_are_written_as_the_model_writes_them(tmp_path: Path) -> 
         ("user", "It is late."),
     ]
     assert messages[2].train
-    left = import_chat(write(tmp_path, record)).num_ignored_by_field
-    assert {"steps.tool_calls.extra", "steps.observation.extra"} <= left.keys()
+    num_by_field = import_chat(write(tmp_path, record)).num_ignored_by_field
+    assert {"steps.tool_calls.extra", "steps.observation.extra"} <= num_by_field.keys()
     del record["agent"]["tool_definitions"]
     (sentence,) = import_chat(write(tmp_path, record)).faults
     assert "is of no use: calls tools that it does not define" in sentence
@@ -400,25 +409,25 @@ def test_calls_of_steps_are_written_as_the_model_writes_them(tmp_path: Path) -> 
     (line,) = import_experts(write(tmp_path, record | {"id": 1}), PLACE, opening=0).lines
     file = tmp_path / "expert.jsonl"
     file.write_text(line)
-    ((found,),) = read_demonstrations(file, world=World("line"), split="train", opening=0).values()
-    assert found.replies == (two, "b")
+    ((demonstration,),) = read_demonstrations(file, world=World("line"), split="train", opening=0).values()
+    assert demonstration.replies == (two, "b")
 
 
 def test_calls_in_turns_of_openai_are_read_with_their_results_in_order(tmp_path: Path) -> None:
     calls = [call("x", "look", '{"at":"door"}'), call("y", "go", {"to": 1})]
     turns = [
-        said("Find it."),
+        make_turn("Find it."),
         {"role": "assistant", "content": None, "tool_calls": calls},
         result("y", "gone"),
         result("x", "a door"),
-        said("Found.", "assistant"),
+        make_turn("Found.", "assistant"),
     ]
-    messages = told(tmp_path, {"messages": turns, "tools": [TOOL]})
+    messages = read_messages(tmp_path, {"messages": turns, "tools": [TOOL]})
     text = call_text("go", '{"to": 1}', before=call_text("look", '{"at":"door"}'))
     assert [message.text for message in messages[2:]] == [text, "a door", "gone", "Found."]
     # A text that has the calls already is taken as it is.
     turns[1] = {"role": "assistant", "content": text, "tool_calls": calls}
-    assert told(tmp_path, {"messages": turns, "tools": [TOOL]}) == messages
+    assert read_messages(tmp_path, {"messages": turns, "tools": [TOOL]}) == messages
 
 
 def test_a_trajectory_that_goes_on_in_another_file(tmp_path: Path) -> None:
@@ -427,9 +436,9 @@ def test_a_trajectory_that_goes_on_in_another_file(tmp_path: Path) -> None:
         continued_trajectory_ref="next.json",
         extra={"instance_id": "line/train/1"},
     )
-    found = import_chat(write(tmp_path, record))
-    assert found.faults == ()
-    assert found.num_ignored_by_field.keys() == {
+    report = import_chat(write(tmp_path, record))
+    assert report.faults == ()
+    assert report.num_ignored_by_field.keys() == {
         *("agent.name", "agent.version", "continued_trajectory_ref", "extra"),
         *("steps.reasoning_content", "steps.timestamp"),
     }
@@ -440,7 +449,7 @@ def test_a_trajectory_that_goes_on_in_another_file(tmp_path: Path) -> None:
 def test_the_tools_of_an_agent_are_read(tmp_path: Path) -> None:
     record = atif(agent("a"), agent("b"))
     record["agent"]["tool_definitions"] = [TOOL]
-    assert json.loads(told(tmp_path, record)[0].text) == [TOOL]
+    assert json.loads(read_messages(tmp_path, record)[0].text) == [TOOL]
 
 
 def test_a_folder_of_an_export_is_read_once(tmp_path: Path) -> None:
@@ -458,5 +467,5 @@ def test_a_demonstration_that_was_grown_has_a_reply_for_each_span(tmp_path: Path
     spans = [{"text": "b", "train": True}, {"text": " seen ", "train": False}, {"text": "c", "train": True}]
     record = chat("a", "b seen c", spans=spans) | {"id": "textcraft/train/1"}
     world = World(TextCraft().name)
-    ((found,),) = read_demonstrations(write(tmp_path, record), world=world, split="train", opening=0).values()
-    assert found.replies == ("b", "c")
+    ((demonstration,),) = read_demonstrations(write(tmp_path, record), world=world, split="train", opening=0).values()
+    assert demonstration.replies == ("b", "c")

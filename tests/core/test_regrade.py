@@ -62,13 +62,13 @@ def _lock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "entry_points", lambda **_: [SimpleNamespace(name="combination-lock")])
 
 
-def played(index: int) -> Trajectory:
+def play_episode(index: int) -> Trajectory:
     env = CombinationLock()
     instance = Instance(environment=env.name, split="train", index=index)
     replies = env.expert(instance) if index < OPENED else ["Action: try 9 9 8", "I give up.\nAnswer: none"]
-    first, outcomes = play_replies(env, instance, replies)
+    observation, outcomes = play_replies(env, instance, replies)
     stop = outcomes[-1].stop or StopReason.STEP_LIMIT
-    return Trajectory.ended(instance, first, [outcome.step for outcome in outcomes], stop)
+    return Trajectory.ended(instance, observation, [outcome.step for outcome in outcomes], stop)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def ctx(tmp_path: Path) -> RunContext:
     """Return the workplace of a run with ten rollouts, the first of which was scored wrongly."""
     ctx = finish(tmp_path, RUN, [set()], episodes=0, environment={"name": "combination-lock"})
     for index in range(10):
-        episode = played(index)
+        episode = play_episode(index)
         if not index:
             last = dataclasses.replace(episode.steps[-1], reward=0.0, success=False)
             episode = dataclasses.replace(episode, steps=(*episode.steps[:-1], last), reward=0.0, success=False)
@@ -106,12 +106,12 @@ def opens(grader: Any = None) -> Scoring:
 
 async def test_the_world_plays_the_recorded_actions_again(ctx: RunContext) -> None:
     scoring = world_scoring(ctx)
-    done = await regrade(ctx, scoring)
-    assert (done.episodes, done.new, done.faults) == (10, 10, [])
-    (all_of_them,) = score_comparisons(ctx.store, scoring.id, RUN)
-    assert all_of_them == (0, "rollout", 10, 0.3, 0.4, 0.3, 0.4, 1, 0, 1, 0, 0)
-    (one,) = score_changes(ctx.store, scoring.id, RUN, 5)
-    assert one == ("t0", None, None, "combination-lock/train/0", 0.0, 1.0, "won", None)
+    result = await regrade(ctx, scoring)
+    assert (result.episodes, result.new, result.faults) == (10, 10, [])
+    (comparison,) = score_comparisons(ctx.store, scoring.id, RUN)
+    assert comparison == (0, "rollout", 10, 0.3, 0.4, 0.3, 0.4, 1, 0, 1, 0, 0)
+    (change,) = score_changes(ctx.store, scoring.id, RUN, 5)
+    assert change == ("t0", None, None, "combination-lock/train/0", 0.0, 1.0, "won", None)
     assert ctx.store.rows("select success from trajectory where trajectory_id = 't0'") == [(False,)]
     assert ctx.store.rows("select * from v_orphans") == []
     ((settings,),) = ctx.store.rows("select settings::varchar from scoring")
@@ -121,8 +121,12 @@ async def test_the_world_plays_the_recorded_actions_again(ctx: RunContext) -> No
 async def test_a_disaster_and_an_early_end_are_scored_as_they_come(ctx: RunContext) -> None:
     class Stricter(CombinationLock):
         def step(self, action: str) -> Any:
-            found = super().step(action)
-            return found._replace(reward=-1.0) if action == "try 9 9 8" else found._replace(reward=found.reward / 2)
+            transition = super().step(action)
+            return (
+                transition._replace(reward=-1.0)
+                if action == "try 9 9 8"
+                else transition._replace(reward=transition.reward / 2)
+            )
 
     strict = dataclasses.replace(ctx, make_environment=lambda _: Stricter())
     scoring = world_scoring(ctx)
@@ -135,23 +139,23 @@ async def test_what_was_scored_is_not_scored_again(ctx: RunContext) -> None:
     broken = Counting(fails=[6])
     with pytest.raises(ConfigError, match="no more"):
         await regrade(ctx, opens(broken))
-    stored = ctx.store.count("select count(*) from regrade")
-    assert 0 < stored < 10
-    mended = Counting()
-    done = await regrade(ctx, opens(mended))
-    assert (done.new, len(mended.asked)) == (10 - stored, 10 - stored)
-    assert 6 in mended.asked
-    assert (await regrade(ctx, opens(again := Counting()))).new == 0
-    assert again.asked == []
+    num_rows = ctx.store.count("select count(*) from regrade")
+    assert 0 < num_rows < 10
+    grader = Counting()
+    result = await regrade(ctx, opens(grader))
+    assert (result.new, len(grader.asked)) == (10 - num_rows, 10 - num_rows)
+    assert 6 in grader.asked
+    assert (await regrade(ctx, opens(second_grader := Counting()))).new == 0
+    assert second_grader.asked == []
 
 
 async def test_a_fault_is_told_and_never_a_reward(ctx: RunContext) -> None:
     lax = dataclasses.replace(ctx.recipe.errors, budget=0.2, retries=0)
     tolerant = dataclasses.replace(ctx, recipe=dataclasses.replace(ctx.recipe, errors=lax))
     failing = Scoring(name="command", settings={}, grader=Command("grep -q 'train/7\"' && exit 3; echo 0.25"))
-    done = await regrade(tolerant, failing)
-    assert (done.new, len(done.faults)) == (9, 1)
-    assert done.faults[0].startswith("EnvironmentFault: combination-lock/train/7: the command ended with status 3")
+    result = await regrade(tolerant, failing)
+    assert (result.new, len(result.faults)) == (9, 1)
+    assert result.faults[0].startswith("EnvironmentFault: combination-lock/train/7: the command ended with status 3")
     assert ctx.store.rows("select distinct reward, success from regrade") == [(0.25, False)]
     assert ctx.store.count("select count(*) from event where stage = 'regrade'") == 1
     with pytest.raises(ErrorBudgetSpent, match=r"fix the cause, or raise errors.budget"):
@@ -164,21 +168,21 @@ async def test_unreadable_replies_of_a_judge_are_counted(ctx: RunContext) -> Non
             return "<think>Score: 1"
         return "<think>Score: 1</think>\nScore: " + ("8" if "The lock opens" in messages[-1].text else "2")
 
-    asked: list[str] = []
+    roles: list[str] = []
 
     def load(role: str, path: Path) -> ChatModel:
-        asked.append(role)
+        roles.append(role)
         return ScriptedModel(reply)
 
-    judged = dataclasses.replace(ctx, load_model=load)
+    judge_ctx = dataclasses.replace(ctx, load_model=load)
     scoring = Scoring(name="rubric", settings={}, grader=Rubric("It opens the lock."))
-    assert (await regrade(judged, scoring)).faults == []
-    (found,) = score_comparisons(ctx.store, scoring.id, RUN)
-    assert (found.episodes, found.won, found.lost, found.unreadable) == (10, 1, 0, 1)
-    assert found.new_reward == pytest.approx((3 * 0.8 + 6 * 0.2) / 9)
+    assert (await regrade(judge_ctx, scoring)).faults == []
+    (comparison,) = score_comparisons(ctx.store, scoring.id, RUN)
+    assert (comparison.episodes, comparison.won, comparison.lost, comparison.unreadable) == (10, 1, 0, 1)
+    assert comparison.new_reward == pytest.approx((3 * 0.8 + 6 * 0.2) / 9)
     assert ctx.store.rows("select reply from v_regrades where change = 'unreadable'") == [("<think>Score: 1",)]
     # The recipe has no judge of its own.
-    assert asked == ["actor"]
+    assert roles == ["actor"]
 
 
 def test_a_world_that_does_not_repeat_itself_cannot_score_again(
@@ -195,21 +199,21 @@ def call(ctx: RunContext, *words: str) -> Any:
 
 @pytest.mark.slow
 def test_the_command_shows_old_and_new(ctx: RunContext, tmp_path: Path) -> None:
-    done = call(ctx, "--by", "regex", "--pattern", "opens", "--where", "observation")
-    assert done.exit_code == 0
-    lines = done.output.splitlines()
+    result = call(ctx, "--by", "regex", "--pattern", "opens", "--where", "observation")
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
     assert lines[0] == f"10 episodes of run {RUN}, 10 of them scored now by regex"
     assert lines[2].split() == ["0", "rollout", "10", "30.0", "40.0", "0.300", "0.400", "1", "0", "1", "0", "0"]
     assert "  won         0 -> 1  combination-lock/train/0  t0" in lines
     gold = tmp_path / "gold.jsonl"
     gold.write_text("".join(json.dumps({"id": index, "answer": "none"}) + "\n" for index in range(9)))
-    told = json.loads(
+    report = json.loads(
         call(ctx, "--by", "exact", "--gold", str(gold), "--format", "json", "-o", "errors.budget=0.1").output
     )
-    assert (told["new"], len(told["faults"])) == (9, 1)
-    assert "combination-lock/train/9 has no answer in" in told["faults"][0]
-    assert told["scores"][0]["won"] == 5
-    assert told["settings"].keys() == {"gold"}
+    assert (report["new"], len(report["faults"])) == (9, 1)
+    assert "combination-lock/train/9 has no answer in" in report["faults"][0]
+    assert report["scores"][0]["won"] == 5
+    assert report["settings"].keys() == {"gold"}
 
 
 async def test_pages_and_report_show_old_and_new(ctx: RunContext) -> None:
@@ -223,14 +227,14 @@ async def test_pages_and_report_show_old_and_new(ctx: RunContext) -> None:
     assert [row.cells for row in table.rows] == [
         ("0", "rollout", "10", "30.0", "40.0", "0.300", "0.400", "1", "0", "1", "0", "0")
     ]
-    made = app(ctx.store.path, index=ctx.root / "texts.sqlite", hosts=LOOPBACK)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url="http://localhost:4280") as http:
+    viewer = app(ctx.store.path, index=ctx.root / "texts.sqlite", hosts=LOOPBACK)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(viewer), base_url="http://localhost:4280") as http:
         texts = {path: (await http.get(path)).text for path in ("/scorings", f"/run/{RUN}", "/trajectory/t0")}
-        won = f"/regrades?change=won&scoring={scoring.id}&run={RUN}&iteration=0&episodes_of=rollout"
+        address = f"/regrades?change=won&scoring={scoring.id}&run={RUN}&iteration=0&episodes_of=rollout"
         for path in ("/scorings", f"/run/{RUN}"):
-            assert won in unescape(texts[path])
+            assert address in unescape(texts[path])
         assert '<td>0</td><td>1</td><td class="text good">won</td>' in texts["/trajectory/t0"]
-        (row,) = (await http.get(won.replace("?", ".json?"))).json()["rows"]
+        (row,) = (await http.get(address.replace("?", ".json?"))).json()["rows"]
         assert (row["trajectory_id"], row["reward"], row["new_reward"], row["change"]) == ("t0", 0.0, 1.0, "won")
         assert (await http.get("/regrades.json?change=changed")).json()["total"] == 1
         assert (await http.get("/regrades.json?change=same")).json()["total"] == 9
@@ -247,9 +251,9 @@ def test_the_commands_of_the_manual_are_run(ctx: RunContext, tmp_path: Path, mon
     for command in commands:
         # There are no evaluations here.
         words = [word for word in shlex.split(command)[1:] if word not in ("--only", "evaluations", "experience")]
-        done = CliRunner().invoke(cli, [*words, "-w", str(tmp_path)], catch_exceptions=False)
-        assert done.exit_code == 0
-        assert f"10 episodes of run {RUN}" in done.output
+        result = CliRunner().invoke(cli, [*words, "-w", str(tmp_path)], catch_exceptions=False)
+        assert result.exit_code == 0
+        assert f"10 episodes of run {RUN}" in result.output
 
 
 def test_a_question_world_has_its_golds_and_a_model_that_cannot_judge_is_counted(
@@ -263,23 +267,23 @@ def test_a_question_world_has_its_golds_and_a_model_that_cannot_judge_is_counted
         assert isinstance(env, ReasoningWorld)
         for number, instance in enumerate(env.instances("train")[:3]):
             golds.append(env.problem(instance).golds[0])
-            first, outcomes = play_replies(
+            observation, outcomes = play_replies(
                 env, instance, [f"<answer>\\boxed{{{golds[-1] if number else 'nobody'}}}</answer>"]
             )
             stop = outcomes[-1].stop or StopReason.STEP_LIMIT
-            episode = Trajectory.ended(instance, first, [outcome.step for outcome in outcomes], stop)
+            episode = Trajectory.ended(instance, observation, [outcome.step for outcome in outcomes], stop)
             ctx.store.write(trajectory_rows(f"q{number}", episode, source="rollout", iteration_id=ctx.iteration_id(0)))
     gold = tmp_path / "gold.jsonl"
     gold.write_text("".join(json.dumps({"id": n, "answer": answer}) + "\n" for n, answer in enumerate(golds)))
     for by in (["--by", "exact"], ["--by", "numeric", "--gold", str(gold)]):
-        (scored,) = json.loads(call(ctx, *by, "--format", "json").output)["scores"]
-        assert (scored["success"], scored["new_success"]) == pytest.approx((2 / 3, 2 / 3))
+        (row,) = json.loads(call(ctx, *by, "--format", "json").output)["scores"]
+        assert (row["success"], row["new_success"]) == pytest.approx((2 / 3, 2 / 3))
     rubric = tmp_path / "rubric.txt"
     rubric.write_text("The answer is right.")
     judge = str(Path(__file__).parents[2] / "data" / "models" / "reasoning-tiny")
-    told = call(ctx, "--by", "rubric", "--rubric", str(rubric), "--judge", judge, "--format", "json")
-    (scored,) = json.loads(told.output[told.output.index("{") :])["scores"]
-    assert (told.exit_code, scored["episodes"], scored["unreadable"], scored["new_success"]) == (0, 3, 3, None)
+    result = call(ctx, "--by", "rubric", "--rubric", str(rubric), "--judge", judge, "--format", "json")
+    (row,) = json.loads(result.output[result.output.index("{") :])["scores"]
+    assert (result.exit_code, row["episodes"], row["unreadable"], row["new_success"]) == (0, 3, 3, None)
 
 
 @pytest.mark.parametrize(
@@ -294,9 +298,9 @@ def test_a_question_world_has_its_golds_and_a_model_that_cannot_judge_is_counted
     ],
 )
 def test_mistakes_are_told_in_a_sentence(ctx: RunContext, words: list[str], told: str) -> None:
-    done = call(ctx, *words)
-    assert isinstance(done.exception, ConfigError)
-    assert told in str(done.exception)
+    result = call(ctx, *words)
+    assert isinstance(result.exception, ConfigError)
+    assert told in str(result.exception)
 
 
 def door_site(folder: Path, model: Path, speak: ReplyFunction, more: dict[str, Any], *overrides: str) -> RunContext:
@@ -323,7 +327,7 @@ async def test_training_data_is_made_by_either_score(tmp_path: Path, tiny_model_
     eto = {"method": "eto", "eto": {"phases": ["rft"], "explore": {"samples": 3}}}
     site = partial(door_site, tmp_path, tiny_model_dir, speak, eto)
 
-    async def kept(ctx: RunContext) -> set[str]:
+    async def sample_ids(ctx: RunContext) -> set[str]:
         await start_run(ctx)
         await begin_iteration(ctx, 1)
         await explore_and_keep(ctx, 1)
@@ -332,23 +336,23 @@ async def test_training_data_is_made_by_either_score(tmp_path: Path, tiny_model_
             "where s.iteration_id = ?",
             ctx.iteration_id(1),
         )
-        return {original or own for original, own in rows}
+        return {original or trajectory_id for original, trajectory_id in rows}
 
     registry._FACTORY_BY_NAME["door"] = Door
     first = site()
-    won = await kept(first)
-    lost = Scoring(name="regex", settings={"pattern": "Wrong 4"}, grader=Pattern("Wrong 4", where="observation"))
-    assert (await regrade(first, lost)).new > len(won) > 0
-    second = site(f"data.scoring={lost.id}")
-    failures = await kept(second)
+    successes = await sample_ids(first)
+    scoring = Scoring(name="regex", settings={"pattern": "Wrong 4"}, grader=Pattern("Wrong 4", where="observation"))
+    assert (await regrade(first, scoring)).new > len(successes) > 0
+    second = site(f"data.scoring={scoring.id}")
+    failures = await sample_ids(second)
     assert failures
-    assert not failures & won
+    assert not failures & successes
     with pytest.raises(ConfigError, match=r"data.scoring: there is no scoring 0123; "):
-        await kept(site("data.scoring='0123'"))
-    other = Scoring(name="regex", settings={"pattern": "x"}, grader=Pattern("x"))
-    second.store.write({"scoring": [{"scoring_id": other.id, "grader": "regex", "settings": "{}"}]})
+        await sample_ids(site("data.scoring='0123'"))
+    new_scoring = Scoring(name="regex", settings={"pattern": "x"}, grader=Pattern("x"))
+    second.store.write({"scoring": [{"scoring_id": new_scoring.id, "grader": "regex", "settings": "{}"}]})
     with pytest.raises(ConfigError, match=r"data.scoring: (\d+) of \1 episodes have no score of scoring"):
-        await kept(site(f"data.scoring={other.id}"))
+        await sample_ids(site(f"data.scoring={new_scoring.id}"))
 
 
 class Once(Pattern):
@@ -390,43 +394,45 @@ async def test_trees_are_paired_by_either_score(tmp_path: Path, tiny_model_dir: 
 
     registry._FACTORY_BY_NAME["door"] = Door
     first = site()
-    opened, locked = {"It opens."}, {"Wrong 4."}
-    assert await ends(first) == (opened, locked, opened)
-    lost = Scoring(name="regex", settings={"pattern": "Wrong 4"}, grader=Pattern("Wrong 4", where="observation"))
+    success, failure = {"It opens."}, {"Wrong 4."}
+    assert await ends(first) == (success, failure, success)
+    scoring = Scoring(name="regex", settings={"pattern": "Wrong 4"}, grader=Pattern("Wrong 4", where="observation"))
     # Paths of trees are no episodes of evaluations.
     with pytest.raises(ConfigError, match="no such episodes and no search trees"):
-        await regrade(first, lost, evaluations=True)
-    done = await regrade(first, lost)
+        await regrade(first, scoring, evaluations=True)
+    result = await regrade(first, scoring)
     ((leaves,),) = first.store.rows("select count(*) from v_nodes where stop is not null and action is not null")
-    assert (done.episodes, done.paths, done.new, done.faults) == (0, leaves, leaves, [])
-    assert (await regrade(first, lost)).new == 0
-    (scored,) = (row for row in score_comparisons(first.store, lost.id, first.run_id) if row.episodes_of == "tree")
-    assert scored.episodes == leaves
-    assert scored.lost > 0 < scored.won
-    assert scored.new_success == pytest.approx(1 - (scored.success or 0))
+    assert (result.episodes, result.paths, result.new, result.faults) == (0, leaves, leaves, [])
+    assert (await regrade(first, scoring)).new == 0
+    (comparison,) = (
+        row for row in score_comparisons(first.store, scoring.id, first.run_id) if row.episodes_of == "tree"
+    )
+    assert comparison.episodes == leaves
+    assert comparison.lost > 0 < comparison.won
+    assert comparison.new_success == pytest.approx(1 - (comparison.success or 0))
     # The trees are taken over, and what was good in them is bad.
-    second = site(f"data.scoring={lost.id}")
-    assert await ends(second) == (locked, opened, locked)
+    second = site(f"data.scoring={scoring.id}")
+    assert await ends(second) == (failure, success, failure)
     trees = first.store.rows("select count(*), count(copied_from) from tree")
     assert trees == [(2 * trees[0][1], trees[0][1])]
     assert first.store.rows("select * from v_orphans") == []
     # A path that became a sample says so on its page.
-    ((path, again),) = second.store.rows(
+    ((path, reward),) = second.store.rows(
         "select trajectory_id, new_reward from v_regrades where run_id = ? and trajectory_id is not null "
         "and episodes_of = 'tree' limit 1",
         second.run_id,
     )
-    assert [row.new_reward for row in episode_rescores(second.store, path)] == [again] == [1.0]
+    assert [row.new_reward for row in episode_rescores(second.store, path)] == [reward] == [1.0]
     # One path that the grader cannot read is a small part of all, though a large one of its tree.
     failing = Once("x", where="observation")
     part = Scoring(name="regex", settings={"pattern": "once"}, grader=failing)
     assert len((await regrade(first, part)).faults) == 1
     with pytest.raises(ConfigError, match=rf"data.scoring: 1 of {leaves} paths of trees have no score of scoring"):
         await ends(site(f"data.scoring={part.id}"))
-    other = Scoring(name="regex", settings={"pattern": "x"}, grader=Pattern("x"))
-    second.store.write({"scoring": [{"scoring_id": other.id, "grader": "regex", "settings": "{}"}]})
+    new_scoring = Scoring(name="regex", settings={"pattern": "x"}, grader=Pattern("x"))
+    second.store.write({"scoring": [{"scoring_id": new_scoring.id, "grader": "regex", "settings": "{}"}]})
     with pytest.raises(ConfigError, match=r"data.scoring: (\d+) of \1 paths of trees have no score of scoring"):
-        await ends(site(f"data.scoring={other.id}"))
+        await ends(site(f"data.scoring={new_scoring.id}"))
     with pytest.raises(ConfigError, match=r"data.scoring: there is no scoring 0123; "):
         await ends(site("data.scoring='0123'"))
 

@@ -52,9 +52,9 @@ async def test_a_fault_is_one_requests_alone() -> None:
 
 async def test_time_together_counts_once() -> None:
     relay = DirectSampler(SlowModel(), concurrency=10)
-    began = time.perf_counter()
+    start = time.perf_counter()
     await asyncio.gather(*(relay.sample(ask("a", seed=seed)) for seed in range(100)))
-    assert 0.05 <= relay.stats().generate_seconds <= time.perf_counter() - began
+    assert 0.05 <= relay.stats().generate_seconds <= time.perf_counter() - start
 
 
 async def test_a_cancelled_request_is_given_up() -> None:
@@ -91,6 +91,6 @@ async def test_close_waits_for_what_is_under_way() -> None:
 
 
 def test_a_served_model_is_relayed_to_and_one_here_is_batched_for() -> None:
-    served = ModelConfig(backend="openai", server=ServerConfig(model="m"))
-    assert isinstance(sampler_of(SlowModel(), served), DirectSampler)
+    config = ModelConfig(backend="openai", server=ServerConfig(model="m"))
+    assert isinstance(sampler_of(SlowModel(), config), DirectSampler)
     assert isinstance(sampler_of(SlowModel(), ModelConfig(path="m")), Batcher)

@@ -67,9 +67,9 @@ def test_work_that_was_taken_over_says_nothing_of_the_machine(tmp_path: Path) ->
     # Both collected for 95 seconds.
     assert estimate_remaining(ctx, "train", 2).stage_s == 600.0
     # Nor does what a finished run has taken over.
-    copied = run(tmp_path / "copied", "a")
-    took(copied, 1, evaluate=100)
-    copied.store.write(timing_rows(copied.iteration_id(1), "train", {"other": 0.1}))
+    copy_ctx = run(tmp_path / "copied", "a")
+    took(copy_ctx, 1, evaluate=100)
+    copy_ctx.store.write(timing_rows(copy_ctx.iteration_id(1), "train", {"other": 0.1}))
     assert estimate_remaining(run(tmp_path / "copied", "b"), "train", 1).stage_s is None
     alone = run(tmp_path / "alone", "a")
     alone.store.write(timing_rows(alone.iteration_id(1), "train", {"other": 0.1}))
@@ -85,8 +85,8 @@ def test_nothing_is_told_of_what_nobody_has_measured(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_shorter_and_unfinished_runs_and_those_of_other_recipes_tell_nothing(tmp_path: Path) -> None:
     took(run(tmp_path, "a", iterations=1), 1, evaluate=10)
-    other = finish(tmp_path, "c", [set(), set(), set()], episodes=0, iterations=2, method="eto")
-    took(other, 1, evaluate=10)
+    eto_ctx = finish(tmp_path, "c", [set(), set(), set()], episodes=0, iterations=2, method="eto")
+    took(eto_ctx, 1, evaluate=10)
     assert estimate_remaining(run(tmp_path, "b", iterations=2), "critique", 1).after_s is None
 
 

@@ -54,40 +54,40 @@ def test_text_of_a_sample_is_the_template_of_the_conversation(renderer: Renderer
 
 def test_each_token_says_who_wrote_it(renderer: Renderer, tokenizer: Any) -> None:
     messages = (*CONVERSATION[:-1], reply("caf\u00e9 \U0001f917"))
-    read = renderer.rendered_tokens(messages)
+    tokens = renderer.rendered_tokens(messages)
     ids, labels = renderer.render_sample(messages)
-    assert [one.token for one in read] == ids
-    assert [one.train for one in read] == [label != IGNORE_INDEX for label in labels]
+    assert [token.token for token in tokens] == ids
+    assert [token.train for token in tokens] == [label != IGNORE_INDEX for label in labels]
     for role in ("system", "user", "assistant"):
         texts = [message.text for message in messages if message.role == role]
-        written = [one.token for one in read if one.writer == role]
-        assert tokenizer.decode(written) == "".join(texts), role
-    ends = [one for one in read if one.writer == "end of turn"]
-    assert {one.text for one in ends} == {"<|im_end|>"}
+        role_ids = [token.token for token in tokens if token.writer == role]
+        assert tokenizer.decode(role_ids) == "".join(texts), role
+    ends = [token for token in tokens if token.writer == "end of turn"]
+    assert {token.text for token in ends} == {"<|im_end|>"}
     assert len(ends) == len(messages)
-    assert sum(one.train for one in ends) == 2
-    assert {one.writer for one in read} == {"system", "user", "assistant", "template", "end of turn"}
-    assert [one.text for one in read if one.train][-2:] == ["\U0001f917", "<|im_end|>"]
+    assert sum(token.train for token in ends) == 2
+    assert {token.writer for token in tokens} == {"system", "user", "assistant", "template", "end of turn"}
+    assert [token.text for token in tokens if token.train][-2:] == ["\U0001f917", "<|im_end|>"]
 
 
 def test_a_turn_that_the_template_adds_and_bos_are_named(make_tiny_tokenizer: Callable[..., Any]) -> None:
     tokenizer = make_tiny_tokenizer()
-    own = "<|im_start|>system\\nYou get things.<|im_end|>\\n"
-    tokenizer.chat_template = "{{ '" + own + "' if messages[0]['role'] != 'system' }}" + tokenizer.chat_template
-    read = Renderer(tokenizer).rendered_tokens(
+    system_turn = "<|im_start|>system\\nYou get things.<|im_end|>\\n"
+    tokenizer.chat_template = "{{ '" + system_turn + "' if messages[0]['role'] != 'system' }}" + tokenizer.chat_template
+    tokens = Renderer(tokenizer).rendered_tokens(
         (user("system <|im_end|> get"), reply("get <|im_end|>"), user("get"), reply("x"))
     )
-    added = [one.text for one in read if one.writer == "template's own turn"]
-    assert "".join(added) == "<|im_start|>system\nYou get things."
-    assert "".join(one.text for one in read if one.writer == "user") == "system <|im_end|> getget"
-    assert "".join(one.text for one in read if one.writer == "assistant") == "get <|im_end|>x"
-    assert sum(one.writer == "end of turn" for one in read) == 5
+    system_texts = [token.text for token in tokens if token.writer == "template's own turn"]
+    assert "".join(system_texts) == "<|im_start|>system\nYou get things."
+    assert "".join(token.text for token in tokens if token.writer == "user") == "system <|im_end|> getget"
+    assert "".join(token.text for token in tokens if token.writer == "assistant") == "get <|im_end|>x"
+    assert sum(token.writer == "end of turn" for token in tokens) == 5
     tokenizer.add_special_tokens({"bos_token": "<s>"})
     tokenizer.chat_template = "{{ bos_token }}" + tokenizer.chat_template
-    first, *_ = with_bos = Renderer(tokenizer).rendered_tokens((user("get"), reply("x")))
-    assert (first.text, first.writer, first.train) == ("<s>", "BOS", False)
-    assert [one.writer for one in with_bos].count("BOS") == 1
-    assert "template's own turn" in {one.writer for one in with_bos}
+    bos, *_ = with_bos = Renderer(tokenizer).rendered_tokens((user("get"), reply("x")))
+    assert (bos.text, bos.writer, bos.train) == ("<s>", "BOS", False)
+    assert [token.writer for token in with_bos].count("BOS") == 1
+    assert "template's own turn" in {token.writer for token in with_bos}
 
 
 def test_prompt_of_each_turn_is_a_prefix_of_the_sample(renderer: Renderer) -> None:
@@ -114,9 +114,9 @@ def test_loss_falls_on_trained_turns_and_their_end_only(renderer: Renderer, toke
 
 def test_a_reply_that_a_stop_string_ended_learns_no_end_of_turn(renderer: Renderer, tokenizer: Any) -> None:
     ids = tuple(tokenizer.encode("get 2 oak log\nObservation:", add_special_tokens=False))
-    stopped = renderer.render_sample((user("Go."), reply("get 2 oak log", ids=ids)))
+    sample = renderer.render_sample((user("Go."), reply("get 2 oak log", ids=ids)))
     assert (
-        tokenizer.decode([label for label in stopped.labels if label != IGNORE_INDEX]) == "get 2 oak log\nObservation:"
+        tokenizer.decode([label for label in sample.labels if label != IGNORE_INDEX]) == "get 2 oak log\nObservation:"
     )
     # A server that does not report the end of a turn gives the ids of the text alone.
     whole = tuple(tokenizer.encode("get 2 oak log", add_special_tokens=False))
@@ -134,12 +134,12 @@ def test_a_stop_string_is_known_from_the_missing_end_where_the_sampler_reports_e
 ) -> None:
     # Neither text shows that its ids go on: one lacks only white space, one a special token too.
     ids = tuple(tokenizer.encode(said, add_special_tokens=False))
-    own = replace(reply("get 2 oak log", ids=ids), tokenizer=renderer.fingerprint)
-    _, labels = renderer.render_sample((user("Go."), own))
+    message = replace(reply("get 2 oak log", ids=ids), tokenizer=renderer.fingerprint)
+    _, labels = renderer.render_sample((user("Go."), message))
     assert tuple(label for label in labels if label != IGNORE_INDEX) == ids
-    ended = replace(own, token_ids=(*ids, renderer.end_of_turn))
-    _, labels = renderer.render_sample((user("Go."), ended))
-    assert tuple(label for label in labels if label != IGNORE_INDEX) == ended.token_ids
+    full_message = replace(message, token_ids=(*ids, renderer.end_of_turn))
+    _, labels = renderer.render_sample((user("Go."), full_message))
+    assert tuple(label for label in labels if label != IGNORE_INDEX) == full_message.token_ids
 
 
 def test_sampled_ids_are_used_as_they_are(renderer: Renderer, tokenizer: Any) -> None:
@@ -160,10 +160,10 @@ def test_missing_end_of_turn_is_added_once_and_trained(renderer: Renderer, ids: 
 
 
 def test_next_prompt_continues_sampled_ids(renderer: Renderer) -> None:
-    first = renderer.render_prompt((user("a"),))
-    sampled = (40, 41, 42)
-    second = renderer.render_prompt((user("a"), reply("", ids=sampled), user("b")))
-    assert second[: len(first) + 4] == [*first, *sampled, renderer.end_of_turn]
+    prompt = renderer.render_prompt((user("a"),))
+    reply_ids = (40, 41, 42)
+    next_prompt = renderer.render_prompt((user("a"), reply("", ids=reply_ids), user("b")))
+    assert next_prompt[: len(prompt) + 4] == [*prompt, *reply_ids, renderer.end_of_turn]
 
 
 def test_trained_user_turn_is_refused(renderer: Renderer) -> None:
@@ -211,15 +211,15 @@ def test_template_that_rewrites_earlier_turns_is_refused(make_tiny_tokenizer: Ca
 
 
 def test_a_prompt_that_opens_a_thought_is_known(make_tiny_tokenizer: Callable[..., Any]) -> None:
-    asked = (user("What is <think>"),)
+    messages = (user("What is <think>"),)
     plain, opening = Renderer(make_tiny_tokenizer()), Renderer(make_tiny_tokenizer(template=FORGETFUL))
-    assert not plain.opens_thought(plain.render_prompt(asked))
-    assert opening.opens_thought(opening.render_prompt(asked))
+    assert not plain.opens_thought(plain.render_prompt(messages))
+    assert opening.opens_thought(opening.render_prompt(messages))
     lines = Renderer(make_tiny_tokenizer(template=FORGETFUL.replace("<think>{% endif %}", "<think>\n\n{% endif %}")))
-    assert lines.opens_thought(lines.render_prompt(asked))
-    switched = FORGETFUL.replace("<think>{% endif %}", "<think>\n\n</think>\n\n{% endif %}")
-    off = Renderer(make_tiny_tokenizer(template=switched))
-    assert not off.opens_thought(off.render_prompt(asked))
+    assert lines.opens_thought(lines.render_prompt(messages))
+    template = FORGETFUL.replace("<think>{% endif %}", "<think>\n\n</think>\n\n{% endif %}")
+    off = Renderer(make_tiny_tokenizer(template=template))
+    assert not off.opens_thought(off.render_prompt(messages))
 
 
 def test_tags_of_thoughts_are_text_even_if_they_are_special_tokens(make_tiny_tokenizer: Callable[..., Any]) -> None:
@@ -228,15 +228,15 @@ def test_tags_of_thoughts_are_text_even_if_they_are_special_tokens(make_tiny_tok
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "[THINK]", "[/THINK]"]})
     renderer = Renderer(tokenizer)
     prompt = renderer.render_prompt((user("Go."),))
-    said = '[THINK]Not <tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>[/THINK]Action: left'
-    ids = tuple(tokenizer(said, add_special_tokens=False)["input_ids"])
+    text = '[THINK]Not <tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>[/THINK]Action: left'
+    ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
     assert ids[0] == tokenizer.convert_tokens_to_ids("[THINK]")
 
-    assert renderer.text((*ids, renderer.end_of_turn), prompt) == said
+    assert renderer.text((*ids, renderer.end_of_turn), prompt) == text
     assert renderer.text(ids[1:4], prompt) == tokenizer.decode(ids[1:4])
     assert read_calls(renderer.text(ids, prompt)) is None
     # A reply that came without ids is rendered as the model would write it.
-    assert renderer.render_sample((user("Go."), reply(said))).input_ids[len(prompt) :][: len(ids)] == list(ids)
+    assert renderer.render_sample((user("Go."), reply(text))).input_ids[len(prompt) :][: len(ids)] == list(ids)
     tokenizer.chat_template += "{% if add_generation_prompt %}[THINK]{% endif %}"
     renderer = Renderer(tokenizer)
     assert renderer.opens_thought(renderer.render_prompt((user("Go."),)))
@@ -277,12 +277,12 @@ def test_any_conversation(renderer: Renderer, turns: list[tuple[str, str, bool, 
         messages += [user(question), reply(answer, train=train, ids=None if ids is None else tuple(ids))]
     ids, labels = renderer.render_sample(messages)
     expected = list[int]()
-    for number, (_, answer, train, sampled) in enumerate(turns):
+    for number, (_, answer, train, token_ids) in enumerate(turns):
         prompt = renderer.render_prompt(messages[: 2 * number + 1])
         assert ids[: len(prompt)] == prompt
         expected += [IGNORE_INDEX] * (len(prompt) - len(expected))
-        size = len(sampled) if sampled else len(renderer._encoder.plain_ids(answer))
+        size = len(token_ids) if token_ids else len(renderer._encoder.plain_ids(answer))
         span = slice(len(prompt), len(prompt) + size + 1)
-        assert not sampled or ids[span] == [*sampled, renderer.end_of_turn]
+        assert not token_ids or ids[span] == [*token_ids, renderer.end_of_turn]
         expected += ids[span] if train else [IGNORE_INDEX] * (size + 1)
     assert labels == expected + [IGNORE_INDEX] * (len(ids) - len(expected))

@@ -29,7 +29,7 @@ from agentr_core.store.database import Store, Writer
 from agentr_core.types import Instance, Sampling, Transition
 
 
-class Shuffled(Line):
+class ShuffledLine(Line):
     """A line that lists what is there in any order, as ScienceWorld's server does after a
     replay.
     """
@@ -84,7 +84,7 @@ class Exact(Forgetful):
 
 def test_what_is_promised_is_what_is_compared() -> None:
     assert Repeatability(Line().repeatability) is Repeatability.EXACT
-    assert Repeatability(Shuffled().repeatability) is Repeatability.UNORDERED
+    assert Repeatability(ShuffledLine().repeatability) is Repeatability.UNORDERED
     assert is_repetition("a, b", "a, b", Repeatability.EXACT)
     assert not is_repetition("a, b", "b, a", Repeatability.EXACT)
     assert is_repetition("You see:\n\ta mug\n\tan axe", "You see:\n\tan axe\n\ta mug", Repeatability.UNORDERED)
@@ -94,7 +94,7 @@ def test_what_is_promised_is_what_is_compared() -> None:
 
 async def test_a_search_goes_back_to_states_that_are_equal_up_to_order() -> None:
     config = SearchConfig(dives=3, width=3, depth=6)
-    tree = await grow(instance(2), Shuffled(), Policy(), config, seed=5)
+    tree = await grow(instance(2), ShuffledLine(), Policy(), config, seed=5)
     plain = await grow(instance(2), Line(can_snapshot=False), Policy(), config, seed=5)
     assert [(n.parent, n.step and n.step.action, n.stop) for n in tree.nodes] == [
         (n.parent, n.step and n.step.action, n.stop) for n in plain.nodes
@@ -104,21 +104,21 @@ async def test_a_search_goes_back_to_states_that_are_equal_up_to_order() -> None
 
 
 async def test_a_cut_episode_goes_on_up_to_order_and_what_is_lost_may_heal() -> None:
-    outcomes = play_replies(Shuffled(), instance(3), ["Action: look", "Action: right"])[1]
+    outcomes = play_replies(ShuffledLine(), instance(3), ["Action: look", "Action: right"])[1]
     steps = tuple(outcome.step for outcome in outcomes)
-    restore_state(Shuffled(), instance(3), steps)
+    restore_state(ShuffledLine(), instance(3), steps)
 
-    strict = Shuffled()
+    strict = ShuffledLine()
     strict.repeatability = Repeatability.EXACT
     elsewhere = (replace(steps[0], observation="You see: a jay, an axe, a mug.\nYou are at 0."), *steps[1:])
-    with pytest.raises(ReplayDiverged) as raised:
+    with pytest.raises(ReplayDiverged) as exc_info:
         restore_state(strict, instance(3), elsewhere)
-    assert not isinstance(raised.value, Transient)
+    assert not isinstance(exc_info.value, Transient)
     with pytest.raises(ReplayDrifted, match="line does not promise to repeat itself to the letter"):
-        restore_state(Shuffled(), instance(3), steps[::-1])
+        restore_state(ShuffledLine(), instance(3), steps[::-1])
 
     errors: list[UnitError] = []
-    environments = EnvironmentPool(lambda _: Shuffled())
+    environments = EnvironmentPool(lambda _: ShuffledLine())
     plans = [EpisodePlan(instance=instance(3), seed=1, prefix=steps)]
     results = await play_all(
         plans,
@@ -131,7 +131,7 @@ async def test_a_cut_episode_goes_on_up_to_order_and_what_is_lost_may_heal() -> 
     assert errors == []
 
 
-async def collected(folder: Path, server: Server, kind: type[Forgetful] = Forgetful, *, retries: int = 0) -> Store:
+async def collect_trees(folder: Path, server: Server, kind: type[Forgetful] = Forgetful, *, retries: int = 0) -> Store:
     """Grow what is missing of three trees, as a collection does, with no budget for errors."""
     recipe = parse(
         {
@@ -171,7 +171,7 @@ async def collected(folder: Path, server: Server, kind: type[Forgetful] = Forget
     return store
 
 
-def finished(store: Store) -> dict[str, str]:
+def finished_trees(store: Store) -> dict[str, str]:
     """Return the first observation of the trees that are finished, by id."""
     rows = store.query("select tree_id, first_observation from tree where finished order by 1").values.tolist()
     return dict(rows)
@@ -181,17 +181,17 @@ def finished(store: Store) -> dict[str, str]:
 async def test_a_restart_of_the_server_begins_trees_anew_without_costing_the_budget(tmp_path: Path) -> None:
     server = Server()
     server.restart_at = 40
-    store = await collected(tmp_path, server)
+    store = await collect_trees(tmp_path, server)
 
-    trees = finished(store)
+    trees = finished_trees(store)
     assert len(trees) == 3
-    assert any("one more" in first for first in trees.values())
+    assert any("one more" in observation for observation in trees.values())
     events = store.query("select level, class, message from event").values.tolist()
     assert events
     assert {(level, kind) for level, kind, _ in events} == {("warning", "TreeBegunAnew")}
     assert all("is grown anew from its root, as " in message for _, _, message in events)
-    own = [f"tree {i}" for i in range(2, 5)]
-    assert set(latest_restart_ids(store, own)) == set(trees)
+    tree_ids = [f"tree {i}" for i in range(2, 5)]
+    assert set(latest_restart_ids(store, tree_ids)) == set(trees)
     nodes = store.query("select t.tree_id from node n join tree t using (tree_id) where not t.finished")
     assert len(nodes) > 0, "what there was of a tree stays"
 
@@ -207,22 +207,22 @@ async def test_a_run_goes_on_after_a_restart_in_between(tmp_path: Path) -> None:
             return super().step(action)
 
     with pytest.raises(Exception, match="failed, and of"):
-        await collected(tmp_path, server, Dying)
+        await collect_trees(tmp_path, server, Dying)
     server.words = "two"
-    store = await collected(tmp_path, server, Dying)
-    trees = finished(store)
+    store = await collect_trees(tmp_path, server, Dying)
+    trees = finished_trees(store)
     assert len(trees) == 3
-    await collected(tmp_path, server, Dying)
-    assert finished(store) == trees
+    await collect_trees(tmp_path, server, Dying)
+    assert finished_trees(store) == trees
 
     # A world that promises more is believed: trees of an earlier process may be those of another
     # version of it, but what it does within one process is a fault.
-    other = tmp_path / "exact"
-    other.mkdir()
+    folder = tmp_path / "exact"
+    folder.mkdir()
     server.words, server.steps, server.restart_at = "one", 0, 40
     with pytest.raises(Exception, match="the environment is not deterministic"):
-        await collected(other, server, Exact)
-    assert len(finished(await collected(other, server, Exact))) == 3
+        await collect_trees(folder, server, Exact)
+    assert len(finished_trees(await collect_trees(folder, server, Exact))) == 3
 
 
 def test_restarts_have_ids_of_their_own() -> None:

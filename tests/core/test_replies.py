@@ -237,7 +237,7 @@ def test_gymnasium(reply: str, action: str) -> None:
     assert kind.parse(object.__new__(kind), reply) == action
 
 
-def served(world: str) -> Any:
+def make_world(world: str) -> Any:
     return getattr(worlds, world)(url="http://127.0.0.1:9", train="1", test="2")
 
 
@@ -246,7 +246,7 @@ def served(world: str) -> Any:
 def test_labels_as_chat_models_write_them(world: str, action: str, form: str) -> None:
     """At 29f26ac such labels were no action, or spoiled it."""
     reply = form.replace("{}", action)
-    assert served(world).parse(reply) == action
+    assert make_world(world).parse(reply) == action
     if world in NATIVE:
         kind: Any = NATIVE[world]
         assert kind.parse(object.__new__(kind), reply) == action
@@ -268,13 +268,13 @@ def test_labels_as_chat_models_write_them_in_gymnasium(form: str) -> None:
     ],
 )
 def test_calls_of_several_lines_as_chat_models_write_them(form: str) -> None:
-    assert served("Weather").parse(form.replace("{}", CALL)) == CALL
+    assert make_world("Weather").parse(form.replace("{}", CALL)) == CALL
 
 
 @pytest.mark.parametrize("reply", NO_ACTIONS)
 @pytest.mark.parametrize("world", ["SciWorld", "AlfWorld", "TextCraft", "BabyAI", "WebShop"])
 def test_what_a_model_only_thinks_is_no_action(world: str, reply: str) -> None:
-    assert served(world).parse(reply) == ""
+    assert make_world(world).parse(reply) == ""
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_marks_within_an_action_stay(written: str) -> None:
 @pytest.mark.parametrize(("form", "text"), READ_AS_PUBLISHED.items())
 @pytest.mark.parametrize("world", sorted(MADE))
 def test_replies_are_read_as_the_authors_read_them(world: str, form: str, text: str) -> None:
-    env = served(world)
+    env = make_world(world)
     env.labels = "published"
     assert env.parse(form.replace("{}", MADE[world])) == MADE[world]
     if world in NATIVE:
@@ -300,13 +300,13 @@ def test_replies_are_read_as_the_authors_read_them(world: str, form: str, text: 
 
 
 def test_the_published_reading_leaves_an_action_as_it_is() -> None:
-    read = replies.after_label
-    assert read("Thought: t\nAction: `look`.\nObservation: made up", "published") == "`look`.\nObservation: made up"
-    assert read("**Action**: look", "published") == "**Action**: look"
-    assert read("action: look", "published") == "action: look"
-    assert read("Action: 12.look", "published") == "look"
-    assert read("3. look", "published") == "3. look", "a number is dropped after a label only"
-    assert read("", "published") == ""
+    extract = replies.after_label
+    assert extract("Thought: t\nAction: `look`.\nObservation: made up", "published") == "`look`.\nObservation: made up"
+    assert extract("**Action**: look", "published") == "**Action**: look"
+    assert extract("action: look", "published") == "action: look"
+    assert extract("Action: 12.look", "published") == "look"
+    assert extract("3. look", "published") == "3. look", "a number is dropped after a label only"
+    assert extract("", "published") == ""
 
 
 def test_worlds_say_whether_they_read_labels() -> None:
@@ -323,17 +323,17 @@ def test_worlds_say_whether_they_read_labels() -> None:
 
 @pytest.mark.parametrize("section", ["environment", "environments.textcraft"])
 def test_a_recipe_sets_how_labels_are_read(section: str) -> None:
-    asked: dict[str, Any] = {"name": "a", "model": {"path": "m"}}
+    config: dict[str, Any] = {"name": "a", "model": {"path": "m"}}
     world: dict[str, Any] = {"action": {"labels": "published"}}
     if section == "environment":
-        asked |= {"environment": {"name": "textcraft", **world}}
+        config |= {"environment": {"name": "textcraft", **world}}
     else:
-        asked |= {"environments": {"textcraft": world}}
-    env = make_environment(parse(asked).in_world("textcraft"))
+        config |= {"environments": {"textcraft": world}}
+    env = make_environment(parse(config).in_world("textcraft"))
     assert env.parse("inventory") == "inventory"
     world["transcript"] = "native"
     with pytest.raises(ConfigError, match=rf"{section}\.action\.labels: native calls have no labels"):
-        parse(asked if section != "environment" else asked | {"environment": {"name": "textcraft", **world}})
+        parse(config if section != "environment" else config | {"environment": {"name": "textcraft", **world}})
 
 
 REPLY = st.lists(
@@ -349,13 +349,13 @@ def test_what_the_clients_of_agentgym_take_is_taken(reply: str) -> None:
     """
     lines = re.findall(r"Action:\s*(.*?)(?=\n|$)", reply, re.DOTALL)
     if reply.count("Action:") <= 1:
-        sent = " ".join(re.sub(r"[^A-Za-z0-9, ]+", "", lines[0] if lines else "").split())
-        assert replies.words_after_label(reply) == sent
+        expected = " ".join(re.sub(r"[^A-Za-z0-9, ]+", "", lines[0] if lines else "").split())
+        assert replies.words_after_label(reply) == expected
     _, label, rest = reply.rpartition("Action:")
     assert replies.after_label(reply) == (rest.strip() if label else "")
     whole = rest if label else reply if "search[" in reply or "click[" in reply else ""
-    understood = re.match(r"(.+)\[(.+)\]", whole.strip())
-    assert not understood or replies.shopping_action(reply) == understood[0]
+    match = re.match(r"(.+)\[(.+)\]", whole.strip())
+    assert not match or replies.shopping_action(reply) == match[0]
 
 
 @pytest.mark.parametrize(("world", "reply", "action"), CASES)

@@ -65,7 +65,7 @@ def hostile(text: str = ATTACK) -> IterationReport:
         funnel=(FunnelStage(name=text, count=4, rejected_by_reason=tally),),
         data_sections=(
             survival_section(SpliceSurvival(num_played=7, num_survived=4, num_rejected_by_reason=tally)),
-            judge_section(judged(text, {2: 3})),
+            judge_section(judge_record(text, {2: 3})),
         ),
         seconds_by_activity={text: 5.0},
         tokens=TokenCounts(prompt=5, completion=4, trained_by_class=tally),
@@ -81,14 +81,14 @@ def hostile(text: str = ATTACK) -> IterationReport:
     )
 
 
-def judged(text: str, lengths: Mapping[int, int]) -> JudgeRecord:
+def judge_record(text: str, lengths: Mapping[int, int]) -> JudgeRecord:
     return JudgeRecord(num_steps_by_verdict={text: 3}, num_paths=4, num_without_error=1, num_pairs_by_length=lengths)
 
 
 def test_revisions_cut_in_the_shared_steps_are_counted_apart() -> None:
-    page = str(judge_section(judged("good", {0: 4, 1: 2})))
+    page = str(judge_section(judge_record("good", {0: 4, 1: 2})))
     assert "In 4 of them the first bad step is one that both paths share (0 steps)" in page
-    assert "both paths share" not in str(judge_section(judged("good", {1: 2})))
+    assert "both paths share" not in str(judge_section(judge_record("good", {1: 2})))
 
 
 def example(text: str) -> RevisionExample:
@@ -191,19 +191,19 @@ def test_the_same_report_gives_the_same_page() -> None:
 
 def test_differences_are_taken_against_base_and_the_iteration_before() -> None:
     report = replace(EMPTY, scores=(score(0, 0.2), score(1, 0.5), score(2, 0.4)))
-    found = headline(report)
-    assert found is not None
-    assert [(delta.text, delta.against) for delta in found.deltas] == [
+    summary = headline(report)
+    assert summary is not None
+    assert [(delta.text, delta.against) for delta in summary.deltas] == [
         ("+20.0", "base"),
         ("\N{MINUS SIGN}10.0", "iteration 1"),
     ]
-    assert found.conclusion == ""
+    assert summary.conclusion == ""
 
 
 def test_the_first_iteration_is_compared_with_base_once() -> None:
-    found = headline(replace(EMPTY, iteration=1, scores=(score(0, 0.2), score(1, 0.5))))
-    assert found is not None
-    assert [delta.against for delta in found.deltas] == ["base"]
+    summary = headline(replace(EMPTY, iteration=1, scores=(score(0, 0.2), score(1, 0.5))))
+    assert summary is not None
+    assert [delta.against for delta in summary.deltas] == ["base"]
 
 
 @pytest.mark.parametrize(
@@ -212,9 +212,9 @@ def test_the_first_iteration_is_compared_with_base_once() -> None:
 )
 def test_the_headline_reads_the_interval_of_a_difference(low: float, high: float, said: str) -> None:
     difference = Estimate(value=(low + high) / 2, low=low, high=high, n=100)
-    found = headline(replace(EMPTY, iteration=1, scores=(score(0, 0.2), score(1, 0.3)), versus_base=difference))
-    assert found is not None
-    assert found.conclusion.startswith(said)
+    summary = headline(replace(EMPTY, iteration=1, scores=(score(0, 0.2), score(1, 0.3)), versus_base=difference))
+    assert summary is not None
+    assert summary.conclusion.startswith(said)
 
 
 def test_first_error_and_trained_turns_are_marked() -> None:
@@ -255,8 +255,8 @@ def test_zero_counts_do_not_divide() -> None:
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(report=st.builds(hostile, st.text()), value=st.floats(0, 1), lengths=st.lists(st.integers(0, 60), max_size=4))
 def test_any_text_and_any_number_render(report: IterationReport, value: float, lengths: list[int]) -> None:
-    said = judge_section(judged("tame", {steps: steps % 3 for steps in lengths}))
-    Page(render_html(replace(report, scores=(score(0, value), score(1, 1 - value)), data_sections=(said,))))
+    section = judge_section(judge_record("tame", {steps: steps % 3 for steps in lengths}))
+    Page(render_html(replace(report, scores=(score(0, value), score(1, 1 - value)), data_sections=(section,))))
 
 
 def test_reports_of_several_runs_have_no_index() -> None:
@@ -268,19 +268,19 @@ def test_reports_of_several_runs_have_no_index() -> None:
 
 def marks(seen: str) -> set[str]:
     """Return what of a hostile text became part of a page in a browser."""
-    found = set(re.findall(r"<(?:img|iframe|base|form|link|meta|a|button)\b[^>]*taken", seen))
-    return found | set(re.findall(r"<title>taken</title>", seen))
+    tags = set(re.findall(r"<(?:img|iframe|base|form|link|meta|a|button)\b[^>]*taken", seen))
+    return tags | set(re.findall(r"<title>taken</title>", seen))
 
 
 @pytest.mark.slow
 def test_a_browser_shows_hostile_texts_as_texts(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_bytes(render_html(hostile(HOSTILE)).encode("utf-8"))
-    seen = browse((tmp_path / "page.html").as_uri(), tmp_path / "profile")
-    assert "&lt;a id=taken" in seen
-    assert not marks(seen)
+    page = browse((tmp_path / "page.html").as_uri(), tmp_path / "profile")
+    assert "&lt;a id=taken" in page
+    assert not marks(page)
     (tmp_path / "bare.html").write_text(f"<!doctype html><p>{HOSTILE}", encoding="utf-8")
-    gone = browse((tmp_path / "bare.html").as_uri(), tmp_path / "profile")
-    assert "file:///taken-refresh" in gone, "it is hostile indeed: the page is left for another"
+    bare_page = browse((tmp_path / "bare.html").as_uri(), tmp_path / "profile")
+    assert "file:///taken-refresh" in bare_page, "it is hostile indeed: the page is left for another"
 
 
 @pytest.mark.slow
@@ -293,11 +293,11 @@ def test_prefects_page_of_an_artifact_shows_hostile_texts_as_texts(tmp_path: Pat
     artifact = {"key": "report", "type": "markdown", "data": text, "description": "Report of iteration 1"}
     with served(environment(tmp_path, tmp_path / "prefect"), ui=True) as env:
         api = env["PREFECT_API_URL"]
-        made = httpx.post(f"{api}/artifacts/", json=artifact, timeout=60).raise_for_status().json()
+        record = httpx.post(f"{api}/artifacts/", json=artifact, timeout=60).raise_for_status().json()
         for pages in ("", "/v2"):
-            address = f"{api.removesuffix('/api')}{pages}/artifacts/artifact/{made['id']}"
+            address = f"{api.removesuffix('/api')}{pages}/artifacts/artifact/{record['id']}"
             # The page draws the text in a worker, which the browser's own time does not wait for.
             tries = (browse(address, tmp_path / "profile", seconds=5) for _ in range(9))
-            seen = next((one for one in tries if "&lt;a id=taken" in one), "")
-            assert seen, address
-            assert not marks(seen)
+            page = next((dom for dom in tries if "&lt;a id=taken" in dom), "")
+            assert page, address
+            assert not marks(page)

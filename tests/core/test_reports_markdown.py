@@ -64,8 +64,8 @@ def test_a_summary_takes_the_latest_score_of_each_iteration() -> None:
 def test_both_summaries_hold_the_same_cells() -> None:
     report = replace(EMPTY, scores=(score(0, 0.2, n=1234), score(1, 0.3)))
     plain = summary_table([report]).split()
-    marked = summary_markdown([report]).replace("|", " ").replace(":--", "").replace("--:", "").split()
-    assert plain == marked
+    markdown = summary_markdown([report]).replace("|", " ").replace(":--", "").replace("--:", "").split()
+    assert plain == markdown
 
 
 def test_reports_sort_by_name() -> None:

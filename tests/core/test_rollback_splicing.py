@@ -56,54 +56,58 @@ def critique(first_error: int | None, length: int = 3) -> Critique:
     return Critique(verdicts=tuple(verdicts), first_error=first_error)
 
 
-def begun(pair: PathPair = PAIR, error: int | None = 1, config: SpliceConfig = CONFIG) -> tuple[Step, ...] | Rejection:
+def prefix_steps(
+    pair: PathPair = PAIR, error: int | None = 1, config: SpliceConfig = CONFIG
+) -> tuple[Step, ...] | Rejection:
     return play_prefix(pair, critique(error, len(pair.bad.nodes)), Line(), config, seed=0)
 
 
 def attempt(*actions: str) -> Trajectory:
     """Play on from before the first error of the pair."""
-    steps = begun()
+    steps = prefix_steps()
     assert isinstance(steps, tuple)
     replies = [*(step.reply for step in steps), *(reply(action, "On.") for action in actions)]
-    first, outcomes = play_replies(Line(), PAIR.bad.trajectory.instance, replies)
+    first_observation, outcomes = play_replies(Line(), PAIR.bad.trajectory.instance, replies)
     stop = outcomes[-1].stop or StopReason.STEP_LIMIT
-    return Trajectory.ended(PAIR.bad.trajectory.instance, first, [outcome.step for outcome in outcomes], stop)
+    return Trajectory.ended(
+        PAIR.bad.trajectory.instance, first_observation, [outcome.step for outcome in outcomes], stop
+    )
 
 
-def kept(tries: dict[str, Trajectory], config: SpliceConfig = CONFIG) -> dict[str, Sample] | Rejection:
-    steps = begun()
+def make_samples(tries: dict[str, Trajectory], config: SpliceConfig = CONFIG) -> dict[str, Sample] | Rejection:
+    steps = prefix_steps()
     assert isinstance(steps, tuple)
     return continuation_samples(PAIR, critique(1), steps, tries, Line(), config, alpha=0.9, seed=0)
 
 
 def test_the_beginning_ends_before_the_first_error_and_has_no_turn_of_revision() -> None:
-    steps = begun()
+    steps = prefix_steps()
     assert isinstance(steps, tuple)
     assert [step.action for step in steps] == ["look"]
     assert steps[0].reply == PAIR.bad.trajectory.steps[0].reply
-    assert begun(error=0) == ()
+    assert prefix_steps(error=0) == ()
 
 
 def test_an_error_that_ends_the_episode_is_rolled_back_too() -> None:
-    steps = begun(ToyTree(0).pair(["right", "right"], ["left", "jump"]), error=1)
+    steps = prefix_steps(ToyTree(0).pair(["right", "right"], ["left", "jump"]), error=1)
     assert isinstance(steps, tuple)
     assert [step.action for step in steps] == ["left"]
 
 
 @pytest.mark.parametrize("no_error", ["keep", "reject"])
 def test_without_an_error_there_is_nothing_to_roll_back(no_error: Literal["keep", "reject"]) -> None:
-    found = begun(error=None, config=replace(CONFIG, no_error=no_error))
-    assert isinstance(found, Rejection)
-    assert found.reason == "no-error-found"
+    result = prefix_steps(error=None, config=replace(CONFIG, no_error=no_error))
+    assert isinstance(result, Rejection)
+    assert result.reason == "no-error-found"
 
 
 def test_an_error_in_the_shared_steps_is_kept_only_where_the_recipe_says_so() -> None:
     pair = ToyTree(0).pair(["look", "right", "right"], ["look", "left", "stop"])
-    found = begun(pair, error=0)
-    assert isinstance(found, Rejection)
-    assert found.reason == "cut-in-shared-prefix"
-    assert begun(pair, error=0, config=replace(CONFIG, shared_cut="keep")) == ()
-    assert len(begun(pair, error=1)) == 1  # type: ignore[arg-type]
+    result = prefix_steps(pair, error=0)
+    assert isinstance(result, Rejection)
+    assert result.reason == "cut-in-shared-prefix"
+    assert prefix_steps(pair, error=0, config=replace(CONFIG, shared_cut="keep")) == ()
+    assert len(prefix_steps(pair, error=1)) == 1  # type: ignore[arg-type]
 
 
 def test_the_diagnosis_has_the_error_what_came_of_it_and_the_reason() -> None:
@@ -112,8 +116,8 @@ def test_the_diagnosis_has_the_error_what_came_of_it_and_the_reason() -> None:
     assert f"That was a mistake. {REASON}\n" in text
     assert "Judgement" not in text
     assert "look" not in text
-    unjudged = replace(critique(1), verdicts=tuple(replace(v, reply="") for v in critique(1).verdicts))
-    assert "That was a mistake.\n" in diagnosis(PAIR, unjudged)
+    bare_critique = replace(critique(1), verdicts=tuple(replace(v, reply="") for v in critique(1).verdicts))
+    assert "That was a mistake.\n" in diagnosis(PAIR, bare_critique)
     with pytest.raises(ValueError, match="has no first error to tell of"):
         diagnosis(PAIR, critique(None))
 
@@ -134,10 +138,10 @@ def test_the_reason_stands_between_the_thoughts_and_the_verdict(said: str, reaso
 
 def test_the_sample_is_trained_after_the_beginning_and_says_nothing_of_the_diagnosis() -> None:
     tries = {"long": attempt("right", "look", "right"), "short": attempt("right", "right"), "lost": attempt("stop")}
-    made = kept(tries)
-    assert isinstance(made, dict)
-    assert list(made) == ["short"]
-    sample = made["short"]
+    samples = make_samples(tries)
+    assert isinstance(samples, dict)
+    assert list(samples) == ["short"]
+    sample = samples["short"]
     assert [message.text for message in sample.messages if message.train] == [reply("right", "On.")] * 2
     replies = [message.text for message in sample.messages if message.role == "assistant"]
     assert replies[1:] == [PAIR.bad.trajectory.steps[0].reply, *[reply("right", "On.")] * 2]
@@ -149,33 +153,33 @@ def test_the_sample_is_trained_after_the_beginning_and_says_nothing_of_the_diagn
     assert (origin.cut, origin.split) == (1, 0)
     assert turn_classes(sample) == ("good_suffix",) * 2
     config = replace(CONFIG, continuation=ContinuationConfig(by="teacher", per_pair=0))
-    taught = kept(tries, config)
-    assert isinstance(taught, dict)
-    assert {one.provenance.extra["by"] for one in taught.values()} == {"teacher"}
-    assert list(taught) == ["short", "long"]
+    teacher_samples = make_samples(tries, config)
+    assert isinstance(teacher_samples, dict)
+    assert {item.provenance.extra["by"] for item in teacher_samples.values()} == {"teacher"}
+    assert list(teacher_samples) == ["short", "long"]
 
 
 def test_the_whole_rest_of_a_rollback_is_exchanged_for_that_of_another_instance() -> None:
-    made = kept({"won": attempt("right", "right")})
-    assert isinstance(made, dict)
-    (sample,) = made.values()
+    samples = make_samples({"won": attempt("right", "right")})
+    assert isinstance(samples, dict)
+    (sample,) = samples.values()
     # An episode that needs one reply.
     messages = (*sample.messages[:5], replace(sample.messages[5], text=reply("jump", "At once.")))
-    other = replace(sample, messages=messages, instance=instance(1))
-    exchanged = exchange_suffixes([sample, other]).kept_items
-    assert {one.instance: one.messages for one in exchanged} == {
-        sample.instance: other.messages,
-        other.instance: sample.messages,
+    other_sample = replace(sample, messages=messages, instance=instance(1))
+    swaps = exchange_suffixes([sample, other_sample]).kept_items
+    assert {item.instance: item.messages for item in swaps} == {
+        sample.instance: other_sample.messages,
+        other_sample.instance: sample.messages,
     }
 
 
 def test_a_pair_none_of_whose_tries_wins_is_rejected() -> None:
-    found = kept({"x": attempt("left", "stop"), "y": attempt("jump")})
-    assert isinstance(found, Rejection)
-    assert (found.reason, found.detail) == ("no-try-cleared-alpha", "2 tries, best reward 0, alpha 0.9")
+    result = make_samples({"x": attempt("left", "stop"), "y": attempt("jump")})
+    assert isinstance(result, Rejection)
+    assert (result.reason, result.detail) == ("no-try-cleared-alpha", "2 tries, best reward 0, alpha 0.9")
 
 
-async def told(prefix: tuple[Step, ...], env: Line | None = None) -> tuple[Trajectory, list[Request]]:
+async def play_with_diagnosis(prefix: tuple[Step, ...], env: Line | None = None) -> tuple[Trajectory, list[Request]]:
     line, sample = env or Line(), Script(["right"])
     player = Player(environments=EnvironmentPool(lambda name: line), sample=sample, sampling=Sampling(), max_steps=2)
     plan = EpisodePlan(instance=instance(2), seed=0, prefix=prefix, diagnosis="Left was a mistake.")
@@ -185,7 +189,7 @@ async def told(prefix: tuple[Step, ...], env: Line | None = None) -> tuple[Traje
 
 async def test_what_a_model_is_told_stands_where_it_goes_on_and_is_no_part_of_the_episode() -> None:
     prefix = attempt("right").steps
-    trajectory, requests = await told(prefix)
+    trajectory, requests = await play_with_diagnosis(prefix)
     assert [step.observation for step in trajectory.steps] == [
         "You are at 0.",
         *(f"You are at {n}." for n in (1, 2, 3)),
@@ -193,11 +197,11 @@ async def test_what_a_model_is_told_stands_where_it_goes_on_and_is_no_part_of_th
     texts = [[message.text for message in request.messages] for request in requests]
     assert texts[0][-1] == "You are at 1.\n\nLeft was a mistake."
     assert texts[1][: len(texts[0])] == texts[0], "it stays where it was"
-    assert [sum("mistake" in text for text in one) for one in texts] == [1, 1]
+    assert [sum("mistake" in text for text in prompt) for prompt in texts] == [1, 1]
 
 
 async def test_before_the_first_step_it_stands_behind_the_first_observation() -> None:
-    trajectory, requests = await told(())
+    trajectory, requests = await play_with_diagnosis(())
     assert trajectory.first_observation == "The goal is 4 to the right."
     assert [message.text for request in requests for message in request.messages if "mistake" in message.text] == [
         "The goal is 4 to the right.\n\nLeft was a mistake."
@@ -207,7 +211,7 @@ async def test_before_the_first_step_it_stands_behind_the_first_observation() ->
 async def test_a_turn_that_grows_is_told_behind_the_observation() -> None:
     line = Line()
     line.transcript = Continuation(stop=("right",))
-    _, requests = await told(attempt("right").steps, line)
+    _, requests = await play_with_diagnosis(attempt("right").steps, line)
     first, second = ([span.text for span in request.messages[-1].spans] for request in requests)
     assert first[-1] == "You are at 1.\n\nLeft was a mistake."
     assert second[: len(first)] == first
@@ -222,15 +226,15 @@ def test_tries_with_other_diagnoses_are_other_tries() -> None:
 
 @pytest.mark.slow
 def test_a_preview_shows_what_was_told_before_the_first_trained_turn(tmp_path: Path) -> None:
-    made = kept({"short": attempt("right", "right")})
-    assert isinstance(made, dict)
+    samples = make_samples({"short": attempt("right", "right")})
+    assert isinstance(samples, dict)
     store = Store(tmp_path / "store.duckdb")
-    store.write(sample_rows("s", made["short"], iteration_id="i"))
-    shown = preview_sample(tmp_path, "s")
-    told = [at for at, (text, _) in enumerate(shown) if "mistake" in text]
-    assert told == [next(at for at, (_, is_trained) in enumerate(shown) if is_trained) - 1]
-    assert shown[told[0]][0].startswith("[told while it was sampled, not in the sample]\n")
-    assert len(shown) == len(made["short"].messages) + 1
+    store.write(sample_rows("s", samples["short"], iteration_id="i"))
+    turns = preview_sample(tmp_path, "s")
+    positions = [at for at, (text, _) in enumerate(turns) if "mistake" in text]
+    assert positions == [next(at for at, (_, is_trained) in enumerate(turns) if is_trained) - 1]
+    assert turns[positions[0]][0].startswith("[told while it was sampled, not in the sample]\n")
+    assert len(turns) == len(samples["short"].messages) + 1
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ async def test_endings(rounds: list[list[str]], steps: int, reward: float, succe
     assert (trajectory.reward, trajectory.success, trajectory.stop) == (pytest.approx(reward), success, stop)
 
 
-class Told(Line):
+class StatefulLine(Line):
     """The line, telling where one stands."""
 
     def state(self) -> str:
@@ -63,7 +63,13 @@ class Told(Line):
 async def test_an_episode_ends_when_one_reply_came_back_in_one_state() -> None:
     async def played(*rounds: list[str], repeats: int, env: Line | None = None) -> Trajectory:
         return await roll_out_episode(
-            instance(1), env or Told(), Script(*rounds), max_steps=10, max_repeats=repeats, sampling=SAMPLING, seed=3
+            instance(1),
+            env or StatefulLine(),
+            Script(*rounds),
+            max_steps=10,
+            max_repeats=repeats,
+            sampling=SAMPLING,
+            seed=3,
         )
 
     stuck = await played(["look"], repeats=3)
@@ -81,7 +87,7 @@ async def test_an_episode_ends_when_one_reply_came_back_in_one_state() -> None:
 def test_groups_that_should_end_where_they_repeat_themselves_need_a_world_with_states(method: dict[str, Any]) -> None:
     recipe = parse({"name": "r", "model": {"path": "m"}, "iterations": 2, "grpo": {"repeats": 3}, **method})
     (stage,) = {stage for plan in plans_of(recipe) for stage in plan.stages if stage.name == "reinforce"}
-    stage.check(recipe, Told(), [])
+    stage.check(recipe, StatefulLine(), [])
     with pytest.raises(ConfigError, match=r"environment line does not tell its state; leave grpo\.repeats out"):
         stage.check(recipe, Line(), [])
 
@@ -124,30 +130,30 @@ class Writing(Policy):
 
 
 async def test_a_limit_on_all_tokens_of_an_episode_counts_what_stands_between_replies() -> None:
-    async def played(
+    async def roll_out(
         tokens: int, model: Policy, *, prefix: tuple[Step, ...] = (), env: Line | None = None
     ) -> Trajectory:
         limits = EpisodeLimits(tokens=tokens)
-        asked: dict[str, Any] = {"max_steps": 9, "sampling": Sampling(max_new_tokens=500), "seed": 1}
+        options: dict[str, Any] = {"max_steps": 9, "sampling": Sampling(max_new_tokens=500), "seed": 1}
         world = env or Line()
         return await roll_out_episode(
-            instance(), world, model, prefix=prefix, limits=limits, count_tokens=characters, **asked
+            instance(), world, model, prefix=prefix, limits=limits, count_tokens=characters, **options
         )
 
     model = Writing(["look"])
-    cut = await played(90, model)
-    reply, shown = len(cut.steps[0].reply), len(cut.steps[0].observation)
+    cut = await roll_out(90, model)
+    reply_chars, observation_chars = len(cut.steps[0].reply), len(cut.steps[0].observation)
     assert [request.sampling.max_new_tokens for request in model.requests] == [
-        90 - done * (reply + shown) for done in range(len(model.requests))
+        90 - done * (reply_chars + observation_chars) for done in range(len(model.requests))
     ]
     assert (cut.stop, cut.success, cut.steps[-1].finish_reason) == (StopReason.TOKEN_LIMIT, False, "length")
-    assert sum(len(step.reply) for step in cut.steps) + shown * (len(cut.steps) - 1) == 90
+    assert sum(len(step.reply) for step in cut.steps) + observation_chars * (len(cut.steps) - 1) == 90
     # What is there before counts, and an episode that ends in time ends as ever.
-    again = await played(90, Writing(["look"]), prefix=cut.steps[:2])
-    assert (len(again.steps), again.stop) == (len(cut.steps), StopReason.TOKEN_LIMIT)
-    assert (await played(90, Writing(["right"]))).stop is StopReason.SUCCESS
+    continuation = await roll_out(90, Writing(["look"]), prefix=cut.steps[:2])
+    assert (len(continuation.steps), continuation.stop) == (len(cut.steps), StopReason.TOKEN_LIMIT)
+    assert (await roll_out(90, Writing(["right"]))).stop is StopReason.SUCCESS
     # The result of a call may reach beyond the limit; then there is no further reply.
-    over = await played(reply + 1, Writing(["look"]))
+    over = await roll_out(reply_chars + 1, Writing(["look"]))
     assert (len(over.steps), over.stop) == (1, StopReason.TOKEN_LIMIT)
 
     class Strict(Line):
@@ -155,7 +161,7 @@ async def test_a_limit_on_all_tokens_of_an_episode_counts_what_stands_between_re
             transition = super().step(action)
             return transition if action == "look" else transition._replace(terminated=True)
 
-    strict = await played(reply + shown + 5, Writing(["look"]), env=Strict())
+    strict = await roll_out(reply_chars + observation_chars + 5, Writing(["look"]), env=Strict())
     assert (len(strict.steps), strict.stop) == (2, StopReason.TOKEN_LIMIT)
     with pytest.raises(ConfigError, match="max_episode_tokens: nothing counts"):
         await roll_out_episode(
@@ -164,7 +170,7 @@ async def test_a_limit_on_all_tokens_of_an_episode_counts_what_stands_between_re
 
 
 async def test_a_limit_on_the_time_of_an_episode_gives_up_a_reply_and_waits_for_the_world() -> None:
-    async def played(seconds: float, *, slow: float = 0.0, world: Line | None = None) -> Trajectory:
+    async def roll_out(seconds: float, *, slow: float = 0.0, world: Line | None = None) -> Trajectory:
         async def sample(request: Request) -> list[Generation]:
             if len(request.messages) > 3:
                 await asyncio.sleep(slow)
@@ -174,9 +180,9 @@ async def test_a_limit_on_the_time_of_an_episode_gives_up_a_reply_and_waits_for_
         env = world or Line()
         return await roll_out_episode(instance(), env, sample, max_steps=3, sampling=SAMPLING, seed=1, limits=limits)
 
-    assert (await played(0.0, slow=0.01)).stop is StopReason.STEP_LIMIT
-    assert (await played(60.0)).stop is StopReason.STEP_LIMIT
-    cut = await played(0.1, slow=60.0)
+    assert (await roll_out(0.0, slow=0.01)).stop is StopReason.STEP_LIMIT
+    assert (await roll_out(60.0)).stop is StopReason.STEP_LIMIT
+    cut = await roll_out(0.1, slow=60.0)
     assert (len(cut.steps), cut.stop, cut.success, cut.reward) == (1, StopReason.TIME_LIMIT, False, 0.0)
 
     class Slow(Line):
@@ -185,8 +191,8 @@ async def test_a_limit_on_the_time_of_an_episode_gives_up_a_reply_and_waits_for_
             return super().step(action)
 
     world = Slow(blocking=True)
-    waited = await played(0.1, world=world)
-    assert (len(waited.steps), waited.stop, world.steps) == (1, StopReason.TIME_LIMIT, 1)
+    trajectory = await roll_out(0.1, world=world)
+    assert (len(trajectory.steps), trajectory.stop, world.steps) == (1, StopReason.TIME_LIMIT, 1)
 
 
 async def test_an_error_that_looks_like_the_end_of_the_time_stays_one() -> None:
@@ -200,13 +206,13 @@ async def test_an_error_that_looks_like_the_end_of_the_time_stays_one() -> None:
 
 
 async def test_a_prefix_is_replayed_and_the_model_goes_on() -> None:
-    failed = await run(["left"], ["look"], ["stop"])
-    recovered = await run(["right"], prefix=failed.steps[:2], max_steps=4)
-    assert recovered.steps[:2] == failed.steps[:2]
-    assert recovered.steps[2].observation == "You are at 0."
-    assert [s.action for s in recovered.steps] == ["left", "look", "right", "right", "right", "right"]
-    assert recovered.success
-    cut = await run(["right"], prefix=failed.steps[:2], max_steps=3)
+    failure = await run(["left"], ["look"], ["stop"])
+    recovery = await run(["right"], prefix=failure.steps[:2], max_steps=4)
+    assert recovery.steps[:2] == failure.steps[:2]
+    assert recovery.steps[2].observation == "You are at 0."
+    assert [s.action for s in recovery.steps] == ["left", "look", "right", "right", "right", "right"]
+    assert recovery.success
+    cut = await run(["right"], prefix=failure.steps[:2], max_steps=3)
     assert (len(cut.steps), cut.stop) == (5, StopReason.STEP_LIMIT)
 
 
@@ -243,8 +249,8 @@ async def test_replay_checks_every_observation() -> None:
 
 
 def test_playing_replies_gives_live_outcomes_up_to_the_end() -> None:
-    first, outcomes = play_replies(Line(), instance(), ["Action: right", "Action: jump", "Action: right"])
-    assert first == "The goal is 2 to the right."
+    observation, outcomes = play_replies(Line(), instance(), ["Action: right", "Action: jump", "Action: right"])
+    assert observation == "The goal is 2 to the right."
     assert [o.stop for o in outcomes] == [None, StopReason.DISASTER]
     assert [o.step.valid for o in outcomes] == [True, True]
 
@@ -283,15 +289,15 @@ async def test_a_model_that_loses_a_reply_is_at_fault() -> None:
 async def test_conversations_of_a_trajectory() -> None:
     trajectory: Trajectory = await run(["right"], ["stop"])
     env = Line()
-    first = trajectory.first_observation
-    messages = AlternatingTurns().prompt(env, first, trajectory.steps)
-    assert [m.text for m in messages[:3]] == [env.instruction, env.acknowledgement, first]
+    observation = trajectory.first_observation
+    messages = AlternatingTurns().prompt(env, observation, trajectory.steps)
+    assert [m.text for m in messages[:3]] == [env.instruction, env.acknowledgement, observation]
     assert [m.role for m in messages[:3]] == ["user", "assistant", "user"]
     assert not any(m.train for m in messages)
     sample = whole_episode(env, trajectory)
     assert [(m.role, m.train) for m in sample[3:]] == [("assistant", True), ("user", False), ("assistant", True)]
     assert [m.text for m in sample] == [m.text for m in messages[:-1]]
-    flagged = transcript(env, first, trajectory.steps, train=[False, True])
-    assert [m.train for m in flagged] == [False, False, False, False, False, True]
-    unsampled = Step(reply="r", action="a", observation="o", reward=0.0)
-    assert AlternatingTurns().prompt(env, first, [unsampled])[3].token_ids is None
+    turns = transcript(env, observation, trajectory.steps, train=[False, True])
+    assert [m.train for m in turns] == [False, False, False, False, False, True]
+    step = Step(reply="r", action="a", observation="o", reward=0.0)
+    assert AlternatingTurns().prompt(env, observation, [step])[3].token_ids is None

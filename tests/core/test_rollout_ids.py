@@ -15,11 +15,11 @@ BEGUN = Step(reply="look", action="look", observation="You are at 0.", reward=0.
 
 def test_rollouts_that_go_on_from_other_steps_have_other_ids() -> None:
     fresh = EpisodePlan(instance=instance(1), seed=3, number=4)
-    others = [
+    variants = [
         replace(fresh, prefix=(BEGUN,)),
         replace(fresh, prefix=(replace(BEGUN, reply="left"),)),
         replace(fresh, prefix=(replace(BEGUN, observation="You are at 1."),)),
         replace(fresh, prefix=(BEGUN, BEGUN)),
     ]
-    assert len({rollout_id("iteration", "model", plan) for plan in (fresh, *others)}) == 5
-    assert rollout_id("iteration", "model", replace(others[0])) == rollout_id("iteration", "model", others[0])
+    assert len({rollout_id("iteration", "model", plan) for plan in (fresh, *variants)}) == 5
+    assert rollout_id("iteration", "model", replace(variants[0])) == rollout_id("iteration", "model", variants[0])

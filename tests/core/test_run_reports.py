@@ -61,8 +61,8 @@ def test_trained_tokens_are_those_of_all_passes(tmp_path: Path) -> None:
     ctx = finish(tmp_path, FIRST, [set(), {1}])
     finish(tmp_path, SECOND, [set(), {1}], seed=1)
     key, counts = ctx.iteration_id(1), {"trained_tokens": {"good": 300, "revision": 700}}
-    made = dataset_rows("d", [], iteration_id=key, content_hash="feed", counts=counts)
-    ctx.store.write(merge([made, metric_rows("iteration", key, "trained_tokens", 2500.0)]))
+    rows = dataset_rows("d", [], iteration_id=key, content_hash="feed", counts=counts)
+    ctx.store.write(merge([rows, metric_rows("iteration", key, "trained_tokens", 2500.0)]))
     page, index = (path.with_suffix(".md").read_text() for path in write_reports(tmp_path, FIRST))
     assert "| **with loss, in one pass** | 1,000 | 100.0 |" in page
     assert "| \N{MIDDLE DOT} revision | 700 | 70.0 |" in page
@@ -80,18 +80,18 @@ async def test_runs_that_differ_in_the_seed_only_have_their_means_over_seeds(tmp
     finish(tmp_path, ids[2], [set(), set(range(10))], seed=0, search={"dives": 3})
     finish(tmp_path, ids[3], [set(), set(range(14))], seed=1, search={"dives": 3})
     table, page = compare_runs(tmp_path, ids)
-    told = " ".join(table.partition("Runs")[2].translate(DASHES).split())
+    text = " ".join(table.partition("Runs")[2].translate(DASHES).split())
     # 20% and 30%; Student's t of one degree of freedom over two seeds is 12.7.
-    assert "iteration 1 search.dives=8 25.0 (0.0 to 88.5)" in told
-    assert "iteration 1 search.dives=3 60.0 (0.0 to 100.0) +35.0 (-28.5 to +98.5)" in told
+    assert "iteration 1 search.dives=8 25.0 (0.0 to 88.5)" in text
+    assert "iteration 1 search.dives=3 60.0 (0.0 to 100.0) +35.0 (-28.5 to +98.5)" in text
     rows = [line for line in page.with_suffix(".md").read_text().splitlines() if "search.dives=3" in line]
     assert len(rows) == 2
     assert rows[1].startswith("| test | iteration 1 | search.dives=3 |")
     assert rows[1].endswith("| 0, 1 |")
     # Each run a group of its own: there is nothing to take a mean of.
     assert "Means over seeds" not in compare_runs(tmp_path, [ids[0], ids[2]])[1].read_text()
-    shown = app(tmp_path / STORE_FILE, index=tmp_path / "texts.sqlite", hosts=None)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(shown), base_url="http://localhost") as http:
+    viewer = app(tmp_path / STORE_FILE, index=tmp_path / "texts.sqlite", hosts=None)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(viewer), base_url="http://localhost") as http:
         html = (await http.get("/means")).text
     assert html.count("search.dives=3") == 3
     assert f'href="/run/{ids[3]}"' in html
@@ -105,8 +105,8 @@ def test_groups_of_runs_are_named_by_what_they_differ_in() -> None:
     assert group == ("toy", {0: "0", 1: "1"})
     # How far a run goes, and its name, change no score.
     assert len(seed_groups(plain | {"2": parse(data | {"seed": 2, "iterations": 5, "name": "other"})})) == 1
-    other = parse(data | {"training": {"learning_rate": 3e-5}})
-    names = [group.name for group in seed_groups(plain | {"beside": other})]
+    recipe = parse(data | {"training": {"learning_rate": 3e-5}})
+    names = [group.name for group in seed_groups(plain | {"beside": recipe})]
     assert [name.partition("=")[0] for name in names] == ["training.learning_rate"] * 2
     assert names[1] == "training.learning_rate=3e-05"
     far = {
@@ -153,10 +153,10 @@ def test_an_evaluation_that_is_not_finished_gives_no_score(tmp_path: Path) -> No
         con.execute("update evaluation set finished = false where evaluation_id = ?", [key])
         con.execute("delete from episode where evaluation_id = ? and not instance_id like '%1'", [key])
     assert evaluated_stop_counts(ctx.store, [key]) == {}
-    told = "iteration 1: the evaluation is not finished: 2 of 20 episodes of test; the command that began"
+    message = "iteration 1: the evaluation is not finished: 2 of 20 episodes of test; the command that began"
     for page in write_reports(tmp_path, FIRST):
         text, html = page.with_suffix(".md").read_text(), page.read_text()
-        assert text.split("## ")[1].startswith(f"Held-out success\n\n{told}")
+        assert text.split("## ")[1].startswith(f"Held-out success\n\n{message}")
         assert "| iteration 1 | not finished | - | - | - | 2 of 20 |" in text.translate(DASHES)
         assert "100.0" not in text.split("## ")[2]
         assert "points" not in text
@@ -164,8 +164,8 @@ def test_an_evaluation_that_is_not_finished_gives_no_score(tmp_path: Path) -> No
     assert "iteration 1  not finished" in score_table(RunRef(workspace=str(tmp_path), run_id=FIRST))
     finish(tmp_path, SECOND, [set(), set(range(20))], seed=1)
     table, _ = compare_runs(tmp_path, [SECOND, FIRST])
-    paired, _ = table.split("\n\n", 1)
-    assert "40.0" in paired.splitlines()[-1], "its last model that was evaluated to the end"
+    comparison, _ = table.split("\n\n", 1)
+    assert "40.0" in comparison.splitlines()[-1], "its last model that was evaluated to the end"
     with ctx.store.transaction() as con:
         con.execute("update evaluation set finished = false where evaluation_id = ?", [evaluation_id(ctx, 0, TEST)])
     with pytest.raises(
@@ -182,17 +182,17 @@ def test_revision_tests_of_two_runs_are_compared_where_they_go_on_from_the_same_
     for run, seed, steps, wins in ((FIRST, 0, "slip", {0, 1}), (SECOND, 1, given, {1, 2, 3})):
         revise(finish(tmp_path, run, [set(), set(range(9))], seed=seed), 1, given=steps, wins=wins)
     table, _ = compare_runs(tmp_path, [FIRST, SECOND])
-    paired, _ = table.translate(DASHES).split("\n\n", 1)
-    row = [line for line in paired.splitlines() if line.startswith("revision")][-1]
+    comparison, _ = table.translate(DASHES).split("\n\n", 1)
+    row = [line for line in comparison.splitlines() if line.startswith("revision")][-1]
     assert re.split(r"\s{2,}", row.strip())[-3:] == shared
 
-    known = Store(tmp_path / STORE_FILE).rows(
+    rows = Store(tmp_path / STORE_FILE).rows(
         "select episodes, won, lost from v_comparisons "
         "where run_id = ? and other_run_id = ? and evaluation = 'revision_test'",
         SECOND,
         FIRST,
     )
-    assert known == ([(4, 2, 1)] if given == "slip" else [])
+    assert rows == ([(4, 2, 1)] if given == "slip" else [])
     before, after = (
         key
         for run in (FIRST, SECOND)
@@ -313,9 +313,9 @@ def test_drops_are_ordered_as_the_area_under_the_curve_says() -> None:
 
 def test_the_witnesses_of_first_errors_are_compared() -> None:
     agreement, figure, drops, _, depths = audit_section(PATHS, STEPS).blocks
-    told = table_markdown(agreement).translate(DASHES)  # type: ignore[arg-type]
-    assert "| judge and tree | 50.0 (15.0-85.0) | 50.0 (15.0-85.0) | -1.0 | 2 | 4 |" in told
-    assert "| judge and oracle | 50.0 (9.5-90.5) | 100.0 (34.2-100.0) | -0.5 | 2 | 2 |" in told
+    text = table_markdown(agreement).translate(DASHES)  # type: ignore[arg-type]
+    assert "| judge and tree | 50.0 (15.0-85.0) | 50.0 (15.0-85.0) | -1.0 | 2 | 4 |" in text
+    assert "| judge and oracle | 50.0 (9.5-90.5) | 100.0 (34.2-100.0) | -0.5 | 2 | 2 |" in text
     assert "-2: 1; -1: 0; 0: 1" in figure.svg.translate(DASHES)  # type: ignore[union-attr]
     assert "| bad | 2 | 2 | +0.550 | 100.0 |" in table_markdown(drops).translate(DASHES)  # type: ignore[arg-type]
     assert "| 2 | 2 | 50.0 (9.5-90.5) |" in table_markdown(depths).translate(DASHES)  # type: ignore[arg-type]

@@ -56,7 +56,7 @@ def test_an_interrupted_run_stays_under_way(run: RunRef) -> None:
     assert store.query("select status from run")["status"].tolist() == ["running"]
 
 
-async def evaluated(run: RunRef) -> None:
+async def record_evaluation(run: RunRef) -> None:
     async with runs.status_recorded(run, evaluates=True):
         pass
 
@@ -69,42 +69,42 @@ async def evaluated(run: RunRef) -> None:
 def test_an_evaluation_ends_no_run_but_its_own(run: RunRef, before: str, after: str) -> None:
     store = Store(Path(run.workspace) / STORE_FILE)
     store.update("run", {"run_id": "r", "status": before})
-    asyncio.run(evaluated(run))
+    asyncio.run(record_evaluation(run))
     assert store.query("select status from run")["status"].tolist() == [after]
 
 
-def place_of(run: RunRef, *overrides: str) -> RunContext:
+def context_of(run: RunRef, *overrides: str) -> RunContext:
     server = {"backend": "openai", "server": {"model": "m", "base_url": "http://nowhere/v1"}}
     return quiet_context(run, parse({"name": "r", "model": server}, overrides))
 
 
 def row(store: Store) -> tuple[object, ...]:
-    (found,) = store.answer(
+    (record,) = store.answer(
         "select status, finished_at, config->>'$.iterations' as n, config->>'$.scale.concurrency' as c from run"
     ).to_pylist()
-    return tuple(found.values())
+    return tuple(record.values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("status", ["running", "failed", "finished"])
 def test_an_evaluation_of_a_begun_run_takes_new_settings_and_leaves_the_rest(tmp_path: Path, status: str) -> None:
     run = RunRef(workspace=str(tmp_path / "ws"), run_id="r")
-    ctx = place_of(run, "iterations=5")
+    ctx = context_of(run, "iterations=5")
     asyncio.run(start_run(ctx))
-    ended = None if status == "running" else datetime(2026, 1, 2)
-    ctx.store.update("run", {"run_id": "r", "status": status, "finished_at": ended})
-    asyncio.run(start_run(place_of(run, "iterations=2", "scale.concurrency=7"), evaluates=True))
-    assert row(ctx.store) == (status, ended, "5", "7")
+    finished_at = None if status == "running" else datetime(2026, 1, 2)
+    ctx.store.update("run", {"run_id": "r", "status": status, "finished_at": finished_at})
+    asyncio.run(start_run(context_of(run, "iterations=2", "scale.concurrency=7"), evaluates=True))
+    assert row(ctx.store) == (status, finished_at, "5", "7")
 
 
 @pytest.mark.slow
 def test_an_evaluation_alone_is_one_until_it_is_done(tmp_path: Path) -> None:
     run = RunRef(workspace=str(tmp_path / "ws"), run_id="r")
-    ctx = place_of(run)
+    ctx = context_of(run)
     for _ in range(2):
         asyncio.run(start_run(ctx, evaluates=True))
         assert row(ctx.store)[0] == "evaluating"
-    asyncio.run(evaluated(run))
+    asyncio.run(record_evaluation(run))
     assert row(ctx.store)[0] == "finished"
     asyncio.run(start_run(ctx))
     assert row(ctx.store)[:2] == ("running", None)

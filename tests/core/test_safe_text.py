@@ -21,7 +21,7 @@ def test_each_beginning_that_was_safe_begins_the_whole(text: str, stops: list[st
     safe = [stable_text(text[:size], sampling) for size in range(len(text) + 1)]
     # Where a pattern matches a longer text otherwise, sampling has ended before.
     end = next((size for size in range(len(text)) if until and re.search(until, text[:size])), len(text))
-    assert all(whole.startswith(one) for one in safe[: end + 1])
+    assert all(whole.startswith(prefix) for prefix in safe[: end + 1])
 
 
 def test_only_what_may_begin_a_stop_string_is_held_back() -> None:

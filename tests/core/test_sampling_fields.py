@@ -52,20 +52,20 @@ def recipe(section: str, fields: dict[str, Any], **more: Any) -> Recipe:
 
 @pytest.mark.parametrize("section", METHODS)
 def test_every_section_that_samples_takes_all(section: str) -> None:
-    _, found = sampling_sections(recipe(section, SET))[section]
-    assert found.sampling(temperature=0.5, max_new_tokens=7) == DRAWN
+    _, fields = sampling_sections(recipe(section, SET))[section]
+    assert fields.sampling(temperature=0.5, max_new_tokens=7) == DRAWN
 
 
 @pytest.mark.parametrize("section", METHODS)
 def test_what_no_recipe_sets_is_in_no_id(section: str) -> None:
-    _, found = sampling_sections(recipe(section, {}))[section]
-    own = {name for name in SET if getattr(found, name) != getattr(SamplingFields(), name)}
+    _, fields = sampling_sections(recipe(section, {}))[section]
+    names = {name for name in SET if getattr(fields, name) != getattr(SamplingFields(), name)}
     plain: Any = identifying_data(recipe(section, {}))
     for part in section.split("."):
         plain = plain[part]
     # These had a top-p before the others came.
     old = {"top_p"} if section in ("search", "eto.explore") or section.startswith("et_agent") else set()
-    assert SET.keys() & plain.keys() == old | own
+    assert SET.keys() & plain.keys() == old | names
     assert fingerprint(Sampling()) == fingerprint(
         {"temperature": 1.0, "top_p": 1.0, "max_new_tokens": 500, "stop": [], "logprobs": False}
     )

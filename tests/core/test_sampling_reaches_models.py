@@ -38,19 +38,21 @@ async def test_the_flywheel_asks_each_role_as_its_section_says(tmp_path: Path, t
     }
     ctx = await begun(tmp_path, tiny_model_dir, staff, flywheel(**SET, **aside), problems=(MATH,))
     await evolve(ctx, 1)
-    asked = {role: {request.sampling for request in staff.requests(role)} for role in ("actor", "reflector", "editor")}
-    assert asked["actor"] == {replace(DRAWN, stop=(*STOPS, "END"), include_stop=True)}
-    assert asked["reflector"] == {replace(DRAWN, top_k=3)}
-    (plain, located) = sorted(asked["editor"], key=lambda sampling: len(sampling.stop))
+    samplings = {
+        role: {request.sampling for request in staff.requests(role)} for role in ("actor", "reflector", "editor")
+    }
+    assert samplings["actor"] == {replace(DRAWN, stop=(*STOPS, "END"), include_stop=True)}
+    assert samplings["reflector"] == {replace(DRAWN, top_k=3)}
+    (plain, flaw_sampling) = sorted(samplings["editor"], key=lambda sampling: len(sampling.stop))
     assert plain == replace(DRAWN, top_k=4)
-    assert located == replace(plain, stop=(*located.stop[:1], "END"))
+    assert flaw_sampling == replace(plain, stop=(*flaw_sampling.stop[:1], "END"))
 
 
 @pytest.mark.slow
 async def test_each_evaluation_is_drawn_as_its_own_section_says(tmp_path: Path, tiny_model_dir: Path) -> None:
     staff = cast()
-    own = {"temperature": 0.7, "max_new_tokens": 50, **SET, "revision_test": {"enabled": False}}
-    evaluation = own | {"sets": {"more": {"split": "test", "top_k": 5}}}
+    section = {"temperature": 0.7, "max_new_tokens": 50, **SET, "revision_test": {"enabled": False}}
+    evaluation = section | {"sets": {"more": {"split": "test", "top_k": 5}}}
     ctx = await begun(tmp_path, tiny_model_dir, staff, FAMILY, evaluation=evaluation)
     await evaluate(ctx, 0)
     of_set = Sampling(temperature=0.0, max_new_tokens=50, top_k=5, stop=STOPS, include_stop=True)

@@ -54,9 +54,9 @@ def test_what_follows_a_menu_and_is_none_of_its_numbers_is_refused(env: SciWorld
         assert env.step(action).info["valid"]
     menu = env.step("look at door")
     assert menu.observation.startswith("Ambiguous request: Please enter the number")
-    missed = env.step("open door")
-    assert missed.observation.startswith("Unknown action.")
-    assert (menu.info["valid"], missed.info["valid"]) == (True, False)
+    refusal = env.step("open door")
+    assert refusal.observation.startswith("Unknown action.")
+    assert (menu.info["valid"], refusal.info["valid"]) == (True, False)
     env.step("look at door")
     assert env.step("0").info["valid"]
 
@@ -64,11 +64,13 @@ def test_what_follows_a_menu_and_is_none_of_its_numbers_is_refused(env: SciWorld
 def test_the_examples_that_come_along_are_what_the_simulator_says(env: SciWorld) -> None:
     for line in (ROOT / "data" / "examples" / "sciworld.jsonl").read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
-        first, *said = (turn["value"] for turn in record["conversations"])
+        opening, *texts = (turn["value"] for turn in record["conversations"])
         index = int(record["id"].rpartition("/")[2])
-        shown, outcomes = play_replies(env, Instance(environment="sciworld", split="train", index=index), said[::2])
-        assert shown == first
-        assert [outcome.step.observation for outcome in outcomes][:-1] == said[1::2]
+        observation, outcomes = play_replies(
+            env, Instance(environment="sciworld", split="train", index=index), texts[::2]
+        )
+        assert observation == opening
+        assert [outcome.step.observation for outcome in outcomes][:-1] == texts[1::2]
         assert outcomes[-1].stop is StopReason.SUCCESS
 
 
@@ -149,9 +151,9 @@ def test_a_wrong_focus_is_a_disaster_and_in_eto_keeps_the_best_score(env: SciWor
 
 def test_eto_begins_with_the_task_alone_and_rewards_are_not_rounded() -> None:
     eto = SciWorld(setting="eto")
-    begun = instance("find-living-thing", numbering="eto")
-    first = eto.reset(begun)
-    heading, _, task = first.partition("\n")
+    variation = instance("find-living-thing", numbering="eto")
+    observation = eto.reset(variation)
+    heading, _, task = observation.partition("\n")
     assert heading == "Task Description:"
     assert task.startswith("Your task is to find a")
     assert "\n" not in task
@@ -167,12 +169,12 @@ def test_eto_begins_with_the_task_alone_and_rewards_are_not_rounded() -> None:
 
 def test_a_wrong_focus_as_the_first_action_in_eto_is_a_disaster_that_can_count_minus_one() -> None:
     eto = SciWorld(setting="eto")
-    begun = instance("find-living-thing", numbering="eto")
-    eto.reset(begun)
+    variation = instance("find-living-thing", numbering="eto")
+    eto.reset(variation)
     last = eto.step("focus on agent")
     assert (last.reward, last.terminated, last.info["success"]) == (-1.0, True, False)
-    played = play_replies(eto, begun, ["Action: focus on agent"])[1][0]
-    assert (played.step.reward, played.stop) == (0.0, StopReason.DISASTER)
+    outcome = play_replies(eto, variation, ["Action: focus on agent"])[1][0]
+    assert (outcome.step.reward, outcome.stop) == (0.0, StopReason.DISASTER)
     eto.close()
 
 
@@ -192,34 +194,34 @@ def test_the_clock_of_the_simulator_and_the_steps_of_eto_cut_an_episode(env: Sci
 def test_a_restored_state_answers_as_before_whoever_else_plays(env: SciWorld) -> None:
     # Animals wander there; it is the task in which the plain simulator lists them in another order
     # each time.
-    begun = instance("identify-life-stages-2")
-    actions = [env.parse(reply) for reply in env.expert(begun) or ()]
-    env.reset(begun)
-    seen = [env.step(action) for action in actions[:6]]
-    kept = env.snapshot()
-    seen += [env.step(action) for action in actions[6:]]
-    assert seen[-1].info["success"]
+    variation = instance("identify-life-stages-2")
+    actions = [env.parse(reply) for reply in env.expert(variation) or ()]
+    env.reset(variation)
+    steps = [env.step(action) for action in actions[:6]]
+    snapshot = env.snapshot()
+    steps += [env.step(action) for action in actions[6:]]
+    assert steps[-1].info["success"]
 
-    others = [SciWorld() for _ in range(5)]
-    for other in others:
-        other.reset(instance("boil"))
-        other.step("wait1")
-    env.restore(kept)
-    assert [env.step(action) for action in actions[6:]] == seen[6:]
-    for other in others:
-        other.close()
+    worlds = [SciWorld() for _ in range(5)]
+    for world in worlds:
+        world.reset(instance("boil"))
+        world.step("wait1")
+    env.restore(snapshot)
+    assert [env.step(action) for action in actions[6:]] == steps[6:]
+    for world in worlds:
+        world.close()
 
 
 def test_matching_executes_the_nearest_action_and_tells_both() -> None:
     env = SciWorld(match=True)
     env.reset(instance("boil", 3))
-    told = env.step("please open the kitchen door")
-    assert told.info["matched"] == "open door to kitchen"
-    assert told.observation == "The door is now open."
-    kept = env.snapshot()
-    moved = env.step("go kitchen")
-    env.restore(kept)
-    assert env.step("go kitchen") == moved
+    step = env.step("please open the kitchen door")
+    assert step.info["matched"] == "open door to kitchen"
+    assert step.observation == "The door is now open."
+    snapshot = env.snapshot()
+    second_step = env.step("go kitchen")
+    env.restore(snapshot)
+    assert env.step("go kitchen") == second_step
     assert "open door to kitchen" not in env.valid_actions()
     env.close()
 
@@ -227,34 +229,34 @@ def test_matching_executes_the_nearest_action_and_tells_both() -> None:
 async def test_what_the_agent_wrote_and_what_was_carried_out_are_both_stored(tmp_path: Path, env: SciWorld) -> None:
     matching = SciWorld(match=True)
     sample = Script(["please open the kitchen door"], ["look around"])
-    played = [
+    trajectories = [
         await roll_out_episode(instance("boil", 3), world, sample, max_steps=2, sampling=Sampling(), seed=1)
         for world in (matching, env)
     ]
     store = Store(tmp_path / "store.duckdb")
-    for name, trajectory in zip(("matched", "plain"), played, strict=True):
+    for name, trajectory in zip(("matched", "plain"), trajectories, strict=True):
         store.write(trajectory_rows(name, trajectory, source="rollout"))
 
     rows = store.query("select action, matched from v_steps where trajectory_id = 'matched'").values.tolist()
     assert rows == [["please open the kitchen door", "open door to kitchen"], ["look around", "look around"]]
-    stored = load_trajectories(store)
-    assert stored == {"matched": played[0], "plain": played[1]}
-    assert [step.matched for step in stored["plain"].steps] == [None, None]
-    restore_state(matching, instance("boil", 3), stored["matched"].steps)
+    by_id = load_trajectories(store)
+    assert by_id == {"matched": trajectories[0], "plain": trajectories[1]}
+    assert [step.matched for step in by_id["plain"].steps] == [None, None]
+    restore_state(matching, instance("boil", 3), by_id["matched"].steps)
     assert matching.step("go kitchen").info["matched"] == "go to kitchen"
     matching.close()
 
 
 def test_the_same_experiment_over_http(env: SciWorld) -> None:
-    begun = instance("find-living-thing")
-    with served_world(SciWorld, WIRE_FORMATS["sciworld"], {begun.index: begun}) as world:
-        client = Client(url=world.url, train=str(begun.index), test="0")
-        there, here = client.reset(client.instances("train")[0]), env.reset(begun)
-        assert there == here
+    variation = instance("find-living-thing")
+    with served_world(SciWorld, WIRE_FORMATS["sciworld"], {variation.index: variation}) as world:
+        client = Client(url=world.url, train=str(variation.index), test="0")
+        client_observation, observation = client.reset(client.instances("train")[0]), env.reset(variation)
+        assert client_observation == observation
         for action in ("look around", "dance", "focus on agent"):
-            told, known = client.step(action), env.step(action)
-            assert told[:4] == known[:4]
-            assert told.info["success"] == known.info["success"]
+            client_step, step = client.step(action), env.step(action)
+            assert client_step[:4] == step[:4]
+            assert client_step.info["success"] == step.info["success"]
         client.close()
 
 
@@ -273,15 +275,15 @@ def test_a_simulator_that_is_killed_or_hangs_costs_one_error_and_the_next_episod
     lone: tuple[SciWorld, SharedSimulators],
 ) -> None:
     env, simulators = lone
-    begun = instance("boil")
-    first = env.reset(begun)
+    variation = instance("boil")
+    observation = env.reset(variation)
     with simulators.lend_at(env.snapshot().path, env) as standing:
         simulator = standing.simulator
     os.kill(simulator.pid, signal.SIGKILL)
     with pytest.raises(EnvironmentUnavailable, match=r"simulator ended at 'look around' with code -9"):
         env.step("look around")
 
-    assert env.reset(begun) == first
+    assert env.reset(variation) == observation
     with simulators.lend_at(env.snapshot().path, env) as standing:
         simulator = standing.simulator
     # The answer may take minutes where a machine is slow; for this one, which never comes, nobody
@@ -293,7 +295,7 @@ def test_a_simulator_that_is_killed_or_hangs_costs_one_error_and_the_next_episod
     with pytest.raises(EnvironmentUnavailable, match=r"gave no answer to 'look around' within"):
         env.step("look around")
     assert not Path(f"/proc/{simulator.pid}").exists()
-    assert env.reset(begun) == first
+    assert env.reset(variation) == observation
 
 
 _PLAYER = """
@@ -321,14 +323,14 @@ def test_nothing_is_left_running_when_the_process_ends(end: str) -> None:
     assert process.stdin is not None
     assert process.stdout is not None
     with process:
-        watched = os.pidfd_open(int(process.stdout.readline()))
+        pidfd = os.pidfd_open(int(process.stdout.readline()))
         if end == "by a kill":
             process.kill()
         else:
             process.stdin.close()
-        ended, _, _ = select.select([watched], [], [], PATIENCE)
-        os.close(watched)
-    assert ended, "the Java process lives on"
+        events, _, _ = select.select([pidfd], [], [], PATIENCE)
+        os.close(pidfd)
+    assert events, "the Java process lives on"
 
 
 def test_what_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,11 +362,11 @@ def test_published_lists_are_the_splits(tmp_path: Path) -> None:
     with pytest.raises(DataFileError, match=r"^environment\.options\.ids_dir: .*sciworld_train\.json is neither"):
         SciWorld(ids_dir=str(tmp_path))
     lists = write_lists(tmp_path, [5, 1100], [4338])
-    listed, shipped = (SciWorld(ids_dir=lists, numbering=n) for n in ("agentgym", "agentgym-shipped"))
-    assert listed.splits() == ("train", "test")
-    assert [i.index for i in listed.instances("train")] == [5, 1100]
-    assert listed.identity(listed.instances("train")[1]) == "power-component/4"
-    assert shipped.identity(shipped.instances("train")[1]) == "measure-melting-point-unknown-substance/4"
+    world, shipped_world = (SciWorld(ids_dir=lists, numbering=n) for n in ("agentgym", "agentgym-shipped"))
+    assert world.splits() == ("train", "test")
+    assert [i.index for i in world.instances("train")] == [5, 1100]
+    assert world.identity(world.instances("train")[1]) == "power-component/4"
+    assert shipped_world.identity(shipped_world.instances("train")[1]) == "measure-melting-point-unknown-substance/4"
     with pytest.raises(ConfigError, match=r"ids_dir: the numbering agentgym has no variation 4339"):
         SciWorld(ids_dir=write_lists(tmp_path, [5], [4339]))
     with pytest.raises(ConfigError, match=r"ids_dir: instance 5 is in both train and test"):

@@ -82,7 +82,7 @@ def test_one_episode_stays_in_one_simulator() -> None:
     path = begin(simulators, "a")
     for _ in range(5):
         path = step(simulators, path, "wait", "a")
-    assert [(each.begun, each.acts) for each in works.made] == [(1, 5)]
+    assert [(simulator.begun, simulator.acts) for simulator in works.made] == [(1, 5)]
 
 
 def test_a_simulator_is_used_again_once_its_episode_is_over() -> None:
@@ -91,7 +91,7 @@ def test_a_simulator_is_used_again_once_its_episode_is_over() -> None:
     for number in range(3):
         step(simulators, begin(simulators, number), "wait", number)
         simulators.release(number)
-    assert [each.begun for each in works.made] == [3]
+    assert [simulator.begun for simulator in works.made] == [3]
 
 
 def test_siblings_take_simulators_up_to_the_limit_and_then_replay() -> None:
@@ -100,29 +100,29 @@ def test_siblings_take_simulators_up_to_the_limit_and_then_replay() -> None:
     root = begin(simulators, "tree")
     trunk = step(simulators, step(simulators, root, "a", "tree"), "b", "tree")
     first, second = step(simulators, trunk, "c", "tree"), step(simulators, trunk, "d", "tree")
-    assert [(each.begun, each.acts) for each in works.made] == [(1, 3), (1, 3)]
+    assert [(simulator.begun, simulator.acts) for simulator in works.made] == [(1, 3), (1, 3)]
     # Each stands on one of the two paths: going on there costs one action.
     step(simulators, second, "e", "tree")
     step(simulators, first, "e", "tree")
-    assert [(each.begun, each.acts) for each in works.made] == [(1, 4), (1, 4)]
+    assert [(simulator.begun, simulator.acts) for simulator in works.made] == [(1, 4), (1, 4)]
     # Nobody stands on the third: the one that was not used for longest begins anew.
     third = step(simulators, trunk, "f", "tree")
-    assert [(each.begun, each.acts) for each in works.made] == [(1, 4), (2, 7)]
-    assert [deed.action for deed in third.steps] == ["a", "b", "f"]
+    assert [(simulator.begun, simulator.acts) for simulator in works.made] == [(1, 4), (2, 7)]
+    assert [entry.action for entry in third.steps] == ["a", "b", "f"]
 
 
 def test_the_simulator_that_has_done_most_of_a_path_is_taken() -> None:
     works = Works()
     simulators = SharedSimulators(works, 2)
     short = step(simulators, begin(simulators, "a"), "x", "a")
-    other = step(simulators, begin(simulators, "b", MELT), "y", "b")
+    melt_path = step(simulators, begin(simulators, "b", MELT), "y", "b")
     long = short
     for action in "pq":
         long = step(simulators, long, action, "a")
     works.made[1].begun = works.made[1].acts = 0
     step(simulators, long, "r", "a")
     assert (works.made[1].begun, works.made[1].acts) == (0, 0)
-    step(simulators, other, "z", "b")
+    step(simulators, melt_path, "z", "b")
     assert (works.made[1].begun, works.made[1].acts) == (0, 1)
 
 
@@ -141,7 +141,7 @@ def test_a_fault_ends_its_simulator_and_costs_no_place() -> None:
         path = begin(simulators, number)
         with pytest.raises(EnvironmentUnavailable, match="gone"):
             step(simulators, path, "die", number)
-    assert [each.closed for each in works.made] == [True] * 3
+    assert [simulator.closed for simulator in works.made] == [True] * 3
     assert step(simulators, path, "wait", 3).steps[0].action == "wait"
 
 
@@ -149,10 +149,10 @@ def test_a_start_that_fails_costs_no_place() -> None:
     starts = iter([EnvironmentUnavailable("slow"), Diary()])
 
     def start() -> Any:
-        found = next(starts)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        simulator = next(starts)
+        if isinstance(simulator, Exception):
+            raise simulator
+        return simulator
 
     simulators = SharedSimulators(start, 1)
     with pytest.raises(EnvironmentUnavailable):
@@ -164,18 +164,18 @@ def test_whoever_finds_all_simulators_out_waits_for_one() -> None:
     works = Works()
     simulators = SharedSimulators(works, 1)
     path = begin(simulators, "a")
-    entered = threading.Event()
+    event = threading.Event()
     order: list[str] = []
 
     def second() -> None:
-        entered.set()
+        event.set()
         begin(simulators, "b", MELT)
         order.append("second")
 
     with simulators.lend_at(path, "a"):
         thread = threading.Thread(target=second)
         thread.start()
-        entered.wait()
+        event.wait()
         order.append("first")
     thread.join(timeout=60)
     assert order == ["first", "second"]
@@ -190,8 +190,8 @@ def test_close_ends_all_and_what_is_out_when_it_comes_back() -> None:
     with simulators.lend_at(path, "a"):
         simulators.close()
         simulators.close()
-        assert [each.closed for each in works.made] == [False, True]
-    assert [each.closed for each in works.made] == [True, True]
+        assert [simulator.closed for simulator in works.made] == [False, True]
+    assert [simulator.closed for simulator in works.made] == [True, True]
 
 
 class Wire:
@@ -214,7 +214,7 @@ class Wire:
         self.closed = True
 
 
-def connected(monkeypatch: pytest.MonkeyPatch, wire: Wire) -> Client:
+def connect_client(monkeypatch: pytest.MonkeyPatch, wire: Wire) -> Client:
     client = Client(GatewayParameters())
     monkeypatch.setattr(client, "_create_connection", lambda: wire)
     return client
@@ -226,13 +226,13 @@ def test_what_ends_a_command_is_raised_as_it_is_after_one_try(
 ) -> None:
     wire = Wire(raised)
     with pytest.raises(type(raised)):
-        connected(monkeypatch, wire).send_command("act")
+        connect_client(monkeypatch, wire).send_command("act")
     assert (wire.sent, wire.closed, caplog.records) == (["act"], True, [])
 
 
 def test_an_object_that_nobody_holds_is_told_with_the_next_command(monkeypatch: pytest.MonkeyPatch) -> None:
     wire = Wire()
-    client = connected(monkeypatch, wire)
+    client = connect_client(monkeypatch, wire)
     client.garbage_collect_object("o7")
     assert wire.sent == []
     assert [client.send_command("act"), client.send_command("look")] == ["yv", "yv"]
@@ -252,9 +252,9 @@ def test_a_long_answer_does_not_wait_for_an_acknowledgement() -> None:
         text.setLength(50_000)
         times = []
         for _ in range(20):
-            started = time.perf_counter()
+            start = time.perf_counter()
             assert len(text.toString()) == 50_000
-            times.append(1000 * (time.perf_counter() - started))
+            times.append(1000 * (time.perf_counter() - start))
         gateway.close()
         return min(times)
 

@@ -25,16 +25,16 @@ from agentr_core.environments.sciworld.world import nearest_action
     [("agentgym", 22, 4339), ("agentgym-shipped", 23, 4639), ("eto", 24, 4591), ("all", 30, 7207)],
 )
 def test_an_enumeration_numbers_each_variation_once(numbering: Numbering, kinds: int, total: int) -> None:
-    found = [find_variation(numbering, number) for number in range(total)]
-    assert (len(tasks(numbering)), len(set(found)), None in found) == (kinds, total, False)
+    variations = [find_variation(numbering, number) for number in range(total)]
+    assert (len(tasks(numbering)), len(set(variations)), None in variations) == (kinds, total, False)
     assert find_variation(numbering, -1) is find_variation(numbering, total) is None
-    first = first_numbers(numbering)
-    assert all(find_variation(numbering, first[task]) == Variation(task, 0) for task in tasks(numbering))
+    numbers = first_numbers(numbering)
+    assert all(find_variation(numbering, numbers[task]) == Variation(task, 0) for task in tasks(numbering))
 
 
 def test_published_numbers() -> None:
-    first = first_numbers("agentgym")
-    published = {
+    numbers = first_numbers("agentgym")
+    expected = {
         "boil": 0,
         "change-the-state-of-matter-of": 90,
         "measure-melting-point-known-substance": 660,
@@ -45,7 +45,7 @@ def test_published_numbers() -> None:
         "lifespan-shortest-lived": 4065,
         "identify-life-stages-2": 4329,
     }
-    assert {task: first[task] for task in published} == published
+    assert {task: numbers[task] for task in expected} == expected
 
 
 def test_the_server_of_agentgym_plays_what_stands_300_places_earlier() -> None:

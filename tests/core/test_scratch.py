@@ -32,33 +32,36 @@ def holder() -> subprocess.Popen[str]:
 
 
 def test_a_folder_is_removed_by_close_and_with_its_object(place: Path) -> None:
-    one, other = Scratch("x"), Scratch("x")
-    assert sorted(map(str, place.iterdir())) == sorted((one.path, other.path))
-    one.close()
-    one.close()
-    del other
+    first, second = Scratch("x"), Scratch("x")
+    assert sorted(map(str, place.iterdir())) == sorted((first.path, second.path))
+    first.close()
+    first.close()
+    del second
     assert not list(place.iterdir())
 
 
 @pytest.mark.slow
 def test_what_a_killed_process_left_is_removed_and_what_a_living_one_holds_is_not(place: Path) -> None:
     (place / "agentr-x-file").touch()
-    with holder() as living, holder() as killed:
-        assert living.stdout is not None
-        assert killed.stdout is not None
-        held, left = Path(living.stdout.readline().strip()), Path(killed.stdout.readline().strip())
-        killed.kill()
-        killed.wait()
+    with holder() as survivor, holder() as victim:
+        assert survivor.stdout is not None
+        assert victim.stdout is not None
+        survivor_folder, victim_folder = (
+            Path(survivor.stdout.readline().strip()),
+            Path(victim.stdout.readline().strip()),
+        )
+        victim.kill()
+        victim.wait()
         young = Path(tempfile.mkdtemp(prefix="agentr-x-"))
-        for folder in (held, left):
+        for folder in (survivor_folder, victim_folder):
             (folder / "work").mkdir()
             os.utime(folder, (0, time.time() - 3600))
         Scratch("y").close()
-        assert left.exists(), "of another name"
+        assert victim_folder.exists(), "of another name"
         Scratch("x").close()
-        assert not left.exists()
-        assert (held / "work").exists()
+        assert not victim_folder.exists()
+        assert (survivor_folder / "work").exists()
         assert young.exists()
-        living.communicate("\n")
-    assert not held.exists()
+        survivor.communicate("\n")
+    assert not survivor_folder.exists()
     assert (place / "agentr-x-file").exists()

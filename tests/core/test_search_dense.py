@@ -74,39 +74,39 @@ def test_vectors_need_their_encoder(corpus: Path, tmp_path: Path) -> None:
 def test_a_document_is_nearest_to_itself_and_vectors_are_made_once(
     faiss: Any, encoder: Encoder, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = open_retriever(corpus, tmp_path / "cache", encoder=encoder)
+    new_retriever = open_retriever(corpus, tmp_path / "cache", encoder=encoder)
     monkeypatch.setattr(DenseRanker, "build", None)
-    loaded = open_retriever(corpus, tmp_path / "cache", encoder=encoder)
-    assert made.name == "dense"
-    assert made.fingerprint == loaded.fingerprint
-    for retriever in (made, loaded):
+    cached_retriever = open_retriever(corpus, tmp_path / "cache", encoder=encoder)
+    assert new_retriever.name == "dense"
+    assert new_retriever.fingerprint == cached_retriever.fingerprint
+    for retriever in (new_retriever, cached_retriever):
         hits = retriever.search([document.text for document in DOCUMENTS], 2)
         assert [each[0].document for each in hits] == DOCUMENTS
         assert [len(each) for each in hits] == [2, 2, 2]
         assert hits[0][0].score == pytest.approx(1, abs=1e-5)
-    assert len(loaded.search(["sea"], 10)[0]) == 3
-    assert loaded.search([], 10) == []
+    assert len(cached_retriever.search(["sea"], 10)[0]) == 3
+    assert cached_retriever.search([], 10) == []
 
 
 def test_vectors_made_elsewhere_are_taken_if_they_fit(
     faiss: Any, encoder: Encoder, corpus: Path, tmp_path: Path
 ) -> None:
-    def written(index: Any, rows: Any) -> Path:
+    def write_index(index: Any, rows: Any) -> Path:
         index.add(rows)
         faiss.write_index(index, str(tmp_path / "v.faiss"))
         return tmp_path / "v.faiss"
 
-    turned = encoder.passages([document.text for document in reversed(DOCUMENTS)])
-    vectors = written(faiss.IndexFlatIP(16), turned)
+    passages = encoder.passages([document.text for document in reversed(DOCUMENTS)])
+    vectors = write_index(faiss.IndexFlatIP(16), passages)
     retriever = open_retriever(corpus, tmp_path / "cache", encoder=encoder, vectors=vectors)
     assert retriever.search(["red sea"], 1)[0][0].document == DOCUMENTS[2]
-    for index, rows, said in (
-        (faiss.IndexFlatIP(16), turned[:2], "has 2 vectors of 16 numbers, but the corpus has 3 documents"),
-        (faiss.IndexFlatIP(8), turned[:, :8].copy(), "has 3 vectors of 8 numbers"),
-        (faiss.IndexFlatL2(16), turned, "a flat index of inner products is needed"),
+    for index, rows, message in (
+        (faiss.IndexFlatIP(16), passages[:2], "has 2 vectors of 16 numbers, but the corpus has 3 documents"),
+        (faiss.IndexFlatIP(8), passages[:, :8].copy(), "has 3 vectors of 8 numbers"),
+        (faiss.IndexFlatL2(16), passages, "a flat index of inner products is needed"),
     ):
-        with pytest.raises(DataFileError, match=said):
-            open_retriever(corpus, tmp_path / "cache", encoder=encoder, vectors=written(index, rows))
+        with pytest.raises(DataFileError, match=message):
+            open_retriever(corpus, tmp_path / "cache", encoder=encoder, vectors=write_index(index, rows))
     (tmp_path / "v.faiss").write_bytes(b"no index")
     with pytest.raises(DataFileError, match="cannot be read"):
         open_retriever(corpus, tmp_path / "cache", encoder=encoder, vectors=tmp_path / "v.faiss")

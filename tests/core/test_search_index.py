@@ -29,17 +29,17 @@ def record(document: Document) -> dict[str, str]:
     return {"id": document.id, "title": document.title, "contents": document.contents}
 
 
-def found(retriever: Retriever, query: str, top_k: int = 10) -> list[str]:
+def hit_ids(retriever: Retriever, query: str, top_k: int = 10) -> list[str]:
     return [hit.document.id for hit in retriever.search([query], top_k)[0]]
 
 
 def test_documents_are_found_by_their_words() -> None:
     retriever = Retriever.from_documents(DOCUMENTS)
-    assert found(retriever, "Who was BORN in Ostrava?") == ["a", "b"]
-    assert found(retriever, "7") == ["a"], "a digit is a word"
-    assert found(retriever, "housing the stone") == ["b", "a", "c"], "words are stemmed"
-    assert found(retriever, "Maren Voss", top_k=1) == ["a"]
-    assert found(retriever, "who is it") == found(retriever, "zeppelin") == found(retriever, "!?") == []
+    assert hit_ids(retriever, "Who was BORN in Ostrava?") == ["a", "b"]
+    assert hit_ids(retriever, "7") == ["a"], "a digit is a word"
+    assert hit_ids(retriever, "housing the stone") == ["b", "a", "c"], "words are stemmed"
+    assert hit_ids(retriever, "Maren Voss", top_k=1) == ["a"]
+    assert hit_ids(retriever, "who is it") == hit_ids(retriever, "zeppelin") == hit_ids(retriever, "!?") == []
 
 
 def test_a_batch_answers_as_its_queries_do_alone() -> None:
@@ -58,7 +58,7 @@ def test_a_batch_answers_as_its_queries_do_alone() -> None:
 )
 def test_documents_and_queries_have_one_normal_form(document: str, query: str) -> None:
     retriever = Retriever.from_documents([Document("other", "", "Le bar du coin."), Document("cafe", "", document)])
-    assert found(retriever, query) == found(retriever, normalise(query)) == ["cafe"]
+    assert hit_ids(retriever, query) == hit_ids(retriever, normalise(query)) == ["cafe"]
 
 
 @pytest.mark.parametrize(
@@ -81,19 +81,19 @@ def test_documents_and_queries_have_one_normal_form(document: str, query: str) -
 )
 def test_documents_in_any_script_are_found(query: str, document: str) -> None:
     retriever = Retriever.from_documents([Document("other", "", "Stone bridges."), Document("it", "", document)])
-    assert found(retriever, query) == ["it"]
+    assert hit_ids(retriever, query) == ["it"]
 
 
 def test_neighbours_count_where_words_have_no_spaces() -> None:
     """Each character of the query is in both documents, its words only in the second."""
-    scattered, whole = "\u5927\u91cd\u8981\u7684\u5b66\u5e86", "\u91cd\u5e86\u5927\u5b66"
-    retriever = Retriever.from_documents([Document("scattered", "", scattered), Document("whole", "", whole)])
-    assert found(retriever, whole) == ["whole", "scattered"]
+    parts, whole = "\u5927\u91cd\u8981\u7684\u5b66\u5e86", "\u91cd\u5e86\u5927\u5b66"
+    retriever = Retriever.from_documents([Document("scattered", "", parts), Document("whole", "", whole)])
+    assert hit_ids(retriever, whole) == ["whole", "scattered"]
 
 
 def test_of_equal_documents_the_earlier_comes_first() -> None:
     retriever = Retriever.from_documents([Document(str(number), "", "the same words") for number in range(50)])
-    assert found(retriever, "same words", top_k=5) == ["0", "1", "2", "3", "4"]
+    assert hit_ids(retriever, "same words", top_k=5) == ["0", "1", "2", "3", "4"]
 
 
 def test_a_corpus_without_a_word_is_refused() -> None:
@@ -109,29 +109,29 @@ def test_a_file_is_read_where_it_lies(tmp_path: Path) -> None:
         file.write(json.dumps({"id": "c", "contents": DOCUMENTS[2].contents}, ensure_ascii=False))
     rows = list(scan_corpus(path))
     assert [document for _, document in rows] == [DOCUMENTS[0], odd, DOCUMENTS[2]]
-    held = CorpusFile(path, np.array([start for start, _ in rows]))
-    assert list(held) == [DOCUMENTS[0], odd, DOCUMENTS[2]]
-    assert held[1:] == [odd, DOCUMENTS[2]]
-    assert held[-1] == DOCUMENTS[2]
+    documents = CorpusFile(path, np.array([start for start, _ in rows]))
+    assert list(documents) == [DOCUMENTS[0], odd, DOCUMENTS[2]]
+    assert documents[1:] == [odd, DOCUMENTS[2]]
+    assert documents[-1] == DOCUMENTS[2]
 
 
 def test_an_index_is_made_once_for_a_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = corpus(tmp_path, *map(record, DOCUMENTS))
     first = open_retriever(path, tmp_path / "cache")
-    copied = tmp_path / "copy.jsonl"
-    copied.write_bytes(path.read_bytes())
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes(path.read_bytes())
     # Nothing is scanned again for the same content under another name.
     monkeypatch.setattr("agentr_core.tools.search.retriever.scan_corpus", None)
-    second = open_retriever(copied, tmp_path / "cache")
+    second = open_retriever(copy, tmp_path / "cache")
     assert len(second) == 3
     assert first.fingerprint == second.fingerprint
     assert first.search(["Ostrava stone"], 3) == second.search(["Ostrava stone"], 3)
-    assert found(second, "Ostrava stone") == found(Retriever.from_documents(DOCUMENTS), "Ostrava stone")
+    assert hit_ids(second, "Ostrava stone") == hit_ids(Retriever.from_documents(DOCUMENTS), "Ostrava stone")
     monkeypatch.undo()
-    copied.write_text(json.dumps(record(DOCUMENTS[2])), "utf-8")
-    third = open_retriever(copied, tmp_path / "cache")
+    copy.write_text(json.dumps(record(DOCUMENTS[2])), "utf-8")
+    third = open_retriever(copy, tmp_path / "cache")
     assert third.fingerprint != first.fingerprint
-    assert found(third, "stone") == ["c"]
+    assert hit_ids(third, "stone") == ["c"]
     assert not list((tmp_path / "cache").glob("building-*"))
 
 

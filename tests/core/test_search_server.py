@@ -24,8 +24,8 @@ RETRIEVER = Retriever.from_documents(
 
 
 def client(base_url: str = "http://localhost:1243", **options: Any) -> httpx.AsyncClient:
-    made = app(RETRIEVER, hosts=LOOPBACK, **options)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url=base_url)
+    server = app(RETRIEVER, hosts=LOOPBACK, **options)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(server), base_url=base_url)
 
 
 async def test_documents_have_ids_and_contents_with_the_title_in_the_first_line() -> None:
@@ -42,12 +42,12 @@ async def test_scores_come_on_request_in_the_same_shape() -> None:
         documents, scores = (await http.post("/search", json={"query": "sea", "return_score": True})).json()
         assert len(documents) == len(scores) == 2
         assert scores[0] >= scores[1] > 0
-        asked = {"query": ["sea", "sand"], "top_n": 5, "return_score": True}
-        batch, batch_scores = (await http.post("/batch_search", json=asked)).json()
+        body = {"query": ["sea", "sand"], "top_n": 5, "return_score": True}
+        batch, batch_scores = (await http.post("/batch_search", json=body)).json()
         assert batch[0] == documents
         assert batch_scores[0] == scores
-        assert [len(each) for each in batch] == [2, 1]
-        without = (await http.post("/batch_search", json={**asked, "return_score": False})).json()
+        assert [len(documents_of_query) for documents_of_query in batch] == [2, 1]
+        without = (await http.post("/batch_search", json={**body, "return_score": False})).json()
         assert without == batch
 
 
@@ -86,25 +86,25 @@ async def test_web_pages_other_names_and_long_bodies_are_refused() -> None:
             assert (await http.post("/search", json={"query": "sea"}, headers=headers)).status_code == 403
         assert (await http.get("/health", headers={"Host": "evil.example:1243"})).status_code == 403
         assert (await http.post("/search", content=b" " * (2**20 + 1))).status_code == 413
-    for own in ("http://127.0.0.1:1243", "http://[::1]:1243"):
-        async with client(own) as http:
+    for address in ("http://127.0.0.1:1243", "http://[::1]:1243"):
+        async with client(address) as http:
             assert (await http.get("/health")).status_code == 200
 
 
 async def test_health_tells_how_many_searches_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, end = threading.Event(), threading.Event()
+    start, end = threading.Event(), threading.Event()
 
     def slow(queries: Any, top_k: int) -> Any:
-        begun.set()
+        start.set()
         end.wait(60)
         return [[]]
 
     monkeypatch.setattr(RETRIEVER, "search", slow)
     async with client(threads=3) as http:
         searching = asyncio.create_task(http.post("/search", json={"query": "sea"}))
-        await asyncio.to_thread(begun.wait, 60)
-        told = (await http.get("/health")).json()
-        assert told == {
+        await asyncio.to_thread(start.wait, 60)
+        health = (await http.get("/health")).json()
+        assert health == {
             "status": "ok",
             "retrievers": {"total": 3, "available": 2},
             "fingerprint": RETRIEVER.fingerprint,

@@ -4,9 +4,9 @@ from agentr_core.tools.search.tool import HEADING, NO_HELP, format_reasoning, re
 
 
 def test_a_question_has_query_documents_and_reasoning() -> None:
-    asked = summary_question("who is Ada?", "Ada\nlives by the {sea}.", ["I look for Ada."])
-    assert asked.role == "summariser"
-    (message,) = asked.messages
+    question = summary_question("who is Ada?", "Ada\nlives by the {sea}.", ["I look for Ada."])
+    assert question.role == "summariser"
+    (message,) = question.messages
     assert (message.role, message.train) == ("user", False)
     for part in ("who is Ada?", "lives by the {sea}.", "1. I look for Ada.", HEADING, NO_HELP):
         assert part in message.text

@@ -78,20 +78,20 @@ def answering(*answers: Answer) -> Iterator[tuple[str, list[Request]]]:
     """Run a web server that gives these answers in turn, the last one again and again; lend its
     address and the requests that it saw.
     """
-    seen: list[Request] = []
+    requests: list[Request] = []
 
     async def answer(request: Request) -> Response:
         await request.body()
-        seen.append(request)
-        return answers[min(len(seen), len(answers)) - 1](request)
+        requests.append(request)
+        return answers[min(len(requests), len(answers)) - 1](request)
 
     with running(Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])) as url:
-        yield url, seen
+        yield url, requests
 
 
 def pages(*snippets: str) -> Answer:
-    found = [{"title": f"T{n}", "link": f"http://{n}.example", "snippet": text} for n, text in enumerate(snippets)]
-    return lambda _: JSONResponse({"organic": found})
+    results = [{"title": f"T{n}", "link": f"http://{n}.example", "snippet": text} for n, text in enumerate(snippets)]
+    return lambda _: JSONResponse({"organic": results})
 
 
 def status(code: int, words: str = "no", **headers: str) -> Answer:
@@ -175,64 +175,64 @@ def test_memory_is_bounded_by_what_was_used_longest_ago() -> None:
 def test_answers_outlive_a_process_in_the_store(tmp_path: Path) -> None:
     store = Store(tmp_path / "store.duckdb")
     provider = Counting()
-    first = SearchTool(provider, cache=AnswerCache(AnsweredCalls(store))).call("Ada")
-    again = SearchTool(provider, cache=AnswerCache(AnsweredCalls(store))).call("ADA")
+    first_call = SearchTool(provider, cache=AnswerCache(AnsweredCalls(store))).call("Ada")
+    second_call = SearchTool(provider, cache=AnswerCache(AnsweredCalls(store))).call("ADA")
     assert provider.asked == ["ada"]
-    assert again == replace(first, cached=True, milliseconds=again.milliseconds)
-    ((tool, name, key, told),) = store.rows("select tool, provider, key, status from answered_call")
-    assert (tool, name, key, told) == ("search", "counting", "ada", "ok")
+    assert second_call == replace(first_call, cached=True, milliseconds=second_call.milliseconds)
+    ((tool, name, key, call_status),) = store.rows("select tool, provider, key, status from answered_call")
+    assert (tool, name, key, call_status) == ("search", "counting", "ada", "ok")
     assert store.rows("from v_orphans") == []
 
 
 def test_what_is_wanted_at_one_time_goes_through_together() -> None:
-    came, go_on = threading.Event(), threading.Event()
-    seen: list[list[str]] = []
+    arrival, release = threading.Event(), threading.Event()
+    batches: list[list[str]] = []
 
     def work(calls: Sequence[ToolCall]) -> dict[str, ToolCall]:
-        seen.append([call.key for call in calls])
-        came.set()
-        assert go_on.wait(60)
-        if "bad" in seen[-1] and len(seen) == 2:
+        batches.append([call.key for call in calls])
+        arrival.set()
+        assert release.wait(60)
+        if "bad" in batches[-1] and len(batches) == 2:
             raise EnvironmentUnavailable("busy")
         return {call.identity: replace(call, output=call.key.upper()) for call in calls if call.key != "none"}
 
-    together = CallCombiner(work)
+    combiner = CallCombiner(work)
     with ThreadPoolExecutor(4) as threads:
-        first = threads.submit(together.submit, ToolCall(tool="t", key="a"))
-        assert came.wait(60)
-        others = {key: threads.submit(together.submit, ToolCall(tool="t", key=key)) for key in ("bad", "b", "none")}
-        while len(together._waiting_calls) < 3:
+        first_future = threads.submit(combiner.submit, ToolCall(tool="t", key="a"))
+        assert arrival.wait(60)
+        futures = {key: threads.submit(combiner.submit, ToolCall(tool="t", key=key)) for key in ("bad", "b", "none")}
+        while len(combiner._waiting_calls) < 3:
             time.sleep(0.001)
-        go_on.set()
-        assert first.result(60).output == "A"  # type: ignore[union-attr]
-        told = {key: one.result() for key, one in others.items() if one.exception(60) is None}
-    assert len(told) == 2, "who worked for the others failed; these tried again"
-    assert {key: call and call.output for key, call in told.items()} == {
-        key: text for key, text in {"bad": "BAD", "b": "B", "none": None}.items() if key in told
+        release.set()
+        assert first_future.result(60).output == "A"  # type: ignore[union-attr]
+        answers = {key: future.result() for key, future in futures.items() if future.exception(60) is None}
+    assert len(answers) == 2, "who worked for the others failed; these tried again"
+    assert {key: call and call.output for key, call in answers.items()} == {
+        key: text for key, text in {"bad": "BAD", "b": "B", "none": None}.items() if key in answers
     }
-    assert seen[0] == ["a"]
-    assert sorted(seen[1]) == ["b", "bad", "none"]
+    assert batches[0] == ["a"]
+    assert sorted(batches[1]) == ["b", "bad", "none"]
 
 
 def test_other_parameters_are_another_question() -> None:
-    once = AnswerCache()
-    one, two = Counting(), Counting()
-    two.parameters = {"top_k": 3}
-    for provider, chars in ((one, 100), (two, 100), (one, 50), (one, 100)):
-        SearchTool(provider, cache=once, document_chars=chars).call("Ada")
-    assert (len(one.asked), len(two.asked)) == (2, 1)
+    cache = AnswerCache()
+    base, top_three = Counting(), Counting()
+    top_three.parameters = {"top_k": 3}
+    for provider, chars in ((base, 100), (top_three, 100), (base, 50), (base, 100)):
+        SearchTool(provider, cache=cache, document_chars=chars).call("Ada")
+    assert (len(base.asked), len(top_three.asked)) == (2, 1)
 
 
 @pytest.mark.slow
 def test_a_retrieval_server_answers_as_its_retriever_does() -> None:
     retriever = Retriever.from_documents(DOCUMENTS)
     with running(app(retriever)) as url:
-        served = SearchTool(ServerProvider(url, top_k=2))
-        here = SearchTool(LocalProvider(retriever, top_k=2))
+        server_tool = SearchTool(ServerProvider(url, top_k=2))
+        local_tool = SearchTool(LocalProvider(retriever, top_k=2))
         for query in ("the sea", "Ada", "zeppelin", " "):
-            one, other = served.call(query), here.call(query)
-            assert (one.status, one.output) == (other.status, other.output)
-        assert served.call("Ada").parameters["fingerprint"] == retriever.fingerprint
+            remote_call, local_call = server_tool.call(query), local_tool.call(query)
+            assert (remote_call.status, remote_call.output) == (local_call.status, local_call.output)
+        assert server_tool.call("Ada").parameters["fingerprint"] == retriever.fingerprint
 
 
 def test_a_server_that_is_not_ours_is_known_by_its_address() -> None:
@@ -246,17 +246,17 @@ def test_what_may_pass_is_tried_again_and_what_may_not_is_told_at_once(monkeypat
     waits: list[float] = []
     monkeypatch.setattr("agentr_core.tools.search.tool.time.sleep", waits.append)
     busy = [status(503), status(429, retry_after="7"), status(500)]
-    with answering(*busy, pages("found")) as (url, seen):
+    with answering(*busy, pages("found")) as (url, requests):
         call = SearchTool(Serper(KEY, top_k=3, url=url)).call("q")
-        assert (call.status, call.output, len(seen)) == ("ok", "T0\nfound", 4)
+        assert (call.status, call.output, len(requests)) == ("ok", "T0\nfound", 4)
         assert max(waits) >= 7
-    with answering(status(503, "down")) as (url, seen):
+    with answering(status(503, "down")) as (url, requests):
         with pytest.raises(EnvironmentUnavailable, match="/search answered 503: down"):
             SearchTool(Serper(KEY, top_k=3, url=url)).call("q")
-        assert len(seen) == 8
-    with answering(status(400, "too odd")) as (url, seen):
+        assert len(requests) == 8
+    with answering(status(400, "too odd")) as (url, requests):
         assert SearchTool(Serper(KEY, top_k=3, url=url)).call("q").status == "error"
-        assert len(seen) == 1
+        assert len(requests) == 1
 
 
 @pytest.mark.slow
@@ -304,16 +304,16 @@ def test_a_large_answer_is_not_read_to_its_end(
     content: bytes, packed: str | None, error: type[Exception], said: str
 ) -> None:
     headers = {"content-encoding": packed} if packed else {}
-    with answering(lambda _: Response(content, headers=headers)) as (url, seen):
+    with answering(lambda _: Response(content, headers=headers)) as (url, requests):
         with pytest.raises(error, match=said):
             Serper(KEY, top_k=3, url=url, answer_mib=1, policy=ONE_TRY).ask("q")
-        assert seen[0].headers["accept-encoding"] == "gzip"
+        assert requests[0].headers["accept-encoding"] == "gzip"
 
 
 def test_a_packed_answer_is_read() -> None:
-    packed = gzip.compress(json.dumps({"organic": [{"snippet": "one"}]}).encode())
-    with answering(lambda _: Response(packed, headers={"content-encoding": "gzip"})) as (url, _):
-        assert [found.contents for found in Serper(KEY, top_k=3, url=url).ask("q")] == ["one"]
+    content = gzip.compress(json.dumps({"organic": [{"snippet": "one"}]}).encode())
+    with answering(lambda _: Response(content, headers={"content-encoding": "gzip"})) as (url, _):
+        assert [document.contents for document in Serper(KEY, top_k=3, url=url).ask("q")] == ["one"]
 
 
 def test_a_server_that_is_gone_is_a_fault_and_no_result() -> None:
@@ -326,11 +326,11 @@ def test_a_server_that_is_gone_is_a_fault_and_no_result() -> None:
 
 
 def test_serper_is_asked_with_the_key_and_pages_with_one_snippet_are_one() -> None:
-    with answering(pages("one", "two", "one", "", "three")) as (url, seen):
+    with answering(pages("one", "two", "one", "", "three")) as (url, requests):
         call = SearchTool(Serper(KEY, top_k=2, url=url, country="de", language="de")).call("Was ist 1+1?")
     assert call.output == "T0\none\n\nT1\ntwo"
     assert call.parameters == {"top_k": 2, "language": "de", "country": "de", "url": url, "document_chars": 1200}
-    (request,) = seen
+    (request,) = requests
     assert request.headers["x-api-key"] == KEY
     assert KEY not in str(call)
 
@@ -361,10 +361,10 @@ def test_a_refused_key_is_the_users_mistake_and_is_not_repeated() -> None:
     ("code", "words"), [(402, "pay"), (400, "Not enough credits"), (400, "The quota of this month is used up.")]
 )
 def test_an_empty_account_is_told_to_the_user_and_not_to_the_model(code: int, words: str) -> None:
-    with answering(status(code, words)) as (url, seen):
+    with answering(status(code, words)) as (url, requests):
         with pytest.raises(EnvironmentServerError, match=f"has no credit left .{code}: {words}.; pay for more"):
             SearchTool(Serper(KEY, top_k=2, url=url)).call("q")
-        assert len(seen) == 1
+        assert len(requests) == 1
         if code == 400:
             assert SearchTool(ServerProvider(url, top_k=2)).call("q").status == "error", "which has no account"
 

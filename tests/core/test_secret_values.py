@@ -56,19 +56,21 @@ def test_other_fields_are_let_be(extra: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_a_variable_is_sent_and_neither_stored_nor_shown() -> None:
     extra = {"search": {"api_key": "${SEARCH_KEY}", "hits": 3}, "tags": ["${TAG}", "x"]}
-    made = recipe(extra)
-    where = make_endpoint(made.model.server, {"SEARCH_KEY": SECRET, "TAG": "t"})
-    model = OpenAIModel(where, made.model.server, context_length=100)
+    secret_recipe = recipe(extra)
+    endpoint = make_endpoint(secret_recipe.model.server, {"SEARCH_KEY": SECRET, "TAG": "t"})
+    model = OpenAIModel(endpoint, secret_recipe.model.server, context_length=100)
     request = Request(messages=(Message(role="user", text="hi"),), sampling=Sampling(), seed=0)
     (body,) = request_bodies(request, model._server, 9)
     assert body["search"] == {"api_key": SECRET, "hits": 3}
     assert body["tags"] == ["t", "x"]
-    assert SECRET not in json.dumps([resolved(made), display_data(made)]) + repr(where)
-    assert where.redact(f"you sent {SECRET}") == "you sent ***"
-    other = OpenAIModel(
-        make_endpoint(made.model.server, {"SEARCH_KEY": "k", "TAG": "t"}), made.model.server, context_length=9
+    assert SECRET not in json.dumps([resolved(secret_recipe), display_data(secret_recipe)]) + repr(endpoint)
+    assert endpoint.redact(f"you sent {SECRET}") == "you sent ***"
+    second_model = OpenAIModel(
+        make_endpoint(secret_recipe.model.server, {"SEARCH_KEY": "k", "TAG": "t"}),
+        secret_recipe.model.server,
+        context_length=9,
     )
-    assert other.fingerprint == model.fingerprint
+    assert second_model.fingerprint == model.fingerprint
 
 
 def test_a_variable_that_is_not_set_is_named() -> None:

@@ -59,9 +59,9 @@ def test_ties_are_uniform_and_repeat_for_equal_keys() -> None:
     children = [node(1), node(2), node(3), node(4)]
 
     def pick(seed: int, dive: int) -> int:
-        found = select_child(parent, children, exploration=0.25, seed=seed, dive=dive)
-        assert found is not None
-        return found.index
+        child = select_child(parent, children, exploration=0.25, seed=seed, dive=dive)
+        assert child is not None
+        return child.index
 
     counts = Counter(pick(seed, dive) for seed in range(100) for dive in range(8))
     assert all(150 < counts[index] < 250 for index in (1, 2, 3, 4))
@@ -77,14 +77,14 @@ def test_descend_goes_to_the_unexpanded_node() -> None:
 
 def test_back_up_visits_the_leaf_and_every_ancestor_once() -> None:
     nodes = [node(0, -1, visits=1), node(1, 0), leaf(2, 1, 0.75), node(3, 0)]
-    changed = back_up(nodes, 2)
-    assert {i: (n.visits, n.value_sum) for i, n in changed.items()} == {0: (2, 0.75), 1: (1, 0.75), 2: (1, 0.75)}
+    updates = back_up(nodes, 2)
+    assert {i: (n.visits, n.value_sum) for i, n in updates.items()} == {0: (2, 0.75), 1: (1, 0.75), 2: (1, 0.75)}
 
 
 def test_close_goes_up_only_while_every_child_is_terminal() -> None:
     nodes = [node(0, -1), node(1, 0), node(2, 1), leaf(3, 2, 0), node(4, 0)]
     children = [[1, 4], [2], [3], [], []]
-    changed = terminal_ancestors(nodes, children, 2)
-    assert set(changed) == {1, 2}  # node 4 is open, and so the root stays open
-    assert all(n.terminal for n in changed.values())
+    updates = terminal_ancestors(nodes, children, 2)
+    assert set(updates) == {1, 2}  # node 4 is open, and so the root stays open
+    assert all(n.terminal for n in updates.values())
     assert terminal_ancestors(nodes, children, 4) == {}  # an unexpanded node is not exhausted

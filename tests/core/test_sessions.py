@@ -72,8 +72,8 @@ def item(kind: str, **fields: Any) -> Line:
 
 
 def codex_call(key: str, kind: str = "function_call") -> Line:
-    given = {"arguments": json.dumps({"command": key})} if kind == "function_call" else {"input": key}
-    return item(kind, name="Bash", call_id=key, **given)
+    fields = {"arguments": json.dumps({"command": key})} if kind == "function_call" else {"input": key}
+    return item(kind, name="Bash", call_id=key, **fields)
 
 
 CODEX: list[Line] = [
@@ -122,21 +122,21 @@ def write(folder: Path, lines: list[Line], name: str = "session") -> Path:
     return file
 
 
-def imported(folder: Path, lines: list[Line]) -> ImportResult:
+def import_session(folder: Path, lines: list[Line]) -> ImportResult:
     return import_chat(write(folder, lines), [BASH])
 
 
 @pytest.mark.parametrize("agent", SESSIONS)
 def test_a_session_is_one_conversation(tmp_path: Path, agent: str) -> None:
-    found = imported(tmp_path, SESSIONS[agent])
-    assert found.faults == ()
-    (record,) = map(json.loads, found.lines)
+    result = import_session(tmp_path, SESSIONS[agent])
+    assert result.faults == ()
+    (record,) = map(json.loads, result.lines)
     system = [] if agent == "pi" else [("system", "You act.")]
     assert [(turn["role"], turn["content"]) for turn in record["messages"]] == system + SPOKEN
     assert record["tools"] == [BASH]
     # A recipe reads the same from what was written, with all replies trained.
     file = tmp_path / "out.jsonl"
-    file.write_text(found.lines[0])
+    file.write_text(result.lines[0])
     ((sample,), rejected) = read_chat(file)
     assert rejected == ()
     assert [message.text for message in sample.messages if message.train] == [TWO, "Done."]
@@ -151,9 +151,9 @@ def test_a_session_is_one_conversation(tmp_path: Path, agent: str) -> None:
     ],
 )
 def test_what_is_not_read_of_a_session_is_named(tmp_path: Path, agent: str, names: tuple[str, ...]) -> None:
-    left = imported(tmp_path, SESSIONS[agent]).num_ignored_by_field
-    assert set(names) <= left.keys()
-    assert ("lines of subagents, branches and errors" in left) == (agent != "codex")
+    counts = import_session(tmp_path, SESSIONS[agent]).num_ignored_by_field
+    assert set(names) <= counts.keys()
+    assert ("lines of subagents, branches and errors" in counts) == (agent != "codex")
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_what_is_not_read_of_a_session_is_named(tmp_path: Path, agent: str, name
     ],
 )
 def test_what_is_no_one_conversation_of_texts_is_refused(tmp_path: Path, lines: list[Line], part: str) -> None:
-    (sentence,) = imported(tmp_path, lines).faults
+    (sentence,) = import_session(tmp_path, lines).faults
     assert part in sentence
     with pytest.raises(DataFileError):
         read_chat(write(tmp_path, lines))
@@ -179,27 +179,29 @@ def test_what_is_no_one_conversation_of_texts_is_refused(tmp_path: Path, lines: 
 
 def test_a_custom_call_of_codex_has_its_text_as_an_argument(tmp_path: Path) -> None:
     lines = [*CODEX[:5], codex_call("a", "custom_tool_call"), item("custom_tool_call_output", call_id="a", output="A")]
-    (record,) = map(json.loads, imported(tmp_path, [*lines, CODEX[-1]]).lines)
+    (record,) = map(json.loads, import_session(tmp_path, [*lines, CODEX[-1]]).lines)
     assert record["messages"][2]["content"] == call_text("Bash", '{"input": "a"}', before="Two.")
 
 
 def test_items_of_codex_that_are_no_turns_are_named(tmp_path: Path) -> None:
     kinds = ("web_search_call", "tool_search_call", "tool_search_output", "image_generation_call", "ghost_snapshot")
-    found = imported(tmp_path, [*CODEX[:3], *(item(kind, call_id="t", arguments={}) for kind in kinds), *CODEX[4:]])
-    assert found.lines == imported(tmp_path, CODEX).lines
-    assert {f"response_item.{kind}" for kind in kinds} <= found.num_ignored_by_field.keys()
+    result = import_session(
+        tmp_path, [*CODEX[:3], *(item(kind, call_id="t", arguments={}) for kind in kinds), *CODEX[4:]]
+    )
+    assert result.lines == import_session(tmp_path, CODEX).lines
+    assert {f"response_item.{kind}" for kind in kinds} <= result.num_ignored_by_field.keys()
 
 
 def test_messages_of_one_reply_of_codex_do_not_run_together(tmp_path: Path) -> None:
     more = item("message", role="assistant", content=[{"type": "output_text", "text": "Now."}], phase="commentary")
-    (record,) = map(json.loads, imported(tmp_path, [*CODEX[:5], CODEX[3], more, *CODEX[5:]]).lines)
+    (record,) = map(json.loads, import_session(tmp_path, [*CODEX[:5], CODEX[3], more, *CODEX[5:]]).lines)
     assert record["messages"][2]["content"] == TWO.replace("Two.", "Two.\n\nNow.")
 
 
 def test_instructions_of_codex_in_several_lines_are_one_system_text(tmp_path: Path) -> None:
-    told = item("message", role="developer", content=[{"type": "input_text", "text": "Only read."}])
+    instruction = item("message", role="developer", content=[{"type": "input_text", "text": "Only read."}])
     around = item("message", role="user", content=[{"type": "input_text", "text": "In /w."}])
-    (record,) = map(json.loads, imported(tmp_path, [*CODEX[:2], told, around, *CODEX[2:]]).lines)
+    (record,) = map(json.loads, import_session(tmp_path, [*CODEX[:2], instruction, around, *CODEX[2:]]).lines)
     assert [turn["content"] for turn in record["messages"][:2]] == ["You act.\n\nOnly read.", "In /w.\n\nGo."]
 
 
@@ -214,13 +216,13 @@ def test_a_session_is_an_experts_where_its_file_is_named_after_an_instance(tmp_p
 def test_tools_come_from_a_file_where_a_session_has_none(tmp_path: Path) -> None:
     source, tools = write(tmp_path, PI), tmp_path / "tools.json"
     words = ["import", str(source), str(tmp_path / "out.jsonl"), "--as", "general"]
-    refused = CliRunner().invoke(cli, words)
-    assert "calls tools that it does not define" in refused.output
+    result = CliRunner().invoke(cli, words)
+    assert "calls tools that it does not define" in result.output
     for content in ("look", "[]", '[{"name": "Bash"}]'):
         tools.write_text(content)
-        refused = CliRunner().invoke(cli, [*words, "--tools", str(tools)])
-        assert isinstance(refused.exception, DataFileError)
-        assert str(tools) in str(refused.exception)
+        result = CliRunner().invoke(cli, [*words, "--tools", str(tools)])
+        assert isinstance(result.exception, DataFileError)
+        assert str(tools) in str(result.exception)
     tools.write_text(json.dumps([BASH]))
     assert CliRunner().invoke(cli, [*words, "--tools", str(tools)]).exit_code == 0
     assert json.loads((tmp_path / "out.jsonl").read_text())["tools"] == [BASH]
@@ -233,14 +235,14 @@ def test_an_interactive_session_of_claude_code_begins_with_a_snapshot_of_files(t
         "snapshot": {"messageId": "u", "trackedFileBackups": {}},
         "isSnapshotUpdate": False,
     }
-    found = imported(tmp_path, [snapshot, *CLAUDE])
-    assert (found.lines, found.faults) == (imported(tmp_path, CLAUDE).lines, ())
-    assert found.num_ignored_by_field["file-history-snapshot"] == 1
+    result = import_session(tmp_path, [snapshot, *CLAUDE])
+    assert (result.lines, result.faults) == (import_session(tmp_path, CLAUDE).lines, ())
+    assert result.num_ignored_by_field["file-history-snapshot"] == 1
 
 
 def test_a_session_without_turns_is_of_no_use_and_the_tools_of_a_file_are_not_given_to_it(tmp_path: Path) -> None:
     """Claude Code writes files that hold a title of another session alone."""
-    (sentence,) = imported(tmp_path, [{"type": "summary", "summary": "A title", "leafUuid": "u"}]).faults
+    (sentence,) = import_session(tmp_path, [{"type": "summary", "summary": "A title", "leafUuid": "u"}]).faults
     assert "is of no use: no assistant turn" in sentence
 
 

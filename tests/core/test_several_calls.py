@@ -80,7 +80,7 @@ CALLS = st.lists(st.tuples(HOSTILE, st.dictionaries(HOSTILE, HOSTILE, max_size=3
 LOOK, WAIT = call_text("act", '{"action": "look"}'), call_text("act", '{"action": "wait"}')
 
 
-def written(calls: Sequence[tuple[str, Mapping[str, object]]], beside: str) -> str:
+def make_reply(calls: Sequence[tuple[str, Mapping[str, object]]], beside: str) -> str:
     """The reply that makes calls after a text."""
     for name, arguments in calls:
         beside = call_text(name, json.dumps(arguments, ensure_ascii=False), before=beside)
@@ -93,7 +93,7 @@ def written(calls: Sequence[tuple[str, Mapping[str, object]]], beside: str) -> s
     st.sampled_from(("", "I look.", f"<think>{LOOK} or {CALL_START}?</think>\nYes.", f"Or {CALL_END}?</think>Yes.")),
 )
 def test_calls_are_read_as_they_were_written(calls: list[tuple[str, dict[str, str]]], beside: str) -> None:
-    assert read_calls(written(calls, beside)) == tuple(NativeCall(*call, beside) for call in calls)
+    assert read_calls(make_reply(calls, beside)) == tuple(NativeCall(*call, beside) for call in calls)
 
 
 @pytest.mark.slow
@@ -156,10 +156,10 @@ def test_a_single_action_is_the_text_that_it_is(action: str) -> None:
 
 @given(st.lists(HOSTILE, min_size=2, max_size=4))
 def test_results_are_read_as_they_were_written(results: list[str]) -> None:
-    told = format_results(results)
-    assert read_results(told, len(results)) == tuple(results)
-    assert read_results(told, len(results) + 1) is None
-    assert read_results(told, 1) == (told,)
+    text = format_results(results)
+    assert read_results(text, len(results)) == tuple(results)
+    assert read_results(text, len(results) + 1) is None
+    assert read_results(text, 1) == (text,)
     assert format_results(results[:1]) == results[0]
 
 
@@ -201,9 +201,9 @@ def test_an_episode_with_several_calls_is_replayed() -> None:
     env = NativeLine()
     restore_state(env, instance(2), steps)
     assert act(env, RIGHT + RIGHT).step.success
-    other = replace(steps[0], observation=steps[0].observation.replace("at 0", "at 5"))
+    false_step = replace(steps[0], observation=steps[0].observation.replace("at 0", "at 5"))
     with pytest.raises(ReplayDiverged, match="observation 0 after"):
-        restore_state(NativeLine(), instance(2), [other, steps[1]])
+        restore_state(NativeLine(), instance(2), [false_step, steps[1]])
 
 
 @pytest.mark.slow
@@ -211,10 +211,10 @@ def test_a_world_with_verdicts_judges_a_step_by_its_worst_call() -> None:
     env = registry.make("textcraft", {}, transcript="native")
     plain = registry.make("textcraft", {})
     try:
-        first = next(each for each in env.instances("train") if len(env.expert(each) or ()) > 2)
-        actions = [plain.parse(reply) for reply in plain.expert(first) or ()]
-        assert set(env.oracle(first, [join_actions(actions[:2]), *actions[2:]])) == {Verdict.GOOD}
-        assert env.oracle(first, [join_actions([actions[0], "get 1 nothing"]), *actions[1:]])[0] == Verdict.BAD
+        task = next(each for each in env.instances("train") if len(env.expert(each) or ()) > 2)
+        actions = [plain.parse(reply) for reply in plain.expert(task) or ()]
+        assert set(env.oracle(task, [join_actions(actions[:2]), *actions[2:]])) == {Verdict.GOOD}
+        assert env.oracle(task, [join_actions([actions[0], "get 1 nothing"]), *actions[1:]])[0] == Verdict.BAD
     finally:
         env.close()
         plain.close()
@@ -224,10 +224,10 @@ class Resuming(Line):
     """A line that goes on from recorded steps without taking them."""
 
     def resume(self, instance: Instance, steps: Sequence[Step]) -> str:
-        first = self.reset(instance)
+        observation = self.reset(instance)
         assert all(step.observation.startswith("You are at ") for step in steps)
         self._place = sum({"right": 1, "left": -1}.get(step.action, 0) for step in steps)
-        return first
+        return observation
 
 
 def test_a_world_that_goes_on_from_recorded_steps_is_told_each_call() -> None:
@@ -240,10 +240,10 @@ def test_a_world_that_goes_on_from_recorded_steps_is_told_each_call() -> None:
 
 def test_a_step_that_was_stored_as_misread_stays_a_users_turn() -> None:
     """Until several calls were read, the reply with two was told so, in words."""
-    told = "The call could not be read: there are several calls, and a reply may have one."
-    old = Step(reply=RIGHT + LEFT, action=misread_action(UnreadableCall("several")), observation=told, reward=0.0)
-    turns = transcript_of(NativeLine()).prompt(NativeLine(), "Go.", [old])
-    assert turns[-1] == Message(role="user", text=told)
+    message = "The call could not be read: there are several calls, and a reply may have one."
+    step = Step(reply=RIGHT + LEFT, action=misread_action(UnreadableCall("several")), observation=message, reward=0.0)
+    turns = transcript_of(NativeLine()).prompt(NativeLine(), "Go.", [step])
+    assert turns[-1] == Message(role="user", text=message)
     list_of_one = Step(reply=RIGHT, action="right", observation='[{"role": "tool", "content": "x"}]', reward=0.0)
     turns = transcript_of(NativeLine()).prompt(NativeLine(), "Go.", [list_of_one])
     assert turns[-1] == Message(role="tool", text=list_of_one.observation)
@@ -264,9 +264,9 @@ class Asking(Line):
     """A line on which looking asks a model what there is to see."""
 
     def step(self, action: str) -> Transition:
-        made = super().step(action)
-        question = Question(role="summariser", messages=(Message(role="user", text=made.observation),))
-        return made._replace(info={**made.info, "question": question}) if action == "look" else made
+        transition = super().step(action)
+        question = Question(role="summariser", messages=(Message(role="user", text=transition.observation),))
+        return transition._replace(info={**transition.info, "question": question}) if action == "look" else transition
 
     def answer(self, reply: str) -> Transition:
         call = ToolCall(tool="search", key="x", status="ok")
@@ -282,15 +282,17 @@ async def test_calls_ask_models_one_after_the_other() -> None:
 
     replies = Saying(LOOK + LOOK + RIGHT, RIGHT)
     env = native_class(Asking)()
-    played = await roll_out_episode(instance(1), env, replies, max_steps=2, sampling=Sampling(), seed=3, helper=helper)
-    first = played.steps[0]
-    texts = [f"You see {answer.text}." for answer in first.answers]
+    trajectory = await roll_out_episode(
+        instance(1), env, replies, max_steps=2, sampling=Sampling(), seed=3, helper=helper
+    )
+    step = trajectory.steps[0]
+    texts = [f"You see {answer.text}." for answer in step.answers]
     assert len(set(texts)) == 2
-    assert read_results(first.observation, 3) == (*texts, "You are at 1.")
-    assert len(first.tool_calls) == 2
-    other = native_class(Asking)()
-    assert restore_state(other, played.instance, [first]) == played.first_observation
-    assert other.step("right").observation == "You are at 2."
+    assert read_results(step.observation, 3) == (*texts, "You are at 1.")
+    assert len(step.tool_calls) == 2
+    second_env = native_class(Asking)()
+    assert restore_state(second_env, trajectory.instance, [step]) == trajectory.first_observation
+    assert second_env.step("right").observation == "You are at 2."
 
 
 MARKS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
@@ -340,12 +342,12 @@ def test_each_prompt_is_a_prefix_of_the_sample_and_results_carry_no_loss(
 def test_results_are_rendered_as_the_published_template_renders_them(
     template: str, make_tiny_tokenizer: Callable[..., Any]
 ) -> None:
-    told = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "x"}]
-    told += [{"role": "tool", "content": text} for text in "abc"]
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "x"}]
+    messages += [{"role": "tool", "content": text} for text in "abc"]
     file = f"chat_templates/{'qwen3' if template == 'qwen3' else 'qwen2_5'}.jinja"
     texts = [
         make_tiny_tokenizer(template=source.read_text(encoding="utf-8")).apply_chat_template(
-            told, tokenize=False, add_generation_prompt=True, enable_thinking=False
+            messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
         )
         for source in (data_path("chat_templates", f"{template}.jinja"), files("trl").joinpath(file))
     ]
@@ -361,8 +363,8 @@ def test_a_window_leaves_out_whole_exchanges() -> None:
     assert [max_droppable(kind.prompt(env, "Go.", STEPS[:k])) for k in range(5)] == [0, 0, 1, 2, 3]
     # The opening with the first reply, then what answers each reply, and the next one.
     ends = [len(kind.sample(env, "Go.", STEPS[:k], [False] * k)) for k in range(1, 6)]
-    for dropped, end in enumerate(ends):
-        assert without_exchanges(prompt, dropped) == prompt[: ends[0]] + prompt[end:]
+    for num_dropped, end in enumerate(ends):
+        assert without_exchanges(prompt, num_dropped) == prompt[: ends[0]] + prompt[end:]
     sample = Sample(kind=SampleKind.GOOD, messages=kind.sample(env, "Go.", STEPS, [True] * 5), instance=None)
     numbers = count_dropped(sample.messages, lambda messages: len(messages) < 12)
     assert numbers == (0, 0, 0, 0, 1)
@@ -391,26 +393,28 @@ def questions(**rules: Any) -> Any:
 
 def test_several_calls_of_tools_are_run_and_counted() -> None:
     env = questions(search_calls=1, python_calls=2, spare_replies=3)
-    first = env.instances("train")[0]
+    task = env.instances("train")[0]
     replies = [f"Both, or \\boxed{{5}}.\n{FIND}\n{SUM}", FIND + SUM + SUM + BAD, "\\boxed{Red River}"]
-    _, outcomes = play_replies(env, first, replies)
-    one, two, three = (outcome.step for outcome in outcomes)
-    found, none_left = "Ostra\nOstra lies on the Red River.", "No such call is left. Answer with what you know."
-    assert one.action == 'calls: ["<search>Ostra</search>", "<python>print(6 * 7)</python>"]'
-    assert read_results(one.observation, 2) == (found, "42")
-    assert [(call.tool, call.key) for call in one.tool_calls] == [("search", "Ostra"), ("python", "print(6 * 7)")]
+    _, outcomes = play_replies(env, task, replies)
+    first, second, third = (outcome.step for outcome in outcomes)
+    passage, none_left = "Ostra\nOstra lies on the Red River.", "No such call is left. Answer with what you know."
+    assert first.action == 'calls: ["<search>Ostra</search>", "<python>print(6 * 7)</python>"]'
+    assert read_results(first.observation, 2) == (passage, "42")
+    assert [(call.tool, call.key) for call in first.tool_calls] == [("search", "Ostra"), ("python", "print(6 * 7)")]
     unread = "The call could not be read: a python cannot hold its own tags."
-    assert read_results(two.observation, 4) == (none_left, "42", none_left, unread)
-    assert ([call.tool for call in two.tool_calls], one.valid, two.valid) == (["python"], True, False)
-    assert three.success
-    played = Trajectory.ended(first, "Which river?", (one, two, three), StopReason.SUCCESS)
-    assert (cost(played, "calls"), cost(played, "calls", refused=True)) == (3, 5)
-    assert not is_well_formed(played, "steps")
+    assert read_results(second.observation, 4) == (none_left, "42", none_left, unread)
+    assert ([call.tool for call in second.tool_calls], first.valid, second.valid) == (["python"], True, False)
+    assert third.success
+    trajectory = Trajectory.ended(task, "Which river?", (first, second, third), StopReason.SUCCESS)
+    assert (cost(trajectory, "calls"), cost(trajectory, "calls", refused=True)) == (3, 5)
+    assert not is_well_formed(trajectory, "steps")
     # What was counted stands again, without a call of a tool.
-    other = questions(search_calls=1, python_calls=2, spare_replies=3)
-    restore_state(other, first, [one, two])
-    assert other._toolbox.calls == []
-    assert replace(other.snapshot(), is_resumed=False, text="") == replace(at(questions, replies[:2]), is_resumed=False)
+    second_env = questions(search_calls=1, python_calls=2, spare_replies=3)
+    restore_state(second_env, task, [first, second])
+    assert second_env._toolbox.calls == []
+    assert replace(second_env.snapshot(), is_resumed=False, text="") == replace(
+        at(questions, replies[:2]), is_resumed=False
+    )
 
 
 def at(make: Callable[..., Any], replies: Sequence[str]) -> Any:
@@ -425,21 +429,23 @@ def test_calls_beyond_the_limits_use_up_spare_replies() -> None:
     env.reset(env.instances("train")[0])
     outcome = act(env, FIND * 4)
     none_left = "No such call is left. Answer with what you know."
-    found = "Ostra\nOstra lies on the Red River."
-    assert read_results(outcome.step.observation, 4) == (found, none_left, none_left, NOT_MADE_RESULT)
+    passage = "Ostra\nOstra lies on the Red River."
+    assert read_results(outcome.step.observation, 4) == (passage, none_left, none_left, NOT_MADE_RESULT)
     assert outcome.stop == StopReason.FAILURE
 
 
 @pytest.mark.slow
 async def test_the_page_of_an_episode_shows_each_result(tmp_path: Path) -> None:
-    first, outcomes = play_replies(NativeLine(), instance(1), [RIGHT + LEFT, RIGHT])
-    played = Trajectory.ended(instance(1), first, [outcome.step for outcome in outcomes], StopReason.STEP_LIMIT)
+    observation, outcomes = play_replies(NativeLine(), instance(1), [RIGHT + LEFT, RIGHT])
+    trajectory = Trajectory.ended(
+        instance(1), observation, [outcome.step for outcome in outcomes], StopReason.STEP_LIMIT
+    )
     store = Store(tmp_path / "store.duckdb")
-    store.write(trajectory_rows("t" * 20, played, source="rollout"))
-    assert load_trajectories(store, ["t" * 20])["t" * 20] == played
+    store.write(trajectory_rows("t" * 20, trajectory, source="rollout"))
+    assert load_trajectories(store, ["t" * 20])["t" * 20] == trajectory
     viewer = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(viewer), base_url="http://localhost:4280") as pages:
         page = (await pages.get(f"/trajectory/{'t' * 20}")).text
-    shown = re.findall(r'<pre class="observation" dir="auto">(.*?)</pre>', page)
-    assert [text for text in shown if text.startswith("You are")] == ["You are at 1.", "You are at 0.", "You are at 1."]
+    texts = re.findall(r'<pre class="observation" dir="auto">(.*?)</pre>', page)
+    assert [text for text in texts if text.startswith("You are")] == ["You are at 1.", "You are at 0.", "You are at 1."]
     assert "[{" not in page

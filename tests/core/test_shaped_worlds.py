@@ -47,14 +47,14 @@ def measured(env: TextCraft, shapes: ModuleType) -> tuple[Measures, Measures]:
 @pytest.mark.long
 @pytest.mark.slow
 def test_each_measure_lies_within_a_fifth_of_the_official_one(measured: tuple[Measures, Measures]) -> None:
-    theirs, ours = measured
-    assert {depth: measures["goals"] for depth, measures in theirs.items()} == {1: 125, 2: 291, 3: 117, 4: 11}
+    official, shaped = measured
+    assert {depth: measures["goals"] for depth, measures in official.items()} == {1: 125, 2: 291, 3: 117, 4: 11}
     off = [
-        f"depth {depth}: {name} {ours[depth][name]:.2f}, official {value:.2f}"
+        f"depth {depth}: {name} {shaped[depth][name]:.2f}, official {value:.2f}"
         for depth in (1, 2, 3)
-        for name, value in theirs[depth].items()
+        for name, value in official[depth].items()
         # A share near 0 may miss a fifth of itself by one goal in a hundred.
-        if name != "goals" and abs(ours[depth][name] - value) > max(value / 5, 0.05 if "share" in name else 0)
+        if name != "goals" and abs(shaped[depth][name] - value) > max(value / 5, 0.05 if "share" in name else 0)
     ]
     assert not off
 
@@ -63,8 +63,8 @@ def test_each_measure_lies_within_a_fifth_of_the_official_one(measured: tuple[Me
 def test_the_table_of_the_readme_is_what_the_command_prints(
     shapes: ModuleType, measured: tuple[Measures, Measures]
 ) -> None:
-    printed = shapes.table(*measured)
-    assert printed in (ROOT / "data" / "textcraft" / "README.md").read_text(encoding="utf-8")
+    table = shapes.table(*measured)
+    assert table in (ROOT / "data" / "textcraft" / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -81,27 +81,29 @@ def test_every_world_can_be_solved_and_has_its_depth(env: TextCraft) -> None:
 
 @pytest.mark.slow
 def test_no_official_recipe_occurs_and_only_planks_keep_their_kind(env: TextCraft) -> None:
-    known = {(r.output, frozenset(i.name for i in r.inputs)) for r in env.book.recipes}
+    recipes = {(r.output, frozenset(i.name for i in r.inputs)) for r in env.book.recipes}
     kinds = set()
     for instance in env.instances("shaped")[:2000]:
         problem = env.problem(instance)
-        assert not known & {(r.output, frozenset(i.name for i in r.inputs)) for r in problem.commands}
+        assert not recipes & {(r.output, frozenset(i.name for i in r.inputs)) for r in problem.commands}
         kinds |= {i.name for r in problem.commands for i in r.inputs if i.is_tag}
         assert {item for item, tag in problem.item_to_tag.items() if tag == PLANKS} == set(env.book.members(PLANKS))
     assert kinds == {PLANKS}
 
 
 def test_a_world_depends_on_its_index_and_the_seed_alone(env: TextCraft) -> None:
-    one, same, other = (ShapedWorlds(env.book, seed=seed) for seed in (0, 0, 1))
-    assert [one.world(i)[0].recipes for i in range(20)] == [same.world(i)[0].recipes for i in reversed(range(20))][::-1]
-    assert one.world(3)[0].recipes != other.world(3)[0].recipes
+    worlds, same_worlds, other_worlds = (ShapedWorlds(env.book, seed=seed) for seed in (0, 0, 1))
+    assert [worlds.world(i)[0].recipes for i in range(20)] == [
+        same_worlds.world(i)[0].recipes for i in reversed(range(20))
+    ][::-1]
+    assert worlds.world(3)[0].recipes != other_worlds.world(3)[0].recipes
 
 
 @pytest.mark.slow
 def test_depth_two_asks_for_parts_that_are_crafted_again(env: TextCraft) -> None:
     plans = [shortest_plan(env.problem(i), {}) for i in env.instances("shaped")[:400] if env.depth(i) == 2]
-    again = [p for p in plans if p is not None and any(times > 1 for times in p.craft_counts.values())]
-    assert 0.35 < len(again) / len(plans) < 0.65
+    repeats = [p for p in plans if p is not None and any(times > 1 for times in p.craft_counts.values())]
+    assert 0.35 < len(repeats) / len(plans) < 0.65
 
 
 @pytest.mark.long
@@ -123,6 +125,6 @@ def test_general_data_is_what_its_script_writes_and_has_nothing_official(env: Te
         if command.startswith("craft ")
     }
     prompts = "\n".join(message.text for sample in samples for message in sample.messages if message.role == "user")
-    listed = {line for line in prompts.splitlines() if line.startswith("craft ")}
-    assert len(listed) > 2000
-    assert not listed & official
+    commands = {line for line in prompts.splitlines() if line.startswith("craft ")}
+    assert len(commands) > 2000
+    assert not commands & official

@@ -81,8 +81,8 @@ class Workers:
             if number == self._lose_after:
                 raise WorkerLost("the worker is gone")
             self.given.append(len(shard))
-            sent = pickle.loads(pickle.dumps(shard))
-            yield pickle.loads(pickle.dumps(await shard_result(sent, self.equipment)))
+            shard_copy = pickle.loads(pickle.dumps(shard))
+            yield pickle.loads(pickle.dumps(await shard_result(shard_copy, self.equipment)))
 
 
 Make = Callable[..., RunContext]
@@ -134,8 +134,8 @@ def hire(ctx: RunContext, **faults: Any) -> tuple[RunContext, Workers]:
         ),
         **faults,
     )
-    spread: Distribute = workers.spread
-    return replace(ctx, distribute=spread), workers
+    distribute: Distribute = workers.spread
+    return replace(ctx, distribute=distribute), workers
 
 
 def content(ctx: RunContext) -> list[pd.DataFrame]:
@@ -143,7 +143,7 @@ def content(ctx: RunContext) -> list[pd.DataFrame]:
 
 
 def same(one: list[pd.DataFrame], other: list[pd.DataFrame]) -> bool:
-    return all(mine.equals(yours) and len(mine) for mine, yours in zip(one, other, strict=True))
+    return all(left.equals(right) and len(left) for left, right in zip(one, other, strict=True))
 
 
 async def run(ctx: RunContext) -> None:
@@ -155,15 +155,15 @@ async def run(ctx: RunContext) -> None:
 
 @pytest.mark.slow
 async def test_workers_make_the_same_as_this_process(make: Make) -> None:
-    here, (there, workers) = make("here"), hire(make("there"))
-    await run(here)
-    await run(there)
+    local_ctx, (remote_ctx, workers) = make("here"), hire(make("there"))
+    await run(local_ctx)
+    await run(remote_ctx)
 
-    assert same(content(here), content(there))
+    assert same(content(local_ctx), content(remote_ctx))
     # Six held-out doors, the cuts of those that stayed shut, and six trees, four at a time.
     assert workers.given[:2] == [2, 4]
     assert workers.given[-2:] == [2, 4]
-    spent = there.store.query("select stage, sum(tokens) as tokens from timing group by all order by 1")
+    spent = remote_ctx.store.query("select stage, sum(tokens) as tokens from timing group by all order by 1")
     assert spent["stage"].tolist() == ["collect", "evaluate revision_test", "evaluate test"]
     assert (spent["tokens"] > 0).all()
 
@@ -171,63 +171,63 @@ async def test_workers_make_the_same_as_this_process(make: Make) -> None:
 async def test_episodes_that_wait_together_wait_once(make: Make, tmp_path: Path) -> None:
     ctx = make("here")
 
-    async def waited(environment: float, *, generate: float = 0.0) -> float:
+    async def wait_seconds(environment: float, *, generate: float = 0.0) -> float:
         spent = Effort(environment_seconds=environment, generate_seconds=generate)
         batch = await shard_result(Echo(texts=("one",), folder=tmp_path, spent=spent), ctx)
         return batch.effort.environment_seconds
 
-    assert 0 < await waited(1e6) < 600
-    assert await waited(1e6, generate=1e6) == 0
-    assert await waited(1e-9) == 1e-9
+    assert 0 < await wait_seconds(1e6) < 600
+    assert await wait_seconds(1e6, generate=1e6) == 0
+    assert await wait_seconds(1e-9) == 1e-9
 
 
 @pytest.mark.slow
 async def test_what_came_back_before_the_cluster_was_lost_is_not_done_again(make: Make) -> None:
-    here, lost = make("here"), make("there")
-    await run(here)
+    local_ctx, broken_ctx = make("here"), make("there")
+    await run(local_ctx)
     for stage in (evaluate, collect):
-        await start_run(lost)
-        await begin_iteration(lost, 1)
+        await start_run(broken_ctx)
+        await begin_iteration(broken_ctx, 1)
         with pytest.raises(WorkerLost):
-            await stage(hire(lost, lose_after=1)[0], int(stage is collect))
+            await stage(hire(broken_ctx, lose_after=1)[0], int(stage is collect))
         if stage is evaluate:
-            assert lost.store.query("select count(*) as n from episode")["n"][0] == 2
-            again, workers = hire(lost)
-            await evaluate(again, 0)
+            assert broken_ctx.store.query("select count(*) as n from episode")["n"][0] == 2
+            next_ctx, workers = hire(broken_ctx)
+            await evaluate(next_ctx, 0)
             assert workers.given[0] == 4
-    assert lost.store.query("select count(*) as n from tree where finished")["n"][0] == 2
+    assert broken_ctx.store.query("select count(*) as n from tree where finished")["n"][0] == 2
 
-    again, workers = hire(lost)
-    await collect(again, 1)
+    next_ctx, workers = hire(broken_ctx)
+    await collect(next_ctx, 1)
 
     assert workers.given == [4]
-    assert same(content(here), content(again))
+    assert same(content(local_ctx), content(next_ctx))
 
 
 @pytest.mark.slow
 async def test_a_half_grown_tree_grows_on_with_a_worker(make: Make) -> None:
-    here, there = make("here"), make("there")
-    await run(here)
-    await start_run(there)
-    await begin_iteration(there, 1)
-    await evaluate(there, 0)
-    told = 0
+    local_ctx, remote_ctx = make("here"), make("there")
+    await run(local_ctx)
+    await start_run(remote_ctx)
+    await begin_iteration(remote_ctx, 1)
+    await evaluate(remote_ctx, 0)
+    num_reports = 0
 
     def interrupt(done: int, total: int, note: str) -> None:
-        nonlocal told
-        told += 1
-        if told == 3:
-            interrupted.cancel()
+        nonlocal num_reports
+        num_reports += 1
+        if num_reports == 3:
+            task.cancel()
 
-    interrupted = asyncio.create_task(collect(replace(there, progress=interrupt), 1))
+    task = asyncio.create_task(collect(replace(remote_ctx, progress=interrupt), 1))
     with pytest.raises(asyncio.CancelledError):
-        await interrupted
-    assert there.store.query("select count(*) as n from tree where not finished")["n"][0] > 0
-    assert there.store.query("select count(*) as n from node where parent >= 0")["n"][0] > 0
+        await task
+    assert remote_ctx.store.query("select count(*) as n from tree where not finished")["n"][0] > 0
+    assert remote_ctx.store.query("select count(*) as n from node where parent >= 0")["n"][0] > 0
 
-    await collect(hire(there)[0], 1)
+    await collect(hire(remote_ctx)[0], 1)
 
-    assert same(content(here), content(there))
+    assert same(content(local_ctx), content(remote_ctx))
 
 
 @pytest.mark.slow
@@ -277,20 +277,20 @@ async def test_a_model_that_is_out_for_a_moment_is_for_the_task_to_try_again(mak
     def out(role: ModelRole, path: Path) -> Any:
         raise ModelUnavailable("nobody answers")
 
-    hired, _ = hire(replace(ctx, load_model=out))
-    await start_run(hired)
+    worker_ctx, _ = hire(replace(ctx, load_model=out))
+    await start_run(worker_ctx)
 
     with pytest.raises(ModelUnavailable):
-        await evaluate(hired, 0)
+        await evaluate(worker_ctx, 0)
 
 
 @pytest.mark.slow
 async def test_a_run_goes_on_over_other_machines(make: Make) -> None:
-    one, two = make("there"), make("there", "scale.runner=dask", "scale.address='tcp://one:1'")
-    await start_run(one)
-    await start_run(two)
+    first_ctx, second_ctx = make("there"), make("there", "scale.runner=dask", "scale.address='tcp://one:1'")
+    await start_run(first_ctx)
+    await start_run(second_ctx)
 
-    assert one.run_id == two.run_id
-    stored = one.store.query("select config from run")["config"]
-    assert len(stored) == 1
-    assert "tcp://one:1" in stored[0]
+    assert first_ctx.run_id == second_ctx.run_id
+    configs = first_ctx.store.query("select config from run")["config"]
+    assert len(configs) == 1
+    assert "tcp://one:1" in configs[0]

@@ -41,7 +41,7 @@ RATE = "training.learning_rate=1.0e-3"
 
 
 @dataclass
-class Asked:
+class RequestCounts:
     act: int = 0
     judge: int = 0
 
@@ -51,7 +51,7 @@ class Speaker(ScriptedModel):
     another one.
     """
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: RequestCounts) -> None:
         super().__init__(_speak)
         self._asked = asked
 
@@ -64,16 +64,16 @@ class Speaker(ScriptedModel):
 
 
 def _speak(messages: tuple[Message, ...], seed: int, number: int) -> str:
-    drawn = fingerprint(seed, number)
+    word = fingerprint(seed, number)
     if JUDGE_INSTRUCTION in messages[-1].text:
-        return f"Reason: {drawn}.\nJudgement: {'Bad' if int(drawn, 16) % 2 else 'Good'}"
-    return f"word {drawn}"
+        return f"Reason: {word}.\nJudgement: {'Bad' if int(word, 16) % 2 else 'Good'}"
+    return f"word {word}"
 
 
 @dataclass
 class Site:
     ctx: RunContext
-    asked: Asked
+    asked: RequestCounts
 
     def count(self, sql: str, *params: Any) -> int:
         return int(self.ctx.store.rows(sql, *params)[0][0])
@@ -96,7 +96,7 @@ def site(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
             **(SEARCHED if method == "agent-r" else {"eto": {"phases": ["rft"]}}),
         }
         recipe = parse(plain, overrides)
-        asked = Asked()
+        counts = RequestCounts()
         ctx = RunContext(
             recipe=recipe,
             method=method_of(recipe),
@@ -104,10 +104,10 @@ def site(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
             root=tmp_path / workspace,
             store=open_store(tmp_path / workspace / "store.duckdb"),
             make_environment=lambda _: Door(),
-            load_model=lambda role, path: Speaker(asked),
+            load_model=lambda role, path: Speaker(counts),
             progress=lambda done, total, note: None,
         )
-        return Site(ctx, asked)
+        return Site(ctx, counts)
 
     return make
 
@@ -131,17 +131,17 @@ async def test_a_corrected_training_asks_for_nothing_again_and_ends_with_the_sam
     first = site()
     await make_data(first)
     assert min(first.asked.act, first.asked.judge) > 0
-    own = first.count("select count(*) from tree")
+    num_trees = first.count("select count(*) from tree")
 
-    corrected = site(RATE)
-    assert corrected.ctx.run_id != first.ctx.run_id
-    made = await make_data(corrected)
-    assert corrected.asked == Asked()
+    second = site(RATE)
+    assert second.ctx.run_id != first.ctx.run_id
+    summary = await make_data(second)
+    assert second.asked == RequestCounts()
 
     scratch = site(RATE, workspace="scratch")
-    assert await make_data(scratch) == made
+    assert await make_data(scratch) == summary
     assert scratch.asked == first.asked
-    assert made["samples"]["revision"] > 0
+    assert summary["samples"]["revision"] > 0
 
     sound(first)
     funnel = "select trees, finished_trees, leaves, pairs, critiques, errors_found, samples, dataset_rows, rejected"
@@ -150,9 +150,9 @@ async def test_a_corrected_training_asks_for_nothing_again_and_ends_with_the_sam
     assert rows[0][:6] == rows[1][:6]
     assert scratch.ctx.store.rows(f"{funnel} from v_funnel where iteration = 1")[0] in rows
     copies = "select count(*) from tree where iteration_id = ? and copied_from is not null"
-    assert first.count(copies, corrected.ctx.iteration_id(1)) == own
+    assert first.count(copies, second.ctx.iteration_id(1)) == num_trees
     assert first.count(copies, first.ctx.iteration_id(1)) == 0
-    report, plain = build_report(corrected.ctx, 1), build_report(scratch.ctx, 1)
+    report, plain = build_report(second.ctx, 1), build_report(scratch.ctx, 1)
     assert report.funnel == plain.funnel
     assert report.tokens is not None
     assert plain.tokens is not None
@@ -164,47 +164,49 @@ async def test_a_corrected_training_asks_for_nothing_again_and_ends_with_the_sam
 @pytest.mark.slow
 async def test_what_was_gathered_in_goes_is_a_whole_collection_and_is_taken_over(site: Make) -> None:
     trees = "select count(*) from tree where iteration_id = ? and finished"
-    gathered = site()
-    await start_run(gathered.ctx, collects=True)
-    await begin_iteration(gathered.ctx, 1)
-    for limit, grown in ((1, 1), (2, 3)):
-        assert (await collect(dataclasses.replace(gathered.ctx, limit=limit), 1))["new"] == limit
-        assert gathered.count(trees, gathered.ctx.iteration_id(1)) == grown
-    await collect(gathered.ctx, 1)
-    acted = gathered.asked.act
+    limited_site = site()
+    await start_run(limited_site.ctx, collects=True)
+    await begin_iteration(limited_site.ctx, 1)
+    for limit, num_trees in ((1, 1), (2, 3)):
+        assert (await collect(dataclasses.replace(limited_site.ctx, limit=limit), 1))["new"] == limit
+        assert limited_site.count(trees, limited_site.ctx.iteration_id(1)) == num_trees
+    await collect(limited_site.ctx, 1)
+    num_replies = limited_site.asked.act
 
     whole = site(workspace="whole")
-    made = await make_data(whole)
-    assert whole.asked.act == acted
-    assert await make_data(gathered) == made
-    assert gathered.asked == whole.asked
+    summary = await make_data(whole)
+    assert whole.asked.act == num_replies
+    assert await make_data(limited_site) == summary
+    assert limited_site.asked == whole.asked
 
     later = site(RATE)
     await make_data(later)
-    assert later.asked == Asked(), "another run takes over what was gathered, and what was judged of it"
-    sound(gathered)
+    assert later.asked == RequestCounts(), "another run takes over what was gathered, and what was judged of it"
+    sound(limited_site)
 
 
 @pytest.mark.slow
 async def test_the_lineage_of_each_run_leads_to_its_own_trees(site: Make) -> None:
-    found = []
-    for one in (site(), site(RATE)):
-        await make_data(one)
-        [(dataset_id,)] = one.ctx.store.rows(
-            "select dataset_id from dataset where iteration_id = ?", one.ctx.iteration_id(1)
+    tree_sets = []
+    for run_site in (site(), site(RATE)):
+        await make_data(run_site)
+        [(dataset_id,)] = run_site.ctx.store.rows(
+            "select dataset_id from dataset where iteration_id = ?", run_site.ctx.iteration_id(1)
         )
-        key = f"checkpoint of {one.ctx.run_id}"
-        one.ctx.store.write(checkpoint_rows(key, path=key, weights_sha256="", config={}, dataset_id=dataset_id))
-        lineage = one.ctx.store.rows(
+        key = f"checkpoint of {run_site.ctx.run_id}"
+        run_site.ctx.store.write(checkpoint_rows(key, path=key, weights_sha256="", config={}, dataset_id=dataset_id))
+        lineage = run_site.ctx.store.rows(
             "select distinct run_id, tree_id from v_lineage where checkpoint_id = ? and tree_id is not null", key
         )
-        assert {run for run, _ in lineage} == {one.ctx.run_id}
+        assert {run for run, _ in lineage} == {run_site.ctx.run_id}
         trees = {tree for _, tree in lineage}
-        of_run = one.ctx.store.rows("select tree_id from tree where iteration_id = ?", one.ctx.iteration_id(1))
+        of_run = run_site.ctx.store.rows(
+            "select tree_id from tree where iteration_id = ?", run_site.ctx.iteration_id(1)
+        )
         assert trees
         assert trees <= {tree for (tree,) in of_run}
-        found.append(trees)
-    assert not found[0] & found[1]
+        tree_sets.append(trees)
+    assert not tree_sets[0] & tree_sets[1]
 
 
 @pytest.mark.slow
@@ -220,10 +222,10 @@ async def test_the_lineage_of_each_run_leads_to_its_own_trees(site: Make) -> Non
 )
 async def test_only_what_a_change_reaches_is_asked_for(site: Make, change: str, act: bool, judge: bool) -> None:
     await make_data(site())
-    changed = site(change)
-    await make_data(changed)
-    assert (changed.asked.act > 0, changed.asked.judge > 0) == (act, judge)
-    sound(changed)
+    new_run = site(change)
+    await make_data(new_run)
+    assert (new_run.asked.act > 0, new_run.asked.judge > 0) == (act, judge)
+    sound(new_run)
 
 
 @pytest.mark.slow
@@ -234,9 +236,9 @@ async def test_another_chat_template_is_another_search(site: Make, tiny_model_di
     await make_data(first)
     template = (model / "chat_template.jinja").read_text(encoding="utf-8")
     (model / "chat_template.jinja").write_text(f"{{# another #}}{template}", encoding="utf-8")
-    changed = site(f"model.path={model}")
-    await make_data(changed)
-    assert changed.asked == first.asked
+    second = site(f"model.path={model}")
+    await make_data(second)
+    assert second.asked == first.asked
 
 
 @pytest.mark.long
@@ -244,16 +246,16 @@ async def test_another_chat_template_is_another_search(site: Make, tiny_model_di
 async def test_what_the_other_run_lost_is_grown_and_a_third_run_copies_the_first(site: Make) -> None:
     first = site()
     await make_data(first)
-    lost = first.ctx.store.rows("select min(tree_id) from tree")[0][0]
+    tree_id = first.ctx.store.rows("select min(tree_id) from tree")[0][0]
     with first.ctx.store.transaction() as con:
-        con.execute("update tree set finished = false where tree_id = ?", [lost])
+        con.execute("update tree set finished = false where tree_id = ?", [tree_id])
 
     second = site(RATE)
-    made = await make_data(second)
+    summary = await make_data(second)
     assert 0 < second.asked.act < first.asked.act
     third = site("training.learning_rate=2.0e-3")
-    assert (await make_data(third))["samples"] == made["samples"]
-    assert third.asked == Asked()
+    assert (await make_data(third))["samples"] == summary["samples"]
+    assert third.asked == RequestCounts()
     sound(third)
     originals = third.ctx.store.rows(
         "select distinct o.copied_from from tree t join tree o on o.tree_id = t.copied_from where t.iteration_id = ?",
@@ -288,7 +290,7 @@ async def test_a_run_of_an_earlier_version_goes_on_with_its_seeds_and_shares_not
 
 @pytest.mark.slow
 async def test_exploration_is_taken_over_too(site: Make) -> None:
-    async def explored(one: Site) -> list[tuple[Any, ...]]:
+    async def run_exploration(one: Site) -> list[tuple[Any, ...]]:
         await start_run(one.ctx)
         await begin_iteration(one.ctx, 1)
         await explore(one.ctx, 1)
@@ -299,15 +301,15 @@ async def test_exploration_is_taken_over_too(site: Make) -> None:
         )
 
     first = site("eto.explore.samples=2", method="eto")
-    played = await explored(first)
+    rows = await run_exploration(first)
     assert first.asked.act > 0
-    assert played
-    corrected = site("eto.explore.samples=2", RATE, method="eto")
-    assert await explored(corrected) == played
-    assert corrected.asked == Asked()
-    sound(corrected)
+    assert rows
+    second = site("eto.explore.samples=2", RATE, method="eto")
+    assert await run_exploration(second) == rows
+    assert second.asked == RequestCounts()
+    sound(second)
     hotter = site("eto.explore.samples=2", "eto.explore.temperature=0.9", method="eto")
-    await explored(hotter)
+    await run_exploration(hotter)
     assert hotter.asked.act > 0
 
 
@@ -315,7 +317,7 @@ async def test_exploration_is_taken_over_too(site: Make) -> None:
 async def test_the_evaluation_of_equal_weights_is_taken_over(site: Make) -> None:
     further = "evaluation.sets={dev: {split: test, temperature: 0.5}}"
 
-    async def evaluated(one: Site) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
+    async def run_evaluation(one: Site) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
         await start_run(one.ctx)
         scores = await evaluate(one.ctx, 0)
         measures = one.ctx.store.rows(
@@ -325,23 +327,23 @@ async def test_the_evaluation_of_equal_weights_is_taken_over(site: Make) -> None
         return scores, measures
 
     first = site(further)
-    scores, measures = await evaluated(first)
+    scores, measures = await run_evaluation(first)
     assert first.asked.act > 0
     assert set(scores) == {"test", "dev", "revision_test"}
     assert measures
 
-    corrected = site(further, RATE)
-    assert await evaluated(corrected) == (scores, measures)
-    assert corrected.asked == Asked(), "other training, same base: nothing is played again"
-    own = "select count(*) from trajectory where iteration_id = ? and copied_from is {} null"
-    assert corrected.count(own.format("not"), corrected.ctx.iteration_id(0)) > 0
-    assert corrected.count(own.format(""), corrected.ctx.iteration_id(0)) == 0
+    second = site(further, RATE)
+    assert await run_evaluation(second) == (scores, measures)
+    assert second.asked == RequestCounts(), "other training, same base: nothing is played again"
+    query = "select count(*) from trajectory where iteration_id = ? and copied_from is {} null"
+    assert second.count(query.format("not"), second.ctx.iteration_id(0)) > 0
+    assert second.count(query.format(""), second.ctx.iteration_id(0)) == 0
 
-    other = site("evaluation.sets={dev: {split: test, temperature: 0.6}}")
-    await evaluated(other)
-    assert 0 < other.asked.act < first.asked.act, "the other set alone is played"
+    third = site("evaluation.sets={dev: {split: test, temperature: 0.6}}")
+    await run_evaluation(third)
+    assert 0 < third.asked.act < first.asked.act, "the other set alone is played"
     longer = site(further, "evaluation.max_new_tokens=9")
-    await evaluated(longer)
+    await run_evaluation(longer)
     assert longer.asked.act == first.asked.act
     sound(first)
 

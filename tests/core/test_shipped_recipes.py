@@ -55,16 +55,16 @@ def test_a_name_that_is_wrong_is_told_which_was_meant() -> None:
 
 
 def test_they_are_listed_with_what_they_do() -> None:
-    told = CliRunner().invoke(cli, ["recipes"], catch_exceptions=False).output
-    assert all(f"{name} " in told for name in shipped_recipes())
-    assert "agent-r: " in told
+    output = CliRunner().invoke(cli, ["recipes"], catch_exceptions=False).output
+    assert all(f"{name} " in output for name in shipped_recipes())
+    assert "agent-r: " in output
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_the_wheel_has_the_data_that_a_recipe_names(name: str) -> None:
     text = shipped_recipes()[name].read_text(encoding="utf-8")
-    named = [text for text in _texts(yaml.safe_load(text)) if text.startswith("data/")]
-    assert not [path for path in named if not any(path == packed or path.startswith(f"{packed}/") for packed in PACKED)]
+    paths = [text for text in _texts(yaml.safe_load(text)) if text.startswith("data/")]
+    assert not [path for path in paths if not any(path == root or path.startswith(f"{root}/") for root in PACKED)]
     assert all((ROOT / path).exists() for path in PACKED)
 
 

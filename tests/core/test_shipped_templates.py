@@ -67,39 +67,39 @@ def tokenizer_of(file: str) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     if file in ("mistral.jinja", "llama2.jinja"):
-        made = Tokenizer(kinds.BPE(unk_token="<unk>", byte_fallback=True))
-        made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(Regex(" "), "▁")])
-        made.decoder = decoders.Sequence(
+        tokenizer = Tokenizer(kinds.BPE(unk_token="<unk>", byte_fallback=True))
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(Regex(" "), "▁")])
+        tokenizer.decoder = decoders.Sequence(
             [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         )
-        first = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-        made.train_from_iterator([f"▁{text.replace(' ', '▁')}" for text in CORPUS], trainers.BpeTrainer(
-            vocab_size=400, special_tokens=first, show_progress=False
+        special_tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+        tokenizer.train_from_iterator([f"▁{text.replace(' ', '▁')}" for text in CORPUS], trainers.BpeTrainer(
+            vocab_size=400, special_tokens=special_tokens, show_progress=False
         ))  # fmt: skip
     else:
-        made = Tokenizer(kinds.BPE())
-        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        made.decoder = decoders.ByteLevel()
-        made.train_from_iterator(CORPUS, trainers.BpeTrainer(
+        tokenizer = Tokenizer(kinds.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(
             vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
         ))  # fmt: skip
-    end, *others = TOKENS[file]
+    end, *tokens = TOKENS[file]
     plain = {"<think>", "</think>", "<tool_call>"}
-    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token=end)
-    fast.add_special_tokens({"additional_special_tokens": [one for one in others if one not in plain]})
-    fast.add_tokens([one for one in others if one in plain])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end)
+    fast.add_special_tokens({"additional_special_tokens": [token for token in tokens if token not in plain]})
+    fast.add_tokens([token for token in tokens if token in plain])
     return fast
 
 
-def shipped(file: str) -> Any:
-    made = tokenizer_of(file)
-    made.chat_template = data_path("chat_templates", file).read_text(encoding="utf-8")
-    return made
+def shipped_tokenizer(file: str) -> Any:
+    tokenizer = tokenizer_of(file)
+    tokenizer.chat_template = data_path("chat_templates", file).read_text(encoding="utf-8")
+    return tokenizer
 
 
 def test_there_is_a_tokenizer_for_each_and_each_is_shipped() -> None:
     assert (
-        {one.file for one in SHIPPED_TEMPLATES}
+        {template.file for template in SHIPPED_TEMPLATES}
         == TOKENS.keys()
         == {path.name for path in ROOT.glob("data/chat_templates/*.jinja")}
     )
@@ -108,8 +108,8 @@ def test_there_is_a_tokenizer_for_each_and_each_is_shipped() -> None:
 @pytest.mark.parametrize("file", TOKENS)
 @pytest.mark.parametrize("talk", [TALK, TALK[1:]], ids=["system", "no-system"])
 def test_every_prompt_is_the_beginning_of_the_whole(file: str, talk: Sequence[Message]) -> None:
-    made = shipped(file)
-    renderer = Renderer(made, at=THEN)
+    tokenizer = shipped_tokenizer(file)
+    renderer = Renderer(tokenizer, at=THEN)
     ids, labels = renderer.render_sample(talk)
     for turn, message in enumerate(talk):
         if message.role == "assistant":
@@ -119,8 +119,8 @@ def test_every_prompt_is_the_beginning_of_the_whole(file: str, talk: Sequence[Me
             assert labels[len(prompt)] != -100
     end = TOKENS[file][0]
     # SentencePiece writes a space before each text; it is part of the reply's first token.
-    parts = made.decode([one for one in labels if one >= 0]).split(end)
-    assert [part.strip(" ") for part in parts] == [*(one.text for one in talk if one.train), ""]
+    parts = tokenizer.decode([label for label in labels if label >= 0]).split(end)
+    assert [part.strip(" ") for part in parts] == [*(m.text for m in talk if m.train), ""]
 
 
 @pytest.mark.parametrize("file", PUBLISHED)
@@ -130,60 +130,60 @@ def test_prompts_are_those_of_the_published_template(
 ) -> None:
     if file == "chatml.jinja" and turns[0].role != "system":
         pytest.skip("without a system turn, each family that speaks ChatML has one of its own")
-    made = tokenizer_of(file)
-    first = {"llama3.1.jinja": "<|begin_of_text|>", "gemma.jinja": "<bos>"}
-    if file in first:
-        made.add_special_tokens({"bos_token": first[file]})
-    plain = [{"role": one.role, "content": one.text} for one in turns]
+    tokenizer = tokenizer_of(file)
+    bos_tokens = {"llama3.1.jinja": "<|begin_of_text|>", "gemma.jinja": "<bos>"}
+    if file in bos_tokens:
+        tokenizer.add_special_tokens({"bos_token": bos_tokens[file]})
+    plain = [{"role": message.role, "content": message.text} for message in turns]
     options = {"tokenize": False, "add_generation_prompt": True}
-    published = files("trl").joinpath(f"chat_templates/{PUBLISHED[file]}").read_text(encoding="utf-8")
+    theirs = files("trl").joinpath(f"chat_templates/{PUBLISHED[file]}").read_text(encoding="utf-8")
     ours = data_path("chat_templates", file).read_text(encoding="utf-8")
-    said = [made.apply_chat_template(plain, chat_template=one, **options) for one in (ours, published)]
+    prompts = [tokenizer.apply_chat_template(plain, chat_template=template, **options) for template in (ours, theirs)]
     # The published one has a date of its own where none is given; ours always has the run's.
     today = datetime.now().strftime("%d %b %Y")
-    assert said[0].replace(today, "26 Jul 2024") == said[1].replace(today, "26 Jul 2024")
+    assert prompts[0].replace(today, "26 Jul 2024") == prompts[1].replace(today, "26 Jul 2024")
 
 
 @pytest.mark.parametrize("file", FIRST)
 def test_first_prompts_are_those_of_the_published_format(file: str) -> None:
-    plain = [{"role": one.role, "content": one.text} for one in TALK[:2]]
-    assert shipped(file).apply_chat_template(plain, tokenize=False, add_generation_prompt=True) == FIRST[file]
+    plain = [{"role": message.role, "content": message.text} for message in TALK[:2]]
+    assert shipped_tokenizer(file).apply_chat_template(plain, tokenize=False, add_generation_prompt=True) == FIRST[file]
 
 
 def test_the_date_of_llama_is_the_runs() -> None:
-    made = shipped("llama3.1.jinja")
-    assert "Today Date: 29 Feb 2024" in made.decode(Renderer(made, at=THEN).render_prompt(TALK[:2]))
+    tokenizer = shipped_tokenizer("llama3.1.jinja")
+    assert "Today Date: 29 Feb 2024" in tokenizer.decode(Renderer(tokenizer, at=THEN).render_prompt(TALK[:2]))
     with pytest.raises(ModelDirectoryError, match="prints the date, and no run says which"):
-        Renderer(made)
+        Renderer(tokenizer)
 
 
 @pytest.mark.parametrize("file", sorted(TOKENS.keys() - {"qwen3.jinja", "qwen2.5.jinja"}))
 def test_a_template_without_tools_says_so(file: str) -> None:
     tools = json.dumps([{"type": "function", "function": {"name": "craft", "parameters": {}}}])
     with pytest.raises(DataFault, match="this template has no tools"):
-        Renderer(shipped(file), at=THEN).render_prompt([Message(role="tools", text=tools), *TALK[:2]])
+        Renderer(shipped_tokenizer(file), at=THEN).render_prompt([Message(role="tools", text=tools), *TALK[:2]])
 
 
 @pytest.mark.parametrize("file", TOKENS)
 def test_the_one_that_fits_is_found_by_kind_and_tokens(file: str, tmp_path: Path) -> None:
-    made = tokenizer_of(file)
-    made.save_pretrained(tmp_path)
+    tokenizer = tokenizer_of(file)
+    tokenizer.save_pretrained(tmp_path)
     kind = KIND.get(file, "llama")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}), encoding="utf-8")
-    found = fitting_template(tmp_path, at=THEN)
-    assert found is not None
-    assert found.file == file
+    template = fitting_template(tmp_path, at=THEN)
+    assert template is not None
+    assert template.file == file
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}), encoding="utf-8")
-    other = fitting_template(tmp_path, at=THEN)
+    other_template = fitting_template(tmp_path, at=THEN)
     by_tokens = ("gemma.jinja" if file == "gemma.jinja" else "chatml.jinja") if file in ANY_KIND else None
-    assert (other and other.file) == by_tokens
+    assert (other_template and other_template.file) == by_tokens
 
 
 def test_gemma_takes_turns_in_any_order_and_joins_the_system_text_to_the_first() -> None:
     turns = [TALK[0], TALK[1], Message(role="user", text=" And now? "), *TALK[2:]]
-    ids, _ = Renderer(shipped("gemma.jinja")).render_sample(turns)
+    ids, _ = Renderer(shipped_tokenizer("gemma.jinja")).render_sample(turns)
     assert (
-        shipped("gemma.jinja")
+        shipped_tokenizer("gemma.jinja")
         .decode(ids)
         .startswith(
             "<bos><start_of_turn>user\nCraft.\n\nGoal: stick.<end_of_turn>\n"
@@ -200,10 +200,10 @@ def test_a_base_model_is_told_which_template_its_tokens_fit(
         model = save_windowed_model(tmp_path / file)
         (model / "chat_template.jinja").unlink()
         tokenizer_of(file).save_pretrained(model)
-        made = ROOT / "deployments" / "recipes" / "textcraft-tiny.yaml"
+        path = ROOT / "deployments" / "recipes" / "textcraft-tiny.yaml"
         settings = [f"model.path={model}", "models={}", "model.context_length=0", "data.general.share=0"]
         with pytest.raises(ModelDirectoryError, match=rf"has no chat template; .* data/chat_templates/{file} fits it"):
-            check(load_recipe(made, settings))
+            check(load_recipe(path, settings))
 
 
 @pytest.mark.slow
@@ -213,15 +213,15 @@ def test_a_refused_directory_is_told_which_template_fits(
     model = save_windowed_model(tmp_path / "model")
     (model / "chat_template.jinja").unlink()
     tokenizer_of("qwen3.jinja").save_pretrained(model)
-    made = ROOT / "deployments" / "recipes" / "textcraft-tiny.yaml"
+    path = ROOT / "deployments" / "recipes" / "textcraft-tiny.yaml"
     settings = [f"model.path={model}", "models={}", "model.context_length=0", "data.general.share=0"]
     with pytest.raises(
         ModelDirectoryError, match=r"has no chat template; .* data/chat_templates/qwen3\.jinja fits it: cp"
     ):
-        check(load_recipe(made, settings))
-    published = files("trl").joinpath("chat_templates/qwen3.jinja").read_text(encoding="utf-8")
-    (model / "chat_template.jinja").write_text(published, encoding="utf-8")
+        check(load_recipe(path, settings))
+    template = files("trl").joinpath("chat_templates/qwen3.jinja").read_text(encoding="utf-8")
+    (model / "chat_template.jinja").write_text(template, encoding="utf-8")
     with pytest.raises(ModelDirectoryError, match=r"not a prefix .* data/chat_templates/qwen3\.jinja fits it: cp "):
-        check(load_recipe(made, settings))
+        check(load_recipe(path, settings))
     shutil.copy(data_path("chat_templates", "qwen3.jinja"), model / "chat_template.jinja")
-    check(load_recipe(made, settings))
+    check(load_recipe(path, settings))

@@ -25,9 +25,9 @@ ROOT = Path(__file__).parents[2]
 )
 def test_a_stop_string_with_a_control_token_is_refused(tmp_path: Path, change: str, said: str) -> None:
     recipe = load_recipe(ROOT / "deployments" / "recipes" / "textcraft-tiny.yaml", [change, f"workspace={tmp_path}"])
-    found = [str(fault) for fault in faults_of(recipe, asks=False).errors]
-    assert len(found) == bool(said)
-    assert all(fault.startswith(said) for fault in found)
+    errors = [str(fault) for fault in faults_of(recipe, asks=False).errors]
+    assert len(errors) == bool(said)
+    assert all(fault.startswith(said) for fault in errors)
 
 
 @pytest.mark.slow
@@ -35,9 +35,9 @@ async def test_it_would_not_have_ended_a_reply(tiny_model_dir: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
     model = TransformersModel.load(tiny_model_dir, device="cpu")
     try:
-        asked = (Message(role="user", text="Say anything."),)
+        messages = (Message(role="user", text="Say anything."),)
         sampling = Sampling(max_new_tokens=300, stop=("<|im_start|>",))
-        replies = await model.generate([Request(messages=asked, sampling=sampling, seed=0, n=16)])
+        replies = await model.generate([Request(messages=messages, sampling=sampling, seed=0, n=16)])
     finally:
         await model.close()
     start = tokenizer.convert_tokens_to_ids("<|im_start|>")

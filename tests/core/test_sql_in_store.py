@@ -21,14 +21,14 @@ SQL = re.compile(
 
 def literals(source: str) -> list[tuple[int, str]]:
     """Return line and text of each string, of an f-string with what is filled in left out."""
-    found = []
+    strings = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.JoinedStr):
             texts = [part.value for part in node.values if isinstance(part, ast.Constant)]
-            found.append((node.lineno, " _ ".join(map(str, texts))))
+            strings.append((node.lineno, " _ ".join(map(str, texts))))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.append((node.lineno, node.value))
-    return found
+            strings.append((node.lineno, node.value))
+    return strings
 
 
 def queries(source: str) -> list[int]:
@@ -37,8 +37,8 @@ def queries(source: str) -> list[int]:
 
 @pytest.mark.slow
 def test_no_module_outside_the_store_has_a_query() -> None:
-    found = [f"{file.relative_to(ROOT)}:{line}" for file in FILES for line in queries(file.read_text("utf-8"))]
-    assert not found, f"move these into a module of agentr_core/store/queries: {', '.join(found)}"
+    locations = [f"{file.relative_to(ROOT)}:{line}" for file in FILES for line in queries(file.read_text("utf-8"))]
+    assert not locations, f"move these into a module of agentr_core/store/queries: {', '.join(locations)}"
 
 
 @pytest.mark.parametrize(

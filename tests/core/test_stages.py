@@ -93,7 +93,7 @@ class House(Door):
 
 
 @dataclass
-class Asked:
+class RequestCounts:
     """What a model was asked, by purpose."""
 
     act: int = 0
@@ -108,7 +108,7 @@ class Speaker(ScriptedModel):
     it was asked.
     """
 
-    def __init__(self, asked: Asked, mute_about: str = "", role: str = "actor") -> None:
+    def __init__(self, asked: RequestCounts, mute_about: str = "", role: str = "actor") -> None:
         super().__init__(self._speak)
         self._asked = asked
         self._role = role
@@ -137,7 +137,7 @@ class Site:
     """A workspace, and what its model was asked."""
 
     ctx: RunContext
-    asked: Asked
+    asked: RequestCounts
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def site(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
             },
             overrides,
         )
-        asked = Asked()
+        counts = RequestCounts()
         ctx = RunContext(
             recipe=recipe,
             method=method_of(recipe),
@@ -170,10 +170,10 @@ def site(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
             root=tmp_path / "runs",
             store=open_store(tmp_path / "runs" / "store.duckdb"),
             make_environment=lambda _: House(broken, flaky),
-            load_model=lambda role, path: Speaker(asked, mute, role),
+            load_model=lambda role, path: Speaker(counts, mute, role),
             progress=lambda done, total, note: None,
         )
-        return Site(ctx, asked)
+        return Site(ctx, counts)
 
     return make
 
@@ -197,46 +197,48 @@ def count(ctx: RunContext, sql: str) -> int:
 
 @pytest.mark.slow
 async def test_a_second_run_of_all_stages_finds_everything_done(site: Callable[..., Site]) -> None:
-    one = site()
-    made = await make_data(one.ctx)
-    await evaluate(one.ctx, 0)
-    assert made["rows"] > 0
-    assert {"revision", "good"} <= set(made["samples"])
-    assert one.asked.act > 0
-    assert one.asked.judge > 0
+    run = site()
+    data = await make_data(run.ctx)
+    await evaluate(run.ctx, 0)
+    assert data["rows"] > 0
+    assert {"revision", "good"} <= set(data["samples"])
+    assert run.asked.act > 0
+    assert run.asked.judge > 0
     tables = ("tree", "node", "pair", "critique", "verdict", "sample", "dataset_row", "rejection", "episode", "event")
-    before = {table: count(one.ctx, f"select count(*) from {table}") for table in tables}
-    written = dataset_file(one.ctx, 1).read_bytes()
+    before = {table: count(run.ctx, f"select count(*) from {table}") for table in tables}
+    content = dataset_file(run.ctx, 1).read_bytes()
 
-    again = site()
-    assert await make_data(again.ctx) == made
-    await evaluate(again.ctx, 0)
-    assert again.asked == Asked()
-    assert {table: count(again.ctx, f"select count(*) from {table}") for table in tables} == before
-    assert dataset_file(again.ctx, 1).read_bytes() == written
+    rerun = site()
+    assert await make_data(rerun.ctx) == data
+    await evaluate(rerun.ctx, 0)
+    assert rerun.asked == RequestCounts()
+    assert {table: count(rerun.ctx, f"select count(*) from {table}") for table in tables} == before
+    assert dataset_file(rerun.ctx, 1).read_bytes() == content
 
 
 @pytest.mark.slow
 async def test_the_policy_goes_on_from_turns_of_revision_and_only_once(site: Callable[..., Site]) -> None:
-    continued = ("splice.mode=continued", "splice.continuation={samples: 6, max_steps: 5, max_new_tokens: 8}")
-    one = site(*continued)
-    made = await make_data(one.ctx)
-    tries = count(one.ctx, "select count(*) from trajectory where source = 'rollout'")
-    judged = count(one.ctx, "select count(*) from critique")
-    rejected = dict(one.ctx.store.rows("select reason, count(*) from rejection where stage = 'splice' group by all"))
-    hopeless = rejected.pop("no-try-cleared-alpha", 0)
-    turned_back = judged - sum(rejected.values())
-    assert tries == 6 * turned_back
-    won = """
+    overrides = ("splice.mode=continued", "splice.continuation={samples: 6, max_steps: 5, max_new_tokens: 8}")
+    run = site(*overrides)
+    data = await make_data(run.ctx)
+    num_tries = count(run.ctx, "select count(*) from trajectory where source = 'rollout'")
+    num_critiques = count(run.ctx, "select count(*) from critique")
+    num_by_reason = dict(
+        run.ctx.store.rows("select reason, count(*) from rejection where stage = 'splice' group by all")
+    )
+    num_hopeless = num_by_reason.pop("no-try-cleared-alpha", 0)
+    num_splices = num_critiques - sum(num_by_reason.values())
+    assert num_tries == 6 * num_splices
+    sql = """
         select count(*), count(distinct pair_id) from sample join trajectory t using (trajectory_id)
         where kind = 'revision' and t.success and t.source = 'rollout'
     """
-    [(samples, pairs)] = one.ctx.store.rows(won)
-    assert samples == pairs == made["samples"]["revision"] > 0
-    assert samples + hopeless == turned_back
-    again = site(*continued)
-    assert await make_data(again.ctx) == made
-    assert again.asked == Asked()
+    [(samples, pairs)] = run.ctx.store.rows(sql)
+    assert samples == pairs == data["samples"]["revision"] > 0
+    assert samples + num_hopeless == num_splices
+    rerun = site(*overrides)
+    assert await make_data(rerun.ctx) == data
+    assert rerun.asked == RequestCounts()
 
 
 @pytest.mark.slow
@@ -249,35 +251,37 @@ async def test_a_model_goes_on_after_a_rollback_and_is_trained_without_what_it_w
         "pairs.per_tree=1",
         *([f"models.teacher.path={tiny_model_dir}"] if by == "teacher" else []),
     )
-    one = site(*rollback)
-    made = await make_data(one.ctx)
-    tries = count(one.ctx, "select count(*) from trajectory where source = 'rollout'")
-    judged = count(one.ctx, "select count(*) from critique")
-    rejected = dict(one.ctx.store.rows("select reason, count(*) from rejection where stage = 'splice' group by all"))
-    hopeless = rejected.pop("no-try-cleared-alpha", 0)
-    assert tries == 3 * (judged - sum(rejected.values()))
-    assert 0 < one.asked.told <= tries * 5
-    ids = [key for (key,) in one.ctx.store.rows("select sample_id from sample where kind = 'revision'")]
-    samples = load_samples(one.ctx.store, ids).values()
-    assert len(samples) == made["samples"]["revision"] == judged - sum(rejected.values()) - hopeless > 0
+    run = site(*rollback)
+    data = await make_data(run.ctx)
+    num_tries = count(run.ctx, "select count(*) from trajectory where source = 'rollout'")
+    num_critiques = count(run.ctx, "select count(*) from critique")
+    num_by_reason = dict(
+        run.ctx.store.rows("select reason, count(*) from rejection where stage = 'splice' group by all")
+    )
+    num_hopeless = num_by_reason.pop("no-try-cleared-alpha", 0)
+    assert num_tries == 3 * (num_critiques - sum(num_by_reason.values()))
+    assert 0 < run.asked.told <= num_tries * 5
+    ids = [key for (key,) in run.ctx.store.rows("select sample_id from sample where kind = 'revision'")]
+    samples = load_samples(run.ctx.store, ids).values()
+    assert len(samples) == data["samples"]["revision"] == num_critiques - sum(num_by_reason.values()) - num_hopeless > 0
     for sample in samples:
         assert not any("mistake" in message.text for message in sample.messages)
         assert "so it is." in sample.provenance.extra["diagnosis"]
         assert sample.provenance.extra.get("by", "actor") == by
-    roles = {role for role, asked in one.asked.roles.items() if asked}
+    roles = {role for role, num_requests in run.asked.roles.items() if num_requests}
     assert roles == {"actor", "judge"} | ({"teacher"} if by == "teacher" else set())
-    [(won,)] = one.ctx.store.rows("select count(*) from trajectory where source = 'rollout' and success")
-    survival = revision_sections(one.ctx, 1)[0]
+    [(num_wins,)] = run.ctx.store.rows("select count(*) from trajectory where source = 'rollout' and success")
+    survival = revision_sections(run.ctx, 1)[0]
     (text,) = [block.text for block in survival.blocks if isinstance(block, Paragraph)]
-    who = f" by the teacher, {tiny_model_dir}," if by == "teacher" else ""
-    assert f"Of {tries:,} continuations{who} {won:,} (" in text
-    [(key,)] = one.ctx.store.rows("select min(trajectory_id) from trajectory where source = 'rollout'")
-    (line, *_) = ancestry(one.ctx.store, key, "trajectory")
+    author = f" by the teacher, {tiny_model_dir}," if by == "teacher" else ""
+    assert f"Of {num_tries:,} continuations{author} {num_wins:,} (" in text
+    [(key,)] = run.ctx.store.rows("select min(trajectory_id) from trajectory where source = 'rollout'")
+    (line, *_) = ancestry(run.ctx.store, key, "trajectory")
     assert line.facts.get("continued by") == ("teacher" if by == "teacher" else None)
-    assert not one.ctx.store.rows("select * from v_orphans")
-    again = site(*rollback)
-    assert await make_data(again.ctx) == made
-    assert again.asked == Asked()
+    assert not run.ctx.store.rows("select * from v_orphans")
+    rerun = site(*rollback)
+    assert await make_data(rerun.ctx) == data
+    assert rerun.asked == RequestCounts()
 
 
 @pytest.mark.slow
@@ -285,115 +289,115 @@ async def test_a_model_goes_on_after_a_rollback_and_is_trained_without_what_it_w
 async def test_revision_length_counts_from_the_split_over_spliced_pairs_alone(
     site: Callable[..., Site], shared_cut: str
 ) -> None:
-    kept = f"splice.shared_cut={shared_cut}"
-    root = ("critique.scan_from=root", "splice.mode=blind", "splice.impossible=keep", kept, "pairs.order=published")
-    one = site(*root)
-    await make_data(one.ctx)
-    record = judge_record(one.ctx, 1)
+    cut_rule = f"splice.shared_cut={shared_cut}"
+    root = ("critique.scan_from=root", "splice.mode=blind", "splice.impossible=keep", cut_rule, "pairs.order=published")
+    run = site(*root)
+    await make_data(run.ctx)
+    record = judge_record(run.ctx, 1)
     assert record is not None
     lengths = record.num_pairs_by_length
     # The judge calls every step bad, so the first error is the first step: where paths part at
     # once, or before.
-    [(at_once, shared)] = one.ctx.store.rows(
+    [(num_at_once, num_shared)] = run.ctx.store.rows(
         "select count(*) filter (shared_steps = 0), count(*) filter (shared_steps > 0) from pair"
     )
-    assert shared > 0
-    assert lengths == ({1: at_once, 0: shared} if shared_cut == "keep" else {1: at_once})
-    rejected = count(one.ctx, "select count(*) from rejection where reason = 'cut-in-shared-prefix'")
-    assert rejected == (0 if shared_cut == "keep" else shared)
-    spliced = count(one.ctx, "select count(distinct pair_id) from sample where kind = 'revision'")
-    assert sum(lengths.values()) == spliced
+    assert num_shared > 0
+    assert lengths == ({1: num_at_once, 0: num_shared} if shared_cut == "keep" else {1: num_at_once})
+    num_rejections = count(run.ctx, "select count(*) from rejection where reason = 'cut-in-shared-prefix'")
+    assert num_rejections == (0 if shared_cut == "keep" else num_shared)
+    num_pairs = count(run.ctx, "select count(distinct pair_id) from sample where kind = 'revision'")
+    assert sum(lengths.values()) == num_pairs
 
 
 @pytest.mark.slow
 async def test_rows_that_the_model_cannot_take_are_left_out_however_long_they_may_be(
     site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = site("data.max_length=0")
-    made = await make_data(one.ctx)
-    lengths = sorted(len(ids) for ids, _ in load_token_rows(one.ctx, 1))
+    run = site("data.max_length=0")
+    data = await make_data(run.ctx)
+    lengths = sorted(len(ids) for ids, _ in load_token_rows(run.ctx, 1))
     monkeypatch.setattr("agentr_core.stages.dataset.own_context_length", lambda path: lengths[-1] - 1)
-    two = site("data.max_length=8192")
-    fewer = await make_data(two.ctx)
-    assert 0 < fewer["rows"] < made["rows"]
-    assert count(two.ctx, "select count(*) from rejection where reason = 'too-long'") > 0
+    rerun = site("data.max_length=8192")
+    rerun_data = await make_data(rerun.ctx)
+    assert 0 < rerun_data["rows"] < data["rows"]
+    assert count(rerun.ctx, "select count(*) from rejection where reason = 'too-long'") > 0
 
 
 @pytest.mark.slow
 async def test_a_lost_dataset_file_is_made_anew_and_is_the_same(site: Callable[..., Site]) -> None:
-    one = site()
-    made = await make_data(one.ctx)
-    written = dataset_file(one.ctx, 1).read_bytes()
-    dataset_file(one.ctx, 1).unlink()
-    assert await dataset(one.ctx, 1) == made
-    assert dataset_file(one.ctx, 1).read_bytes() == written
+    run = site()
+    data = await make_data(run.ctx)
+    content = dataset_file(run.ctx, 1).read_bytes()
+    dataset_file(run.ctx, 1).unlink()
+    assert await dataset(run.ctx, 1) == data
+    assert dataset_file(run.ctx, 1).read_bytes() == content
 
 
 @pytest.mark.slow
 async def test_a_dataset_is_not_changed_behind_its_hash(site: Callable[..., Site]) -> None:
-    one = site(broken=["door/train/3"])
-    made = await make_data(one.ctx)
-    rows = count(one.ctx, "select count(*) from dataset_row")
+    run = site(broken=["door/train/3"])
+    data = await make_data(run.ctx)
+    rows = count(run.ctx, "select count(*) from dataset_row")
 
-    mended = site()
-    assert await make_data(mended.ctx) == made, "trees that were lost then do not change a dataset that was made"
-    assert count(mended.ctx, "select count(*) from dataset_row") == rows
-    dataset_file(mended.ctx, 1).unlink()
+    rerun = site()
+    assert await make_data(rerun.ctx) == data, "trees that were lost then do not change a dataset that was made"
+    assert count(rerun.ctx, "select count(*) from dataset_row") == rows
+    dataset_file(rerun.ctx, 1).unlink()
     with pytest.raises(DataFault, match="is gone; bring the file back"):
-        await dataset(mended.ctx, 1)
+        await dataset(rerun.ctx, 1)
 
 
 @pytest.mark.slow
 async def test_a_file_of_other_rows_is_not_taken_for_the_dataset(site: Callable[..., Site]) -> None:
-    one = site()
-    made = await make_data(one.ctx)
-    file = dataset_file(one.ctx, 1)
-    written, key = file.read_bytes(), made["dataset_hash"]
-    check_dataset(one.ctx, 1, key)
+    run = site()
+    data = await make_data(run.ctx)
+    file = dataset_file(run.ctx, 1)
+    content, key = file.read_bytes(), data["dataset_hash"]
+    check_dataset(run.ctx, 1, key)
     # As an earlier version wrote it, without its hash.
     pq.write_table(pq.read_table(file).replace_schema_metadata(), file)
-    check_dataset(one.ctx, 1, key)
+    check_dataset(run.ctx, 1, key)
 
     pq.write_table(pq.read_table(file).slice(1), file)
     with pytest.raises(DataFault, match="is not the dataset that is stored"):
-        check_dataset(one.ctx, 1, key)
-    assert await dataset(one.ctx, 1) == made
-    assert file.read_bytes() == written
+        check_dataset(run.ctx, 1, key)
+    assert await dataset(run.ctx, 1) == data
+    assert file.read_bytes() == content
 
-    with one.ctx.store.transaction() as con:
+    with run.ctx.store.transaction() as con:
         con.execute("delete from sample where sample_id = (select min(sample_id) from dataset_row)")
         con.execute("delete from dataset_row where position = 0")
     with pytest.raises(StoreError, match=r"lacks rows of the dataset of iteration 1 of run .* put back a store"):
-        await train(one.ctx, 1)
+        await train(run.ctx, 1)
 
 
 @pytest.mark.slow
 async def test_a_training_counts_once_however_often_it_is_begun(
     site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = site()
-    await make_data(one.ctx)
+    run = site()
+    await make_data(run.ctx)
     complete: list[bool] = []
-    done = SimpleNamespace(seconds=1000.0, trained_tokens=7, final_loss=0.5, ended_by="", check_ending=lambda: None)
+    result = SimpleNamespace(seconds=1000.0, trained_tokens=7, final_loss=0.5, ended_by="", check_ending=lambda: None)
 
     async def attempt(*_: Any, **__: Any) -> Any:
         await asyncio.sleep(0.05)
         if not complete:
             raise TrainingFault("killed")
-        return done
+        return result
 
     monkeypatch.setattr(training, "fine_tune", attempt)
     monkeypatch.setattr(training, "store_checkpoint", lambda *_, **__: None)
     monkeypatch.setattr(training, "is_complete", lambda _: len(complete) > 1)
     monkeypatch.setattr(training, "check_weights", lambda *_, **__: None)
     with pytest.raises(TrainingFault):
-        await train(one.ctx, 1)
+        await train(run.ctx, 1)
     for _ in range(3):
         # Goes on to its end; then the run is begun anew, and finds the checkpoint.
         complete.append(True)
-        await train(one.ctx, 1)
-    assert stage_seconds(one.ctx.store, one.ctx.run_id)[1, "train"] == pytest.approx(1000, abs=1)
-    assert one.ctx.store.rows("select sum(tokens) from timing where stage = 'train'") == [(7,)]
+        await train(run.ctx, 1)
+    assert stage_seconds(run.ctx.store, run.ctx.run_id)[1, "train"] == pytest.approx(1000, abs=1)
+    assert run.ctx.store.rows("select sum(tokens) from timing where stage = 'train'") == [(7,)]
 
 
 @pytest.mark.slow
@@ -401,8 +405,8 @@ async def test_a_training_counts_once_however_often_it_is_begun(
 async def test_a_training_that_only_warmed_up_says_that_nothing_was_trained(
     site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, rates: list[float], is_idle: bool
 ) -> None:
-    one = site()
-    await make_data(one.ctx)
+    run = site()
+    await make_data(run.ctx)
 
     async def attempt(_: Any, *, on_progress: Callable[[Any], None]) -> Any:
         for number, rate in enumerate(rates, start=1):
@@ -416,7 +420,7 @@ async def test_a_training_that_only_warmed_up_says_that_nothing_was_trained(
 
     monkeypatch.setattr(training, "fine_tune", attempt)
     monkeypatch.setattr(training, "store_checkpoint", lambda *_, **__: None)
-    note = (await train(one.ctx, 1)).get("note", "")
+    note = (await train(run.ctx, 1)).get("note", "")
     assert note.endswith("set training.warmup_ratio=0, or train for more steps") == is_idle
     assert note.startswith("nothing was trained") == is_idle
 
@@ -425,18 +429,18 @@ async def test_a_training_that_only_warmed_up_says_that_nothing_was_trained(
 async def test_general_data_that_changed_under_a_run_are_told(site: Callable[..., Site], tmp_path: Path) -> None:
     file = tmp_path / "chat.jsonl"
     file.write_text('{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}\n')
-    one = site(f"data.general.file={file}", "data.general.share=0.5")
-    await start_run(one.ctx, evaluates=True)
-    first = file.read_text()
-    file.write_text(first * 2)
+    run = site(f"data.general.file={file}", "data.general.share=0.5")
+    await start_run(run.ctx, evaluates=True)
+    content = file.read_text()
+    file.write_text(content * 2)
     # Nothing was trained on what was there before.
-    await start_run(one.ctx)
-    file.write_text(first)
+    await start_run(run.ctx)
+    file.write_text(content)
     with pytest.raises(ConfigError, match=r"chat.jsonl is not what it was when run .* began to train; bring its"):
-        await start_run(one.ctx)
-    await start_run(one.ctx, evaluates=True)
-    file.write_text(first * 2)
-    await start_run(one.ctx)
+        await start_run(run.ctx)
+    await start_run(run.ctx, evaluates=True)
+    file.write_text(content * 2)
+    await start_run(run.ctx)
 
 
 @pytest.mark.slow
@@ -445,9 +449,9 @@ async def test_no_stage_goes_on_with_files_that_changed(site: Callable[..., Site
     turns = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}\n'
     for file in (demonstrations, chats):
         file.write_text(turns)
-    mixed = (f"data.general.file={chats}", "data.general.share=0.5")
-    one = site("method=eto", "search={}", f"eto.expert.file={demonstrations}", *mixed)
-    ctx, (playing, training) = one.ctx, (one.ctx.plan(1).stage(name) for name in ("demonstrate", "dataset"))
+    overrides = (f"data.general.file={chats}", "data.general.share=0.5")
+    run = site("method=eto", "search={}", f"eto.expert.file={demonstrations}", *overrides)
+    ctx, (playing, training) = run.ctx, (run.ctx.plan(1).stage(name) for name in ("demonstrate", "dataset"))
     check_files(ctx, playing)
     await start_run(ctx)
     check_files(ctx, playing)
@@ -466,34 +470,34 @@ async def test_no_stage_goes_on_with_files_that_changed(site: Callable[..., Site
 
 @pytest.mark.slow
 async def test_a_tree_that_was_lost_is_left_out_and_grown_next_time(site: Callable[..., Site]) -> None:
-    one = site(broken=["door/train/2"])
-    await prepare(one.ctx)
-    await collect(one.ctx, 1)
-    trees = finished_trees(one.ctx, 1)
+    run = site(broken=["door/train/2"])
+    await prepare(run.ctx)
+    await collect(run.ctx, 1)
+    trees = finished_trees(run.ctx, 1)
     assert len(trees) == 5
-    assert len(await chosen_instances(one.ctx, 1)) == 6
+    assert len(await chosen_instances(run.ctx, 1)) == 6
     assert "door/train/2" not in {tree.instance.key for tree in trees.values()}
-    assert one.ctx.store.rows('select subject, "class", level from event') == [
+    assert run.ctx.store.rows('select subject, "class", level from event') == [
         ("door/train/2", "EnvironmentFault", "error")
     ]
 
-    mended = site()
-    assert (await collect(mended.ctx, 1))["new"] == 1
-    assert len(finished_trees(mended.ctx, 1)) == 6
+    rerun = site()
+    assert (await collect(rerun.ctx, 1))["new"] == 1
+    assert len(finished_trees(rerun.ctx, 1)) == 6
 
 
 @pytest.mark.slow
 async def test_later_stages_take_the_instances_that_the_first_ones_stored(site: Callable[..., Site]) -> None:
-    one = site()
-    await prepare(one.ctx)
-    await evaluate(one.ctx, 0)
-    await collect(one.ctx, 1)
+    run = site()
+    await prepare(run.ctx)
+    await evaluate(run.ctx, 0)
+    await collect(run.ctx, 1)
 
     class Unlisted(House):
         def instances(self, split: str) -> Sequence[Instance]:
             raise AssertionError(f"{split} is listed again")
 
-    later = replace(one.ctx, make_environment=lambda _: Unlisted([], None))
+    later = replace(run.ctx, make_environment=lambda _: Unlisted([], None))
     await critique(later, 1)
     await splice_pairs(later, 1)
     assert (await dataset(later, 1))["rows"] > 0
@@ -505,34 +509,34 @@ async def test_later_stages_take_the_instances_that_the_first_ones_stored(site: 
 async def test_an_evaluation_opens_the_store_as_often_for_many_sets_as_for_one(
     site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened: list[Path] = []
+    paths: list[Path] = []
 
-    def counted(path: Path, *args: Any, **options: Any) -> Any:
-        opened.append(path)
+    def open_and_note(path: Path, *args: Any, **options: Any) -> Any:
+        paths.append(path)
         return open_connection(path, *args, **options)
 
-    async def opens(*sets: str) -> int:
+    async def num_openings(*sets: str) -> int:
         ctx = site("evaluation.revision_test.enabled=false", *sets).ctx
         await start_run(ctx)
         await evaluate(ctx, 0)
-        opened.clear()
+        paths.clear()
         await evaluate(ctx, 0)
-        return len(opened)
+        return len(paths)
 
-    monkeypatch.setattr(database, "open_connection", counted)
-    assert await opens("evaluation.sets={dev: {split: dev}, again: {split: test}}") == await opens()
+    monkeypatch.setattr(database, "open_connection", open_and_note)
+    assert await num_openings("evaluation.sets={dev: {split: dev}, again: {split: test}}") == await num_openings()
 
 
 @pytest.mark.slow
 async def test_a_loss_that_was_tolerated_is_tolerated_when_the_stage_runs_again(site: Callable[..., Site]) -> None:
     broken = ["door/test/1", "door/train/1"]
-    one = site("errors.budget=0.2", broken=broken)
-    await prepare(one.ctx)
+    run = site("errors.budget=0.2", broken=broken)
+    await prepare(run.ctx)
     for _ in range(2):
-        await collect(one.ctx, 1)
-        await critique(one.ctx, 1)
+        await collect(run.ctx, 1)
+        await critique(run.ctx, 1)
         # One of six episodes is one of one when only it is left to play.
-        scores = await evaluate(one.ctx, 0)
+        scores = await evaluate(run.ctx, 0)
         assert scores[TEST]["n"] == 5
     strict = site("errors.budget=0.1", broken=broken)
     await prepare(strict.ctx)
@@ -542,48 +546,48 @@ async def test_a_loss_that_was_tolerated_is_tolerated_when_the_stage_runs_again(
 
 @pytest.mark.slow
 async def test_a_further_try_of_a_tree_goes_on_where_the_last_one_was(site: Callable[..., Site]) -> None:
-    calm = site("instances.train_limit=1")
-    await prepare(calm.ctx)
-    await collect(calm.ctx, 1)
-    (whole,) = finished_trees(calm.ctx, 1).values()
+    run = site("instances.train_limit=1")
+    await prepare(run.ctx)
+    await collect(run.ctx, 1)
+    (whole,) = finished_trees(run.ctx, 1).values()
     # Without what tells that both runs ask for the same, the second one searches for itself.
-    with calm.ctx.store.transaction() as con:
+    with run.ctx.store.transaction() as con:
         con.execute("delete from stage_input")
 
-    shaken = site("instances.train_limit=1", flaky=[len(whole.nodes) - 2])
-    shaken = Site(replace(shaken.ctx, run_id="another"), shaken.asked)
-    await prepare(shaken.ctx)
-    await collect(shaken.ctx, 1)
-    (tree,) = finished_trees(shaken.ctx, 1).values()
+    flaky_run = site("instances.train_limit=1", flaky=[len(whole.nodes) - 2])
+    flaky_run = Site(replace(flaky_run.ctx, run_id="another"), flaky_run.asked)
+    await prepare(flaky_run.ctx)
+    await collect(flaky_run.ctx, 1)
+    (tree,) = finished_trees(flaky_run.ctx, 1).values()
     assert tree == whole
-    assert shaken.ctx.store.rows('select "class", level from event') == [("EnvironmentUnavailable", "warning")]
-    assert shaken.asked.act == calm.asked.act + 1, "only the expansion that failed is sampled again"
+    assert flaky_run.ctx.store.rows('select "class", level from event') == [("EnvironmentUnavailable", "warning")]
+    assert flaky_run.asked.act == run.asked.act + 1, "only the expansion that failed is sampled again"
 
 
 @pytest.mark.slow
 async def test_pairs_whose_judge_failed_are_rejected_with_a_reason(site: Callable[..., Site]) -> None:
-    one = site(mute="Door 0 of the train")
-    made = await make_data(one.ctx)
-    assert made["samples"]["revision"] > 0
-    lost = count(one.ctx, "select count(*) from rejection where stage = 'splice' and reason = 'not-judged'")
-    unjudged = count(one.ctx, "select count(*) from pair anti join critique using (pair_id)")
-    assert lost == unjudged > 0
+    run = site(mute="Door 0 of the train")
+    data = await make_data(run.ctx)
+    assert data["samples"]["revision"] > 0
+    num_rejections = count(run.ctx, "select count(*) from rejection where stage = 'splice' and reason = 'not-judged'")
+    num_without_critique = count(run.ctx, "select count(*) from pair anti join critique using (pair_id)")
+    assert num_rejections == num_without_critique > 0
 
 
 @pytest.mark.slow
 async def test_a_pair_that_is_judged_later_is_no_longer_rejected(site: Callable[..., Site]) -> None:
-    one = site(mute="Door 0 of the train")
-    await prepare(one.ctx)
-    await collect(one.ctx, 1)
-    await critique(one.ctx, 1)
-    first = await splice_pairs(one.ctx, 1)
-    healed = site()
-    await critique(healed.ctx, 1)
-    last = await splice_pairs(healed.ctx, 1)
+    run = site(mute="Door 0 of the train")
+    await prepare(run.ctx)
+    await collect(run.ctx, 1)
+    await critique(run.ctx, 1)
+    first = await splice_pairs(run.ctx, 1)
+    rerun = site()
+    await critique(rerun.ctx, 1)
+    last = await splice_pairs(rerun.ctx, 1)
     assert last["revision"] > first["revision"]
-    assert count(healed.ctx, "select count(*) from rejection where stage = 'splice'") == last["rejected"]
-    assert count(healed.ctx, "select count(*) from sample") == last["revision"] + last["good"]
-    assert await dataset(healed.ctx, 1) == await make_data(healed.ctx)
+    assert count(rerun.ctx, "select count(*) from rejection where stage = 'splice'") == last["rejected"]
+    assert count(rerun.ctx, "select count(*) from sample") == last["revision"] + last["good"]
+    assert await dataset(rerun.ctx, 1) == await make_data(rerun.ctx)
 
 
 class Thinker(ScriptedModel):
@@ -601,10 +605,10 @@ class Thinker(ScriptedModel):
 async def test_a_judge_that_is_cut_within_its_thoughts_stops_the_stage(
     site: Callable[..., Site], caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = site("critique.max_new_tokens=20", "critique.votes=5", "critique.temperature=1")
-    await prepare(one.ctx)
-    await collect(one.ctx, 1)
-    ctx = replace(one.ctx, load_model=lambda role, path: Thinker(lambda seed: True))
+    run = site("critique.max_new_tokens=20", "critique.votes=5", "critique.temperature=1")
+    await prepare(run.ctx)
+    await collect(run.ctx, 1)
+    ctx = replace(run.ctx, load_model=lambda role, path: Thinker(lambda seed: True))
     cut = r"of the judge \(scripted\) were cut at their token limit before their thought had ended"
     with pytest.raises(ConfigError, match=rf"^20 of 20 replies {cut}.*more tokens.*a reasoning parser"):
         await critique(ctx, 1)
@@ -616,10 +620,10 @@ async def test_a_judge_that_is_cut_within_its_thoughts_stops_the_stage(
 async def test_replies_cut_within_a_thought_are_counted_and_are_no_errors(
     site: Callable[..., Site], caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = site("critique.max_new_tokens=20", "critique.unparsable=bad")
-    await prepare(one.ctx)
-    await collect(one.ctx, 1)
-    ctx = replace(one.ctx, load_model=lambda role, path: Thinker(lambda seed: seed % 4 == 0))
+    run = site("critique.max_new_tokens=20", "critique.unparsable=bad")
+    await prepare(run.ctx)
+    await collect(run.ctx, 1)
+    ctx = replace(run.ctx, load_model=lambda role, path: Thinker(lambda seed: seed % 4 == 0))
     await critique(ctx, 1)
     record = judge_record(ctx, 1)
     assert record is not None
@@ -645,10 +649,10 @@ async def test_an_ill_typed_answer_costs_its_pair_or_path_and_not_the_stage(site
     """The world answers as it should while trees grow, and in one instance no longer when paths are
     played again.
     """
-    one = site("splice.mode=verified", "splice.prune=true")
-    await prepare(one.ctx)
-    await collect(one.ctx, 1)
-    await critique(one.ctx, 1)
+    run = site("splice.mode=verified", "splice.prune=true")
+    await prepare(run.ctx)
+    await collect(run.ctx, 1)
+    await critique(run.ctx, 1)
 
     class Odd(House):
         def step(self, action: str) -> Transition:
@@ -656,13 +660,13 @@ async def test_an_ill_typed_answer_costs_its_pair_or_path_and_not_the_stage(site
             odd = self._key == "door/train/1"
             return transition._replace(info={**transition.info, "success": "False"}) if odd else transition
 
-    await splice_pairs(replace(one.ctx, make_environment=lambda _: Odd()), 1)
-    lost = one.ctx.store.rows("select subject, detail from rejection where reason = 'ill-typed-answer'")
-    assert lost
-    assert all("is 'False'; it must be true or false" in detail for _, detail in lost)
-    spliced = one.ctx.store.rows("select distinct instance_id from sample order by 1")
-    assert len(spliced) == 5
-    assert ("door/train/1",) not in spliced
+    await splice_pairs(replace(run.ctx, make_environment=lambda _: Odd()), 1)
+    rejections = run.ctx.store.rows("select subject, detail from rejection where reason = 'ill-typed-answer'")
+    assert rejections
+    assert all("is 'False'; it must be true or false" in detail for _, detail in rejections)
+    instance_ids = run.ctx.store.rows("select distinct instance_id from sample order by 1")
+    assert len(instance_ids) == 5
+    assert ("door/train/1",) not in instance_ids
 
 
 @pytest.mark.slow
@@ -670,10 +674,10 @@ async def test_an_ill_typed_answer_costs_its_pair_or_path_and_not_the_stage(site
 async def test_a_pair_whose_replay_leads_elsewhere_is_lost_where_nothing_else_was_promised(
     site: Callable[..., Site], mode: str
 ) -> None:
-    one = site(f"splice.mode={mode}")
-    await prepare(one.ctx)
-    await collect(one.ctx, 1)
-    await critique(one.ctx, 1)
+    run = site(f"splice.mode={mode}")
+    await prepare(run.ctx)
+    await collect(run.ctx, 1)
+    await critique(run.ctx, 1)
 
     class Restarted(House):
         repeatability = Repeatability.NEVER
@@ -682,147 +686,147 @@ async def test_a_pair_whose_replay_leads_elsewhere_is_lost_where_nothing_else_wa
             transition = super().step(action)
             return transition._replace(observation=f"{transition.observation} It is late.")
 
-    await splice_pairs(replace(one.ctx, make_environment=lambda _: Restarted()), 1)
-    lost = one.ctx.store.rows("select detail from rejection where reason = 'replay-drifted'")
-    assert lost
-    assert all("does not promise to repeat itself" in detail for (detail,) in lost)
-    assert one.ctx.store.rows("select distinct kind from sample") == [("good",)]
+    await splice_pairs(replace(run.ctx, make_environment=lambda _: Restarted()), 1)
+    rejections = run.ctx.store.rows("select detail from rejection where reason = 'replay-drifted'")
+    assert rejections
+    assert all("does not promise to repeat itself" in detail for (detail,) in rejections)
+    assert run.ctx.store.rows("select distinct kind from sample") == [("good",)]
 
 
 @pytest.mark.slow
 async def test_every_cut_of_a_failed_episode_is_an_episode_of_its_own(site: Callable[..., Site]) -> None:
-    one = site()
-    await prepare(one.ctx)
-    scores = await evaluate(one.ctx, 0)
-    failed = [e for e in load_episodes(one.ctx.store, evaluation_id(one.ctx, 0, TEST)) if not e.trajectory.success]
-    recoveries = load_episodes(one.ctx.store, evaluation_id(one.ctx, 0, REVISION))
-    assert scores[REVISION]["n"] == len(recoveries) == 2 * len(failed) > 0
-    for episode in failed:
+    run = site()
+    await prepare(run.ctx)
+    scores = await evaluate(run.ctx, 0)
+    failures = [e for e in load_episodes(run.ctx.store, evaluation_id(run.ctx, 0, TEST)) if not e.trajectory.success]
+    recoveries = load_episodes(run.ctx.store, evaluation_id(run.ctx, 0, REVISION))
+    assert scores[REVISION]["n"] == len(recoveries) == 2 * len(failures) > 0
+    for episode in failures:
         cuts = {e.cut for e in recoveries if e.instance == episode.instance}
         assert len(cuts) == 2
         assert cuts <= set(range(1, len(episode.trajectory.steps)))
-    assert {e.cut for e in load_episodes(one.ctx.store, evaluation_id(one.ctx, 0, TEST))} == {0}
+    assert {e.cut for e in load_episodes(run.ctx.store, evaluation_id(run.ctx, 0, TEST))} == {0}
 
 
 @pytest.mark.slow
 async def test_a_checkpoint_is_not_tested_before_the_first_model(site: Callable[..., Site]) -> None:
-    one = site()
-    await prepare(one.ctx)
-    one.ctx.store.write(
+    run = site()
+    await prepare(run.ctx)
+    run.ctx.store.write(
         iteration_rows(
-            one.ctx.iteration_id(1),
-            run_id=one.ctx.run_id,
+            run.ctx.iteration_id(1),
+            run_id=run.ctx.run_id,
             iteration=1,
-            checkpoint_out=one.ctx.trained_checkpoint(0).id,
+            checkpoint_out=run.ctx.trained_checkpoint(0).id,
         )
     )
     with pytest.raises(DataFault, match="evaluate iteration 0 first"):
-        await evaluate(one.ctx, 1)
+        await evaluate(run.ctx, 1)
 
 
 @pytest.mark.slow
 async def test_a_cancelled_stage_finishes_the_instance_it_is_at_and_no_more(site: Callable[..., Site]) -> None:
-    one = site("data.use=expert")
-    await prepare(one.ctx)
+    run = site("data.use=expert")
+    await prepare(run.ctx)
     at_work = threading.Event()
-    asked: list[Instance] = []
+    instances: list[Instance] = []
 
     class Slow(House):
         def expert(self, instance: Instance) -> Sequence[str]:
-            asked.append(instance)
+            instances.append(instance)
             at_work.set()
             time.sleep(0.2)
             return super().expert(instance)
 
-    running = asyncio.create_task(expert_samples(replace(one.ctx, make_environment=lambda _: Slow()), 1))
+    task = asyncio.create_task(expert_samples(replace(run.ctx, make_environment=lambda _: Slow()), 1))
     await asyncio.to_thread(at_work.wait)
-    running.cancel()
+    task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await running
+        await task
     await asyncio.sleep(1)
-    assert len(asked) < 3
-    assert count(one.ctx, "select count(*) from sample") == 0
+    assert len(instances) < 3
+    assert count(run.ctx, "select count(*) from sample") == 0
 
 
 @pytest.mark.slow
 async def test_revisions_good_paths_and_the_experts_episodes_make_one_dataset(site: Callable[..., Site]) -> None:
-    one = site("data.use=both+expert")
-    recipe = one.ctx.recipe
-    planned = [stage.name for stage in one.ctx.plan(1).stages]
-    assert planned == ["collect", "critique", "splice", "demonstrate", "dataset", "train", "evaluate"]
+    run = site("data.use=both+expert")
+    recipe = run.ctx.recipe
+    stages = [stage.name for stage in run.ctx.plan(1).stages]
+    assert stages == ["collect", "critique", "splice", "demonstrate", "dataset", "train", "evaluate"]
     (line, *_) = method_of(recipe).describe(recipe, 6, 4)
     assert line == "each iteration: 6 trees and the expert's episodes, then 4 held-out episodes"
-    await prepare(one.ctx)
-    await collect(one.ctx, 1)
-    await critique(one.ctx, 1)
-    await splice_pairs(one.ctx, 1)
-    await expert_samples(one.ctx, 1)
-    made = (await dataset(one.ctx, 1))["samples"]
-    assert set(made) == {"revision", "good", "expert"}
-    assert made["expert"] == 6
-    rows = sum(made.values())
-    funnel = [(stage.name, stage.count) for stage in build_report(one.ctx, 1).funnel]
+    await prepare(run.ctx)
+    await collect(run.ctx, 1)
+    await critique(run.ctx, 1)
+    await splice_pairs(run.ctx, 1)
+    await expert_samples(run.ctx, 1)
+    num_by_kind = (await dataset(run.ctx, 1))["samples"]
+    assert set(num_by_kind) == {"revision", "good", "expert"}
+    assert num_by_kind["expert"] == 6
+    rows = sum(num_by_kind.values())
+    funnel = [(stage.name, stage.count) for stage in build_report(run.ctx, 1).funnel]
     assert (funnel[-3], funnel[-1]) == (("expert episodes", 6), ("trained rows", rows))
 
 
 @pytest.mark.slow
 async def test_the_expert_is_cloned_in_every_iteration_and_nothing_is_searched(site: Callable[..., Site]) -> None:
-    one = site("data.use=expert")
-    await prepare(one.ctx)
-    await expert_samples(one.ctx, 1)
-    made = await dataset(one.ctx, 1)
-    assert made["samples"] == {"expert": 6}
+    run = site("data.use=expert")
+    await prepare(run.ctx)
+    await expert_samples(run.ctx, 1)
+    data = await dataset(run.ctx, 1)
+    assert data["samples"] == {"expert": 6}
     lengths = "select sum(num_tokens)::bigint, sum(num_trained_tokens)::bigint from v_samples where used"
-    assert one.ctx.store.rows(lengths) == [(made["tokens"], sum(made["trained_tokens"].values()))]
-    assert one.asked == Asked()
-    assert count(one.ctx, "select count(*) from tree") == 0
-    funnel = build_report(one.ctx, 1).funnel
+    assert run.ctx.store.rows(lengths) == [(data["tokens"], sum(data["trained_tokens"].values()))]
+    assert run.asked == RequestCounts()
+    assert count(run.ctx, "select count(*) from tree") == 0
+    funnel = build_report(run.ctx, 1).funnel
     assert [(stage.name, stage.count) for stage in funnel] == [
         ("expert episodes", 6),
         ("samples", 6),
         ("trained rows", 6),
     ]
-    assert one.ctx.store.rows("select seconds > 0 from timing where (stage, part) = ('expert', 'environment')") == [
+    assert run.ctx.store.rows("select seconds > 0 from timing where (stage, part) = ('expert', 'environment')") == [
         (True,)
     ]
-    one.ctx.store.write(
+    run.ctx.store.write(
         iteration_rows(
-            one.ctx.iteration_id(1),
-            run_id=one.ctx.run_id,
+            run.ctx.iteration_id(1),
+            run_id=run.ctx.run_id,
             iteration=1,
-            checkpoint_out=one.ctx.trained_checkpoint(0).id,
+            checkpoint_out=run.ctx.trained_checkpoint(0).id,
         )
     )
-    await begin_iteration(one.ctx, 2)
-    await expert_samples(one.ctx, 2)
+    await begin_iteration(run.ctx, 2)
+    await expert_samples(run.ctx, 2)
     for iteration in (1, 2):
-        samples = load_samples(one.ctx.store, iteration_id=one.ctx.iteration_id(iteration)).values()
+        samples = load_samples(run.ctx.store, iteration_id=run.ctx.iteration_id(iteration)).values()
         assert [sample.kind for sample in samples] == [SampleKind.EXPERT] * 6
 
 
 @pytest.mark.slow
 async def test_with_good_paths_only_nobody_is_judged(site: Callable[..., Site]) -> None:
-    one = site("data.use=good")
-    await prepare(one.ctx)
-    await collect(one.ctx, 1)
-    await keep_good_paths(one.ctx, 1)
-    made = await dataset(one.ctx, 1)
-    assert set(made["samples"]) == {"good"}
-    assert one.asked.judge == 0
+    run = site("data.use=good")
+    await prepare(run.ctx)
+    await collect(run.ctx, 1)
+    await keep_good_paths(run.ctx, 1)
+    data = await dataset(run.ctx, 1)
+    assert set(data["samples"]) == {"good"}
+    assert run.asked.judge == 0
 
 
 @pytest.mark.slow
 async def test_the_same_weights_in_another_place_are_found_there(
     site: Callable[..., Site], tiny_model_dir: Path, tmp_path: Path
 ) -> None:
-    moved = tmp_path / "moved"
+    link = tmp_path / "moved"
     first = site()
     await prepare(first.ctx)
-    moved.symlink_to(tiny_model_dir)
-    second = site(model=str(moved))
+    link.symlink_to(tiny_model_dir)
+    second = site(model=str(link))
     await prepare(second.ctx)
     assert second.ctx.trained_checkpoint(0).id == first.ctx.trained_checkpoint(0).id
-    assert second.ctx.trained_checkpoint(0).path == moved
+    assert second.ctx.trained_checkpoint(0).path == link
     assert first.ctx.trained_checkpoint(0).path == tiny_model_dir, (
         "the run under way keeps the directory of its own recipe"
     )
@@ -831,82 +835,82 @@ async def test_the_same_weights_in_another_place_are_found_there(
 
 @pytest.mark.slow
 async def test_a_report_counts_the_tokens_of_search_and_judge(site: Callable[..., Site]) -> None:
-    one = site()
-    await make_data(one.ctx)
-    await evaluate(one.ctx, 0)
-    tokens = build_report(one.ctx, 1).tokens
+    run = site()
+    await make_data(run.ctx)
+    await evaluate(run.ctx, 0)
+    tokens = build_report(run.ctx, 1).tokens
     assert tokens is not None
     kinds = "select sum(completion_tokens) from generation where kind in ('node', 'judgement')"
-    assert tokens.completion == count(one.ctx, kinds)
-    assert count(one.ctx, "select count(*) from generation where kind = 'judgement'") > 0
-    base = build_report(one.ctx, 0).tokens
+    assert tokens.completion == count(run.ctx, kinds)
+    assert count(run.ctx, "select count(*) from generation where kind = 'judgement'") > 0
+    base = build_report(run.ctx, 0).tokens
     assert base is not None
-    assert base.completion == count(one.ctx, "select sum(completion_tokens) from generation where kind = 'step'")
+    assert base.completion == count(run.ctx, "select sum(completion_tokens) from generation where kind = 'step'")
 
 
 @pytest.mark.slow
 async def test_a_report_has_the_share_of_replies_that_their_limit_cut(site: Callable[..., Site]) -> None:
-    one = site("search.max_new_tokens=1", "instances.train_limit=2", "evaluation.revision_test.enabled=false")
-    await prepare(one.ctx)
-    await collect(one.ctx, 1)
-    await evaluate(one.ctx, 0)
-    tokens = build_report(one.ctx, 1).tokens
-    drawn = count(one.ctx, "select count(*) from generation where kind = 'node'")
+    run = site("search.max_new_tokens=1", "instances.train_limit=2", "evaluation.revision_test.enabled=false")
+    await prepare(run.ctx)
+    await collect(run.ctx, 1)
+    await evaluate(run.ctx, 0)
+    tokens = build_report(run.ctx, 1).tokens
+    num_nodes = count(run.ctx, "select count(*) from generation where kind = 'node'")
     assert tokens is not None
-    assert tokens.cut_by_purpose == {"collected": (drawn, drawn)}, "each word of two is cut to one"
-    base = build_report(one.ctx, 0).tokens
+    assert tokens.cut_by_purpose == {"collected": (num_nodes, num_nodes)}, "each word of two is cut to one"
+    base = build_report(run.ctx, 0).tokens
     assert base is not None
     assert {purpose: cut for purpose, (_, cut) in base.cut_by_purpose.items()} == {"evaluated": 0}
-    cut = [n.step for tree in finished_trees(one.ctx, 1).values() for n in tree.nodes if n.step]
+    cut = [n.step for tree in finished_trees(run.ctx, 1).values() for n in tree.nodes if n.step]
     assert {step.finish_reason for step in cut} == {"length"}
 
 
 @pytest.mark.slow
 async def test_a_report_counts_refused_actions_by_the_words_of_the_world(site: Callable[..., Site]) -> None:
-    one = site()
-    await prepare(one.ctx)
-    await collect(one.ctx, 1)
-    assert errors(one.ctx) == {}, "a door takes every word"
-    with one.ctx.store.transaction() as con:
+    run = site()
+    await prepare(run.ctx)
+    await collect(run.ctx, 1)
+    assert errors(run.ctx) == {}, "a door takes every word"
+    with run.ctx.store.transaction() as con:
         con.execute("update node set step = struct_update(step, valid := false) where step.observation = 'Wrong 1.'")
-    wrong = count(one.ctx, "select count(*) from v_nodes where observation = 'Wrong 1.'")
+    wrong = count(run.ctx, "select count(*) from v_nodes where observation = 'Wrong 1.'")
     assert wrong > 0
-    assert errors(one.ctx) == {"Wrong 1.": wrong}
+    assert errors(run.ctx) == {"Wrong 1.": wrong}
 
 
 def errors(ctx: RunContext) -> Counts:
-    found = build_report(ctx, 1).errors
-    assert found is not None
-    return found.refusals_by_message
+    error_counts = build_report(ctx, 1).errors
+    assert error_counts is not None
+    return error_counts.refusals_by_message
 
 
 @pytest.mark.slow
 async def test_what_a_killed_stage_left_is_grown_to_the_same_trees(site: Callable[..., Site]) -> None:
-    calm = site()
-    await prepare(calm.ctx)
-    await collect(calm.ctx, 1)
-    whole = finished_trees(calm.ctx, 1)
+    run = site()
+    await prepare(run.ctx)
+    await collect(run.ctx, 1)
+    whole = finished_trees(run.ctx, 1)
 
     # What a process that was killed right away has stored at most.
-    with calm.ctx.store.transaction() as con:
+    with run.ctx.store.transaction() as con:
         con.execute("delete from node where node_index > 0")
         con.execute("update node set visits = 0, value_sum = 0, terminal = false, stop = null")
         con.execute("update tree set finished = false, dives_done = 0")
-    again = site()
-    assert (await collect(again.ctx, 1))["new"] == len(whole)
-    assert finished_trees(again.ctx, 1) == whole
+    rerun = site()
+    assert (await collect(rerun.ctx, 1))["new"] == len(whole)
+    assert finished_trees(rerun.ctx, 1) == whole
 
 
 @pytest.mark.slow
 async def test_a_run_is_known_again_by_its_stored_recipe(site: Callable[..., Site]) -> None:
-    one = site("pairs.beta=0.1", "training.learning_rate=3e-4")
-    await prepare(one.ctx)
-    (config,) = one.ctx.store.rows("select config from run")[0]
-    stored = parse(json.loads(config))
-    assert stored == one.ctx.recipe
-    assert run_id_of(stored) == one.ctx.run_id
-    assert run_id_of(parse(json.loads(config), ["iterations=9", "workspace=elsewhere"])) == one.ctx.run_id
-    assert run_id_of(parse(json.loads(config), ["seed=1"])) != one.ctx.run_id
+    run = site("pairs.beta=0.1", "training.learning_rate=3e-4")
+    await prepare(run.ctx)
+    (config,) = run.ctx.store.rows("select config from run")[0]
+    recipe = parse(json.loads(config))
+    assert recipe == run.ctx.recipe
+    assert run_id_of(recipe) == run.ctx.run_id
+    assert run_id_of(parse(json.loads(config), ["iterations=9", "workspace=elsewhere"])) == run.ctx.run_id
+    assert run_id_of(parse(json.loads(config), ["seed=1"])) != run.ctx.run_id
 
 
 class Terrace(House):
@@ -927,24 +931,24 @@ class Terrace(House):
 
 @pytest.mark.slow
 async def test_further_sets_are_played_scored_and_paired_with_the_base(site: Callable[..., Site]) -> None:
-    one = site(
+    run = site(
         "evaluation.sets.row={split: row, limit: 12, spread: false}",
         "evaluation.sets.tried={split: test, episodes: 4, temperature: 1, models: base}",
     )
-    ctx = replace(one.ctx, make_environment=lambda _: Terrace())
+    ctx = replace(run.ctx, make_environment=lambda _: Terrace())
     await prepare(ctx)
     base = await evaluate(ctx, 0)
     assert {name: score["n"] for name, score in base.items()} == {
         "test": 6, "row": 12, "tried": 24, "revision_test": base["revision_test"]["n"]
     }  # fmt: skip
-    made = iteration_rows(
+    rows = iteration_rows(
         ctx.iteration_id(1), run_id=ctx.run_id, iteration=1, checkpoint_out=ctx.trained_checkpoint(0).id
     )
-    ctx.store.write(made)
+    ctx.store.write(rows)
     assert list(await evaluate(ctx, 1)) == ["test", "row", "revision_test"]
-    asked = one.asked.act
+    num_requests = run.asked.act
     await evaluate(ctx, 1)
-    assert one.asked.act == asked
+    assert run.asked.act == num_requests
 
     first, second = Scoreboard(ctx).up_to(1)
     assert [part.name for part in first.sets] == ["test", "row", "tried"]
@@ -959,13 +963,13 @@ async def test_further_sets_are_played_scored_and_paired_with_the_base(site: Cal
     origins = ctx.store.rows("select distinct origin_id from instance where split = 'row' and instance_index in (0, 6)")
     assert origins == [("door/test/0",)]
 
-    tried = first.score_of_set("tried")
-    assert tried is not None
-    assert [at.k for at in tried.pass_at] == [1, 2, 4]
-    assert tried.pass_at[0].success.value == pytest.approx(tried.success.value)
-    stored = dict(ctx.store.rows("select name, value from metric where name like 'pass@%'"))
-    assert stored == {f"pass@{at.k}": pytest.approx(at.success.value) for at in tried.pass_at}
-    assert sorted(stored.values()) == [stored[f"pass@{k}"] for k in (1, 2, 4)]
+    tries = first.score_of_set("tried")
+    assert tries is not None
+    assert [at.k for at in tries.pass_at] == [1, 2, 4]
+    assert tries.pass_at[0].success.value == pytest.approx(tries.success.value)
+    metrics = dict(ctx.store.rows("select name, value from metric where name like 'pass@%'"))
+    assert metrics == {f"pass@{at.k}": pytest.approx(at.success.value) for at in tries.pass_at}
+    assert sorted(metrics.values()) == [metrics[f"pass@{k}"] for k in (1, 2, 4)]
 
 
 @pytest.mark.slow
@@ -975,41 +979,41 @@ async def test_the_states_of_the_revision_test_are_chosen_once_and_can_be_given_
     lossy = site(broken=["door/test/1", "door/test/4"])
     await prepare(lossy.ctx)
     await evaluate(lossy.ctx, 0)
-    chosen = lossy.ctx.store.rows("select trajectory_id, repeat, cut from revision_state order by position")
-    assert chosen
+    state_rows = lossy.ctx.store.rows("select trajectory_id, repeat, cut from revision_state order by position")
+    assert state_rows
     # What was lost is played now, but the states stay those of every model before.
-    whole = site().ctx
-    made = iteration_rows(
-        whole.iteration_id(1), run_id=whole.run_id, iteration=1, checkpoint_out=whole.trained_checkpoint(0).id
+    ctx = site().ctx
+    rows = iteration_rows(
+        ctx.iteration_id(1), run_id=ctx.run_id, iteration=1, checkpoint_out=ctx.trained_checkpoint(0).id
     )
-    whole.store.write(made)
-    before = len(load_episodes(whole.store, evaluation_id(whole, 0, TEST)))
-    await evaluate(whole, 0)
-    await evaluate(whole, 1)
-    assert len(load_episodes(whole.store, evaluation_id(whole, 0, TEST))) > before
-    assert whole.store.rows("select trajectory_id, repeat, cut from revision_state order by position") == chosen
+    ctx.store.write(rows)
+    before = len(load_episodes(ctx.store, evaluation_id(ctx, 0, TEST)))
+    await evaluate(ctx, 0)
+    await evaluate(ctx, 1)
+    assert len(load_episodes(ctx.store, evaluation_id(ctx, 0, TEST))) > before
+    assert ctx.store.rows("select trajectory_id, repeat, cut from revision_state order by position") == state_rows
     states = [
-        [(e.instance.key, e.repeat, e.cut) for e in load_episodes(whole.store, evaluation_id(whole, i, REVISION))]
+        [(e.instance.key, e.repeat, e.cut) for e in load_episodes(ctx.store, evaluation_id(ctx, i, REVISION))]
         for i in (0, 1)
     ]
     assert states[0] == states[1]
-    assert len(states[0]) == len(chosen)
+    assert len(states[0]) == len(state_rows)
 
     other_model = tmp_path / "other"
     shutil.copytree(tiny_model_dir, other_model)
     (other_model / "generation_config.json").write_text("{}")
-    other = site(f"evaluation.revision_test.states='{whole.run_id}'", "seed=9", model=str(other_model)).ctx
-    assert other.run_id != whole.run_id
-    await start_run(other)
-    await evaluate(other, 0)
-    taken = load_episodes(other.store, evaluation_id(other, 0, REVISION))
-    assert [(e.instance.key, e.repeat, e.cut) for e in taken] == states[0]
-    assert Scoreboard(other).up_to(0)[0].revision_reward is not None
+    transfer_ctx = site(f"evaluation.revision_test.states='{ctx.run_id}'", "seed=9", model=str(other_model)).ctx
+    assert transfer_ctx.run_id != ctx.run_id
+    await start_run(transfer_ctx)
+    await evaluate(transfer_ctx, 0)
+    episodes = load_episodes(transfer_ctx.store, evaluation_id(transfer_ctx, 0, REVISION))
+    assert [(e.instance.key, e.repeat, e.cut) for e in episodes] == states[0]
+    assert Scoreboard(transfer_ctx).up_to(0)[0].revision_reward is not None
     # A recipe may know a world by another name than its instances do.
-    known = site(f"evaluation.revision_test.states='{whole.run_id}'", "seed=11", "environment.name=house").ctx
-    await start_run(known)
-    await evaluate(known, 0)
-    assert len(load_episodes(known.store, evaluation_id(known, 0, REVISION))) == len(states[0])
+    house_ctx = site(f"evaluation.revision_test.states='{ctx.run_id}'", "seed=11", "environment.name=house").ctx
+    await start_run(house_ctx)
+    await evaluate(house_ctx, 0)
+    assert len(load_episodes(house_ctx.store, evaluation_id(house_ctx, 0, REVISION))) == len(states[0])
     nobody = site("evaluation.revision_test.states=nobody", "seed=10").ctx
     await start_run(nobody)
     with pytest.raises(DataFault, match="run nobody has no states of a revision test"):
@@ -1017,8 +1021,8 @@ async def test_the_states_of_the_revision_test_are_chosen_once_and_can_be_given_
 
 
 async def test_an_instance_is_not_trained_on_and_held_out_under_another_name(site: Callable[..., Site]) -> None:
-    one = site("instances.train=row", "instances.test=test")
-    ctx = replace(one.ctx, make_environment=lambda _: Terrace())
+    run = site("instances.train=row", "instances.test=test")
+    ctx = replace(run.ctx, make_environment=lambda _: Terrace())
     await prepare(ctx)
     with pytest.raises(DataFault, match="training instance door/row/0 is held-out instance door/test/0, or a variant"):
         await collect(ctx, 1)

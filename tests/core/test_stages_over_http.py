@@ -69,13 +69,13 @@ def workplace(root: Path, model_dir: Path, make: Callable[[], Environment]) -> R
     )
 
 
-def untold(tree: Tree) -> Tree:
+def without_validity(tree: Tree) -> Tree:
     """Return a tree without what no server of AgentGym's tells: whether an action was taken."""
     nodes = (replace(node, step=node.step and replace(node.step, valid=None)) for node in tree.nodes)
     return replace(tree, nodes=tuple(nodes))
 
 
-async def collected(ctx: RunContext) -> dict[str, Tree]:
+async def collect_trees(ctx: RunContext) -> dict[str, Tree]:
     await start_run(ctx)
     await begin_iteration(ctx, 1)
     await collect(ctx, 1)
@@ -86,16 +86,16 @@ async def collected(ctx: RunContext) -> dict[str, Tree]:
 async def test_collection_from_a_broken_server_gives_the_trees_of_the_world(
     tmp_path: Path, tiny_model_dir: Path
 ) -> None:
-    here = await collected(workplace(tmp_path / "here", tiny_model_dir, Door))
+    local_trees = await collect_trees(workplace(tmp_path / "here", tiny_model_dir, Door))
 
     with served_world(Door, WIRE_FORMATS["textcraft"], number_instances(Door(), ("train", "test"))) as world:
         world.faults |= {("/step", number): answer(500, b"") for number in range(9, 5000, 40)}
         ctx = workplace(tmp_path / "there", tiny_model_dir, remote(world))
-        there = await collected(ctx)
+        served_trees = await collect_trees(ctx)
         await evaluate(ctx, 0)
 
-        assert there == {tree: untold(grown) for tree, grown in here.items()}
-        assert len(there) == 6
+        assert served_trees == {tree: without_validity(grown) for tree, grown in local_trees.items()}
+        assert len(served_trees) == 6
         assert len(world.bodies("/step")) > 40, "no fault was met in the middle of a tree"
         assert ctx.store.query("select count(*) n from event")["n"][0] == 0
         assert ctx.store.query("select count(*) n from episode")["n"][0] == 6

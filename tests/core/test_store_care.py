@@ -66,9 +66,9 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A store with a row of each kind, and a run that goes on from the checkpoint of the first; it
     is copied for each test.
     """
-    made = gallery.fill(tmp_path_factory.mktemp("filled") / "store.duckdb")
-    add_run(made, LATER, base="bbbb-base", parent=gallery.TRAINED)
-    return made
+    full_store = gallery.fill(tmp_path_factory.mktemp("filled") / "store.duckdb")
+    add_run(full_store, LATER, base="bbbb-base", parent=gallery.TRAINED)
+    return full_store
 
 
 @pytest.fixture
@@ -79,10 +79,10 @@ def store(filled: Store, tmp_path: Path) -> Store:
 
 def test_sizes_count_the_rows_of_each_table(store: Store) -> None:
     store.checkpoint()
-    found = table_sizes(store)
-    assert {one.table: one.rows for one in found.tables} == {table: len(rows(store, table)) for table in TABLES}
-    assert all(one.size > 0 for one in found.tables if one.rows)
-    assert sum(one.rows for one in found.tables) > 40
+    sizes = table_sizes(store)
+    assert {entry.table: entry.rows for entry in sizes.tables} == {table: len(rows(store, table)) for table in TABLES}
+    assert all(entry.size > 0 for entry in sizes.tables if entry.rows)
+    assert sum(entry.rows for entry in sizes.tables) > 40
 
 
 def test_compacting_frees_what_lies_idle_and_changes_no_row(store: Store) -> None:
@@ -98,10 +98,10 @@ def test_compacting_frees_what_lies_idle_and_changes_no_row(store: Store) -> Non
     before, size = everything(store), table_sizes(store)
     assert size.num_unused_bytes >= 0
 
-    found = compact(store)
+    result = compact(store)
 
-    assert found.bytes_after < found.bytes_before
-    assert found.num_removed_by_table == {}
+    assert result.bytes_after < result.bytes_before
+    assert result.num_removed_by_table == {}
     assert everything(store) == before
     store.write({"rl_validation": [{"trajectory_id": "new", "step": 1, "iteration_id": "x"}]})
     assert not list(store.path.parent.glob("*.rewritten*"))
@@ -113,12 +113,17 @@ def test_every_table_has_a_rule_of_what_stays() -> None:
 
 def test_pruning_keeps_what_other_runs_are_made_of(store: Store) -> None:
     before, odd = everything(store), contradictions(store)
-    found = prune(store, [gallery.RUN])
+    result = prune(store, [gallery.RUN])
 
     # The later run is made of the first iteration; the evaluation of the base is of no use to it.
-    assert found.needed_iterations == ((gallery.RUN, 1),)
-    assert found.unnamed_paths == ()
-    assert found.rewrite_result.num_removed_by_table == {"iteration": 1, "evaluation": 1, "trajectory": 1, "episode": 1}
+    assert result.needed_iterations == ((gallery.RUN, 1),)
+    assert result.unnamed_paths == ()
+    assert result.rewrite_result.num_removed_by_table == {
+        "iteration": 1,
+        "evaluation": 1,
+        "trajectory": 1,
+        "episode": 1,
+    }
     for table in ("run", "tree", "node", "sample", "message", "dataset_row", "checkpoint", "verdict"):
         assert rows(store, table) == before[table]
     assert dangling_references(store) == []
@@ -129,56 +134,58 @@ def test_pruning_a_run_that_nobody_needs_leaves_nothing_of_it(store: Store) -> N
     before = everything(store)
     add_run(store, ALONE, base="cccc-base", word="alone")
 
-    found = prune(store, [ALONE])
+    result = prune(store, [ALONE])
 
     assert everything(store) == before
-    assert found.rewrite_result.num_removed_by_table == dict.fromkeys(("run", "iteration", "checkpoint", "sample"), 1)
-    assert found.needed_iterations == ()
+    assert result.rewrite_result.num_removed_by_table == dict.fromkeys(("run", "iteration", "checkpoint", "sample"), 1)
+    assert result.needed_iterations == ()
 
 
 def test_pruning_both_leaves_an_empty_store_and_names_the_weights_that_are_left(store: Store) -> None:
-    found = prune(store, [gallery.RUN, LATER])
-    assert found.unnamed_paths == ("one",)
+    result = prune(store, [gallery.RUN, LATER])
+    assert result.unnamed_paths == ("one",)
     assert {table for table in TABLES if rows(store, table)} == set()
 
 
 def test_pruning_a_copied_workspace_names_the_weights_in_the_copy(store: Store) -> None:
-    here = store.path.parent / "checkpoints" / gallery.TRAINED
-    here.mkdir(parents=True)
-    assert prune(store, [gallery.RUN, LATER], replace_file=False).unnamed_paths == (str(here),)
+    folder = store.path.parent / "checkpoints" / gallery.TRAINED
+    folder.mkdir(parents=True)
+    assert prune(store, [gallery.RUN, LATER], replace_file=False).unnamed_paths == (str(folder),)
 
 
 def test_pruning_names_every_folder_that_trainings_left(store: Store) -> None:
     root = store.path.parent
     trained, alone = f"{gallery.TRAINED}", "dddd000000000001"
-    left = [
+    paths = [
         *(f"checkpoints/{name}" for name in (trained, f"{trained}.logs", f".{trained}.ffff")),
         # Published or begun by an iteration that goes, and killed before a row named it.
         *(f"checkpoints/{name}" for name in (alone, ".eeee000000000001.ffff")),
         "datasets/aaaa00000000d000.parquet",
         f"reports/{gallery.RUN}",
     ]
-    others = ["checkpoints/.ffff000000000001.ffff", "checkpoints/.1111000000000001.ffff", "datasets/other.parquet"]
-    for name in (*left, *others):
+    other_paths = ["checkpoints/.ffff000000000001.ffff", "checkpoints/.1111000000000001.ffff", "datasets/other.parquet"]
+    for name in (*paths, *other_paths):
         (root / name).mkdir(parents=True)
-    shared = shared_folder_name(root / "checkpoints" / trained)
-    (SHARED_MEMORY / shared).mkdir()
-    gone = json.dumps({"iteration": gallery.ITERATION})
-    (root / "checkpoints" / alone / "manifest.json").write_text(gone)
-    (root / "checkpoints" / ".eeee000000000001.ffff" / "job.json").write_text(gone)
+    folder_name = shared_folder_name(root / "checkpoints" / trained)
+    (SHARED_MEMORY / folder_name).mkdir()
+    manifest = json.dumps({"iteration": gallery.ITERATION})
+    (root / "checkpoints" / alone / "manifest.json").write_text(manifest)
+    (root / "checkpoints" / ".eeee000000000001.ffff" / "job.json").write_text(manifest)
     (root / "checkpoints" / ".1111000000000001.ffff" / "job.json").write_text(json.dumps({"iteration": f"{ALONE}-1"}))
     add_run(store, ALONE, base="cccc-base", word="alone")
     try:
-        found = prune(store, [gallery.RUN, LATER])
+        result = prune(store, [gallery.RUN, LATER])
     finally:
-        (SHARED_MEMORY / shared).rmdir()
-    assert found.unnamed_paths == tuple(sorted([*(str(root / name) for name in left), str(SHARED_MEMORY / shared)]))
+        (SHARED_MEMORY / folder_name).rmdir()
+    assert result.unnamed_paths == tuple(
+        sorted([*(str(root / name) for name in paths), str(SHARED_MEMORY / folder_name)])
+    )
 
 
 def test_a_dry_run_changes_nothing(store: Store) -> None:
     before = store.path.read_bytes()
-    found = prune(store, [LATER], replace_file=False)
-    assert found.rewrite_result.num_removed_by_table["run"] == 1
+    result = prune(store, [LATER], replace_file=False)
+    assert result.rewrite_result.num_removed_by_table["run"] == 1
     store.checkpoint()
     assert store.path.read_bytes() == before
     assert not list(store.path.parent.glob("*.rewritten*"))
@@ -188,43 +195,43 @@ def test_a_run_whose_states_or_pool_others_take_stays_whole(store: Store) -> Non
     config = {"compare": {"pool": gallery.RUN}}
     with store.transaction() as con:
         con.execute("update run set config = ? where run_id = ?", [json.dumps(config), LATER])
-    found = prune(store, [gallery.RUN])
-    assert found.rewrite_result.num_removed_by_table == {}
-    assert found.needed_iterations == ((gallery.RUN, 0), (gallery.RUN, 1))
+    result = prune(store, [gallery.RUN])
+    assert result.rewrite_result.num_removed_by_table == {}
+    assert result.needed_iterations == ((gallery.RUN, 0), (gallery.RUN, 1))
 
 
 def test_merging_takes_each_row_once(store: Store, tmp_path: Path) -> None:
-    other = Store(tmp_path / "other" / "store.duckdb")
-    add_run(other, ALONE, base="bbbb-base", word="alone")
+    source = Store(tmp_path / "other" / "store.duckdb")
+    add_run(source, ALONE, base="bbbb-base", word="alone")
     copy = tmp_path / "copy.duckdb"
     store.backup(copy)
-    before, theirs = everything(store), everything(other)
+    before, source_rows = everything(store), everything(source)
 
-    found = merge_stores(store, [other, Store(copy)])
+    result = merge_stores(store, [source, Store(copy)])
 
-    assert -found.num_removed_by_table["run"] == 1
-    assert "checkpoint" not in found.num_removed_by_table
-    assert sorted(rows(store, "sample")) == sorted([*before["sample"], *theirs["sample"]])
+    assert -result.num_removed_by_table["run"] == 1
+    assert "checkpoint" not in result.num_removed_by_table
+    assert sorted(rows(store, "sample")) == sorted([*before["sample"], *source_rows["sample"]])
     # The folder of the model is that of this machine, and its parent is known here alone.
     assert rows(store, "checkpoint") == before["checkpoint"]
-    assert everything(other) == theirs
-    again = everything(store)
-    assert merge_stores(store, [other]).num_removed_by_table == {}
-    assert everything(store) == again
+    assert everything(source) == source_rows
+    content = everything(store)
+    assert merge_stores(store, [source]).num_removed_by_table == {}
+    assert everything(store) == content
     assert dangling_references(store) == []
 
 
 def test_what_only_the_other_store_knows_is_learnt(store: Store, tmp_path: Path) -> None:
-    other = Store(tmp_path / "other" / "store.duckdb")
-    add_run(other, ALONE, base="bbbb-base", word="alone")
-    merge_stores(other, [store])
-    parents = other.rows("select parent_id, path from checkpoint where checkpoint_id = 'bbbb-base'")
+    source = Store(tmp_path / "other" / "store.duckdb")
+    add_run(source, ALONE, base="bbbb-base", word="alone")
+    merge_stores(source, [store])
+    parents = source.rows("select parent_id, path from checkpoint where checkpoint_id = 'bbbb-base'")
     assert parents == [(gallery.TRAINED, "base-alone")]
 
 
 def test_one_id_with_two_contents_is_refused(store: Store, tmp_path: Path) -> None:
-    other = Store(tmp_path / "other" / "store.duckdb")
-    add_run(other, ALONE, base="bbbb-base", word="alone")
+    source = Store(tmp_path / "other" / "store.duckdb")
+    add_run(source, ALONE, base="bbbb-base", word="alone")
     copy = tmp_path / "copy.duckdb"
     store.backup(copy)
     with Store(copy).transaction() as con:
@@ -234,7 +241,7 @@ def test_one_id_with_two_contents_is_refused(store: Store, tmp_path: Path) -> No
     with pytest.raises(
         StoreError, match=rf"node {gallery.TREE}, 2 is in both stores and differs in value_sum; nothing"
     ):
-        merge_stores(store, [other, Store(copy)])
+        merge_stores(store, [source, Store(copy)])
     assert everything(store) == before
     with pytest.raises(StoreError, match="is the store itself"):
         merge_stores(store, [store])
@@ -260,7 +267,7 @@ def test_a_file_that_is_no_store_is_not_merged_and_the_sentence_is_about_it(stor
     with newer.transaction() as con:
         con.execute("insert into schema_version (version, name) values (999, 'later')")
     before = everything(store)
-    for path, said in (
+    for path, message in (
         *(
             (path, "no store of agentr, or damaged; nothing was merged: name a workspace, or the file of a store")
             for path in (notes, empty)
@@ -271,7 +278,7 @@ def test_a_file_that_is_no_store_is_not_merged_and_the_sentence_is_about_it(stor
         with pytest.raises(StoreError) as caught:
             merge_stores(store, [Store(path)])
         assert str(caught.value).startswith(f"{path} ")
-        assert str(caught.value).endswith(said)
+        assert str(caught.value).endswith(message)
     assert everything(store) == before
     assert empty.read_bytes() == as_it_was
 
@@ -284,10 +291,10 @@ def test_a_full_disk_leaves_the_store_as_it_is(store: Store) -> None:
         "from agentr_core.store.care.rewriting import compact; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)); compact(Store(Path(sys.argv[1])))"
     )
-    ended = subprocess.run([sys.executable, "-c", code, store.path], capture_output=True, text=True, check=False)
-    assert ended.returncode == 1
-    assert "StoreError" in ended.stderr
-    assert "nothing stored is lost" in ended.stderr
+    process = subprocess.run([sys.executable, "-c", code, store.path], capture_output=True, text=True, check=False)
+    assert process.returncode == 1
+    assert "StoreError" in process.stderr
+    assert "nothing stored is lost" in process.stderr
     assert store.path.read_bytes() == before
     assert not list(store.path.parent.glob("*.rewritten*"))
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 300_000

@@ -53,13 +53,13 @@ def test_insert_twice_stores_once_and_keeps_the_first(store: Store) -> None:
 
 
 def test_write_updates_only_what_may_change_and_the_last_row_of_a_key_counts(store: Store) -> None:
-    started: dict[str, str | None] = {"started_at": "2026-01-01", "finished_at": None}
-    run = started | {"run_id": "r", "recipe": "a", "method": "m", "config": "{}", "versions": "{}", "workspace": "w"}
+    times: dict[str, str | None] = {"started_at": "2026-01-01", "finished_at": None}
+    run = times | {"run_id": "r", "recipe": "a", "method": "m", "config": "{}", "versions": "{}", "workspace": "w"}
     store.write({"run": [run | {"status": "running"}]})
     store.write({"run": [run | {"status": "failed"}, run | {"status": "finished", "recipe": "b"}]})
     assert store.query("select recipe, status from run").values.tolist() == [["a", "finished"]]
-    both = [run | {"run_id": "q", "status": "running"}, run | {"run_id": "q", "status": "failed", "recipe": "b"}]
-    store.write({"run": both})
+    rows = [run | {"run_id": "q", "status": "running"}, run | {"run_id": "q", "status": "failed", "recipe": "b"}]
+    store.write({"run": rows})
     assert store.query("select recipe, status from run where run_id = 'q'").values.tolist() == [["a", "failed"]]
 
 
@@ -107,8 +107,8 @@ def test_tables_agree_with_the_schema(store: Store) -> None:
         "select table_name, constraint_column_names as key from duckdb_constraints() "
         "where constraint_type = 'PRIMARY KEY'"
     )
-    stored = {name: tuple(key) for name, key in keys.values.tolist() if name != "schema_version"}
-    assert stored == {name: table.key for name, table in TABLES.items()}
+    keys_by_table = {name: tuple(key) for name, key in keys.values.tolist() if name != "schema_version"}
+    assert keys_by_table == {name: table.key for name, table in TABLES.items()}
     columns = store.query("select table_name || '.' || column_name as c from duckdb_columns()")["c"].tolist()
     assert {f"{name}.{column}" for name, table in TABLES.items() for column in table.mutable_columns} <= set(columns)
     assert {f"{name}.created_at" for name in TABLES} <= set(columns)
@@ -123,12 +123,12 @@ def test_tables_of_records_are_what_their_types_say(store: Store) -> None:
             column: (str(duckdb.from_arrow(to_arrow_table([], [column], hints)).types[0]), NoneType in get_args(hint))
             for column, hint in hints.items()
         }
-        stored = {
-            column: (kind.replace("JSON", "VARCHAR"), not required)
-            for _, column, kind, required, *_ in store.rows(f"select * from pragma_table_info('main.{name}')")
+        table_columns = {
+            column: (kind.replace("JSON", "VARCHAR"), not is_required)
+            for _, column, kind, is_required, *_ in store.rows(f"select * from pragma_table_info('main.{name}')")
             if column != "created_at"
         }
-        assert stored == expected, f"write a migration for table {name}"
+        assert table_columns == expected, f"write a migration for table {name}"
 
 
 def test_everything_is_documented(store: Store) -> None:
@@ -186,15 +186,15 @@ def test_query_takes_parameters(store: Store) -> None:
 
 
 def test_bursts_share_an_instance_of_duckdb_and_nothing_else(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[Any] = []
+    connections: list[Any] = []
     connect = duckdb.connect
 
-    def counted(**options: Any) -> Any:
-        started.append(connect(**options))
-        return started[-1]
+    def connect_and_count(**options: Any) -> Any:
+        connections.append(connect(**options))
+        return connections[-1]
 
     store.write({"rl_validation": [row("a")]})
-    monkeypatch.setattr(duckdb, "connect", counted)
+    monkeypatch.setattr(duckdb, "connect", connect_and_count)
     with store.reading() as con:
         con.execute("create temp table mine as select 1")
         assert str(store.path) in {file.path for file in psutil.Process().open_files()}
@@ -202,12 +202,12 @@ def test_bursts_share_an_instance_of_duckdb_and_nothing_else(store: Store, monke
     with store.transaction() as con, pytest.raises(duckdb.CatalogException):
         con.execute("from mine")
     assert store.rows("select trajectory_id from rl_validation") == [("a",)]
-    assert not started, "the instance of the first burst serves all"
+    assert not connections, "the instance of the first burst serves all"
 
     # A user's question shuts other files off, and locks what its instance may do.
     assert store.query("select 1 as one")["one"].tolist() == [1]
     store.write({"rl_validation": [row("b")]})
-    assert len(started) == 1
+    assert len(connections) == 1
     settings = "select current_setting('threads'), count(*) from rl_validation"
     assert store.rows(settings) == [(1, 2)]
     with monkeypatch.context() as patch:
@@ -290,8 +290,8 @@ def test_a_newer_schema_is_refused(store: Store) -> None:
 @pytest.mark.slow
 def test_an_older_schema_is_brought_up_by_the_first_who_opens_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        first = migrations.available()[:1]
-        patch.setattr(migrations, "available", lambda: first)
+        first_migrations = migrations.available()[:1]
+        patch.setattr(migrations, "available", lambda: first_migrations)
         with Store(store.path).transaction() as con:
             insert_rows(con, gallery.answered("a"))
             con.execute("create view v_of_before as select 1; create view v_orphans as from v_of_before")
@@ -305,8 +305,8 @@ def test_an_older_schema_is_brought_up_by_the_first_who_opens_it(store: Store, m
     assert numbers == sorted(set(numbers))
     assert numbers[-1] == migrations.VIEWS_NUMBER, "views are made after the tables that they show"
     assert store.missing("answered_call", ["a"]) == []
-    with duckdb.connect(str(store.path), read_only=True) as other:
-        assert other.execute("select call_id from answered_call").fetchall() == [("a",)]
+    with duckdb.connect(str(store.path), read_only=True) as reader:
+        assert reader.execute("select call_id from answered_call").fetchall() == [("a",)]
 
 
 _EPISODES = """
@@ -325,15 +325,15 @@ from range(4000) episodes (number)
 def test_a_filled_store_of_before_has_its_rows_when_it_is_brought_up(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = "select trajectory_id, steps::varchar as steps from trajectory order by trajectory_id::bigint"
+    sql = "select trajectory_id, steps::varchar as steps from trajectory order by trajectory_id::bigint"
     with monkeypatch.context() as patch:
         earlier = tuple(migration for migration in migrations.available() if migration.number < 112)
         patch.setattr(migrations, "available", lambda: earlier)
         with Store(store.path).transaction() as con:
             con.execute(_EPISODES)
-            before = con.execute(shown).fetchall()
+            before = con.execute(sql).fetchall()
     assert store.count("select count(*) from v_steps where summary_of is null") == 24_000
-    after = store.rows(shown)
+    after = store.rows(sql)
     assert [(key, steps.replace(", 'summary_of': NULL, 'state_key': NULL", "")) for key, steps in after] == before
     assert load_trajectories(store, ["7"])["7"].steps[3].token_ids == (7, 3)
 
@@ -374,44 +374,44 @@ def test_training_steps_of_before_they_told_their_rate_are_kept(store: Store, mo
                 "insert into training_step (checkpoint_id, step, loss, trained_tokens, seconds) "
                 "values ('c', 1, 0.5, 2, 3.0)"
             )
-    asked = "select step, loss, learning_rate, grad_norm from training_step"
-    assert store.rows(asked) == [(1, 0.5, None, None)]
+    sql = "select step, loss, learning_rate, grad_norm from training_step"
+    assert store.rows(sql) == [(1, 0.5, None, None)]
 
 
 @pytest.mark.slow
 def test_a_store_that_the_first_version_of_these_tables_made_is_read(tmp_path: Path) -> None:
     """The file is `gallery.fill` as version 101 stored it; later ones migrate what they change."""
-    packed = ROOT / "tests" / "support" / "store_101.duckdb.gz"
-    kept = Store(tmp_path / "kept.duckdb")
-    kept.path.write_bytes(gzip.decompress(packed.read_bytes()))
-    with duckdb.connect(str(kept.path), read_only=True) as con:
+    archive = ROOT / "tests" / "support" / "store_101.duckdb.gz"
+    old_store = Store(tmp_path / "kept.duckdb")
+    old_store.path.write_bytes(gzip.decompress(archive.read_bytes()))
+    with duckdb.connect(str(old_store.path), read_only=True) as con:
         columns: dict[str, list[str]] = {}
         for table, column in con.execute("select table_name, column_name from duckdb_columns()").fetchall():
             columns.setdefault(table, []).append(column)
-    fresh = gallery.fill(tmp_path / "fresh.duckdb")
-    assert kept.version() >= migrations.FIRST_NUMBER
-    with snapshot(kept) as old, snapshot(fresh) as new:
+    new_store = gallery.fill(tmp_path / "fresh.duckdb")
+    assert old_store.version() >= migrations.FIRST_NUMBER
+    with snapshot(old_store) as old, snapshot(new_store) as new:
         for table in TABLES.keys() & columns.keys():
             names = ", ".join(name for name in columns[table] if name not in ("created_at", "event_id"))
-            asked = f"select {names} from {table} order by all"
-            assert old.rows(asked) == new.rows(asked), table
-    assert load_trajectories(kept, gallery.ROLLOUTS) == load_trajectories(fresh, gallery.ROLLOUTS)
-    assert load_trees(kept, [gallery.TREE]) == load_trees(fresh, [gallery.TREE])
-    assert load_samples(kept, [gallery.REVISION]) == load_samples(fresh, [gallery.REVISION])
-    assert load_critiques(kept, [gallery.PAIR]) == load_critiques(fresh, [gallery.PAIR])
-    kept.write(gallery.begun("new", "What is written now."))
-    assert kept.rows("select * from v_orphans") == []
+            sql = f"select {names} from {table} order by all"
+            assert old.rows(sql) == new.rows(sql), table
+    assert load_trajectories(old_store, gallery.ROLLOUTS) == load_trajectories(new_store, gallery.ROLLOUTS)
+    assert load_trees(old_store, [gallery.TREE]) == load_trees(new_store, [gallery.TREE])
+    assert load_samples(old_store, [gallery.REVISION]) == load_samples(new_store, [gallery.REVISION])
+    assert load_critiques(old_store, [gallery.PAIR]) == load_critiques(new_store, [gallery.PAIR])
+    old_store.write(gallery.begun("new", "What is written now."))
+    assert old_store.rows("select * from v_orphans") == []
 
 
 @pytest.mark.slow
 def test_a_failing_migration_leaves_the_version_before_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.write({"rl_validation": [row("a")]})
-    known = migrations.available()
+    all_migrations = migrations.available()
     broken = migrations.Migration(
-        number=known[-1].number + 1, name="broken", sql="create table fresh (a int); select * from nope"
+        number=all_migrations[-1].number + 1, name="broken", sql="create table fresh (a int); select * from nope"
     )
     with monkeypatch.context() as patch:
-        patch.setattr(migrations, "available", lambda: (*known, broken))
+        patch.setattr(migrations, "available", lambda: (*all_migrations, broken))
         with pytest.raises(duckdb.CatalogException):
             Store(store.path).write({})
     assert store.query("select count(*) as n from duckdb_tables() where table_name = 'fresh'")["n"].tolist() == [0]
@@ -463,8 +463,8 @@ else:
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    stored = [str(number) for number in range(int(done.stdout.split()[0]))]
-    assert store.missing("rl_validation", ["before", *stored]) == []
+    keys = [str(number) for number in range(int(done.stdout.split()[0]))]
+    assert store.missing("rl_validation", ["before", *keys]) == []
     store.write({"rl_validation": [row("after")]})
     assert store.missing("rl_validation", ["after"]) == []
 
@@ -503,14 +503,14 @@ def test_no_backup_is_made_of_damaged_blocks(store: Store, tmp_path: Path) -> No
 def test_a_copy_on_a_read_only_disk_can_be_asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.write({"rl_validation": [row("a")]})
     store.checkpoint()
-    opened = os.open
+    os_open = os.open
 
-    def refusing(path: Any, flags: int, mode: int = 0o777) -> int:
+    def open_read_only(path: Any, flags: int, mode: int = 0o777) -> int:
         if flags & os.O_CREAT and str(path).endswith((".queue", ".lock")):
             raise OSError(errno.EROFS, "Read-only file system", str(path))
-        return opened(path, flags, mode)
+        return os_open(path, flags, mode)
 
-    monkeypatch.setattr(os, "open", refusing)
+    monkeypatch.setattr(os, "open", open_read_only)
     assert Store(store.path).query("select trajectory_id from rl_validation")["trajectory_id"].tolist() == ["a"]
     with pytest.raises(StoreError, match="Read-only file system"):
         Store(store.path).write({"rl_validation": [row("b")]})
@@ -521,16 +521,16 @@ def test_a_backup_replaces_nothing_and_leaves_nothing_half(store: Store, tmp_pat
     with pytest.raises(StoreError, match="no store at"):
         store.backup(tmp_path / "a.duckdb")
     store.write({"rl_validation": [row("a")]})
-    taken = tmp_path / "taken"
-    taken.write_text("mine")
+    target = tmp_path / "taken"
+    target.write_text("mine")
     with pytest.raises(StoreError, match="exists already"):
-        store.backup(taken)
+        store.backup(target)
     with pytest.raises(StoreError, match="exists already"):
         store.backup(store.path)
-    for missing in (tmp_path / "none", taken):
+    for missing in (tmp_path / "none", target):
         with pytest.raises(StoreError, match=f"{missing} is no folder; make it, or name another file"):
             store.backup(missing / "a.duckdb")
-    assert taken.read_text() == "mine"
+    assert target.read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["taken", "ws"]
 
 
@@ -581,15 +581,15 @@ def test_what_is_written_while_one_state_is_read_is_stored_afterwards(tmp_path: 
 def test_what_a_reading_writes_is_read_by_it(tmp_path: Path) -> None:
     store = Store(tmp_path / "store.duckdb", wait_s=1)
     store.write({})
-    seen = []
+    counts = []
 
     def read(state: Store) -> int:
-        seen.append(state.count("select count(*) from oracle_verdict"))
-        if not seen[-1]:
+        counts.append(state.count("select count(*) from oracle_verdict"))
+        if not counts[-1]:
             state.write(oracle_rows("t", {1: Verdict.BAD}))
-        return seen[-1]
+        return counts[-1]
 
     assert read_consistently(store, read) == 1
-    assert seen == [0, 1]
+    assert counts == [0, 1]
     assert read_consistently(store, read) == 1
-    assert seen == [0, 1, 1], "once is enough where nothing is written"
+    assert counts == [0, 1, 1], "once is enough where nothing is written"

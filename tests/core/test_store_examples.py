@@ -34,7 +34,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for node, value_sum in ((2, 2.0), (3, 0.0)):
         store.update("node", {"tree_id": gallery.TREE, "node_index": node, "value_sum": value_sum})
     child, parent = (gallery.ROLLOUTS[0], gallery.ROLLOUTS[1])
-    won = gallery._trajectory("", success=True)
+    win = gallery._trajectory("", success=True)
     store.write(
         merge(
             [
@@ -42,7 +42,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 timing_rows(gallery.ITERATION, "collect", {"generate": 9.0}, tokens=100),
                 metric_rows("evaluation", gallery.AFTER, "gain_over_base", 1.0, low=0.5, high=1.0, n=1),
                 *(
-                    trajectory_rows(f"{key}f", won, source="flywheel", iteration_id=gallery.ITERATION)
+                    trajectory_rows(f"{key}f", win, source="flywheel", iteration_id=gallery.ITERATION)
                     for key in (child, parent)
                 ),
                 derivation_rows(
@@ -73,15 +73,18 @@ def store(workspace: Path) -> Store:
 
 
 def test_there_are_thirty_with_a_sentence_each() -> None:
-    known = examples()
-    assert len(known) >= 30
-    assert all(one.about.endswith(".") and one.sql.endswith(";") and one.sql.count(";") == 1 for one in known.values())
+    queries = examples()
+    assert len(queries) >= 30
+    assert all(
+        query.about.endswith(".") and query.sql.endswith(";") and query.sql.count(";") == 1
+        for query in queries.values()
+    )
 
 
 @pytest.mark.parametrize("name", examples())
 def test_an_example_gives_rows_where_the_store_has_them(store: Store, name: str) -> None:
-    found = store.answer(example(name).sql)
-    assert bool(found.num_rows) is (name not in WITHOUT_ROWS), name
+    answer = store.answer(example(name).sql)
+    assert bool(answer.num_rows) is (name not in WITHOUT_ROWS), name
 
 
 def test_the_three_witnesses_of_a_first_error(store: Store) -> None:
@@ -124,11 +127,11 @@ def test_two_models_are_paired_by_episode(store: Store) -> None:
 def test_what_a_teacher_collects_is_no_token_of_the_actor(tmp_path: Path) -> None:
     store = gallery.fill(tmp_path / "store.duckdb")
     roles = "select role, purpose, replies, prompt_tokens from v_tokens where run_id = ? order by all"
-    own = store.rows(roles, gallery.RUN)
-    assert {role for role, purpose, *_ in own if purpose == "collected"} == {"actor"}
+    rows = store.rows(roles, gallery.RUN)
+    assert {role for role, purpose, *_ in rows if purpose == "collected"} == {"actor"}
     store.update("iteration", {"iteration_id": gallery.ITERATION, "collected_by": gallery.BASE})
     assert store.rows(roles, gallery.RUN) == sorted(
-        ("teacher" if purpose == "collected" else role, purpose, *numbers) for role, purpose, *numbers in own
+        ("teacher" if purpose == "collected" else role, purpose, *numbers) for role, purpose, *numbers in rows
     )
 
 
@@ -163,13 +166,13 @@ def test_a_trace_names_a_row_of_a_dataset_the_seed_of_an_episode_and_a_model_whe
         con.execute(f"update trajectory set asked = [{request}, null] where trajectory_id = ?", [episode])
     assert f"  one of them {gallery.REVISION}" in traced(workspace, dataset, "text").splitlines()[0]
     assert "  seed 71  " in traced(workspace, episode, "text").splitlines()[0]
-    said = traced(workspace, episode, "text")
-    (played,) = load_trajectories(store, [episode]).values()
-    assert f"\n[first observation]\n{played.first_observation}\n\n[reply 0]\n{played.steps[0].reply}\n" in said
-    here = workspace / "checkpoints" / gallery.TRAINED
-    assert str(here) not in traced(workspace, gallery.TRAINED, "text")
-    here.mkdir(parents=True)
-    assert f"  model {here}  " in traced(workspace, gallery.TRAINED, "text").splitlines()[0]
+    text = traced(workspace, episode, "text")
+    (trajectory,) = load_trajectories(store, [episode]).values()
+    assert f"\n[first observation]\n{trajectory.first_observation}\n\n[reply 0]\n{trajectory.steps[0].reply}\n" in text
+    model_path = workspace / "checkpoints" / gallery.TRAINED
+    assert str(model_path) not in traced(workspace, gallery.TRAINED, "text")
+    model_path.mkdir(parents=True)
+    assert f"  model {model_path}  " in traced(workspace, gallery.TRAINED, "text").splitlines()[0]
 
 
 def test_the_rows_of_a_lineage_are_told_apart_by_the_judged_step(store: Store) -> None:
@@ -182,16 +185,16 @@ def test_an_unknown_example_is_named_with_those_there_are() -> None:
 
 
 def test_the_command_lists_and_asks_them_in_every_format(workspace: Path, tmp_path: Path) -> None:
-    def said(*words: str) -> str:
+    def output_of(*words: str) -> str:
         return CliRunner().invoke(cli, ["sql", *words, "-w", str(workspace)], catch_exceptions=False).output
 
-    assert said("--examples").splitlines()[0].split("  ")[0] == "success"
-    assert said("--example", "pairs", "--show") == f"{example('pairs').sql}\n"
-    assert json.loads(said("--example", "pairs", "--format", "json"))[0]["pair_id"] == gallery.PAIR
+    assert output_of("--examples").splitlines()[0].split("  ")[0] == "success"
+    assert output_of("--example", "pairs", "--show") == f"{example('pairs').sql}\n"
+    assert json.loads(output_of("--example", "pairs", "--format", "json"))[0]["pair_id"] == gallery.PAIR
     file = tmp_path / "pairs.parquet"
-    assert said("--example", "pairs", "--format", "parquet", "--output", str(file)) == f"{file}: 1 row\n"
+    assert output_of("--example", "pairs", "--format", "parquet", "--output", str(file)) == f"{file}: 1 row\n"
     assert pq.read_table(file)["pair_id"].to_pylist() == [gallery.PAIR]
-    assert said("--example", "pairs", "--format", "csv", "--output", str(tmp_path / "p.csv")).endswith("1 row\n")
+    assert output_of("--example", "pairs", "--format", "csv", "--output", str(tmp_path / "p.csv")).endswith("1 row\n")
     assert (tmp_path / "p.csv").read_text().startswith("run_id,iteration,pair_id")
 
 
@@ -212,7 +215,7 @@ def test_a_question_that_cannot_be_answered_is_refused(
     before = (workspace / "store.duckdb").read_bytes()
     link = tmp_path / "link.csv"
     link.symlink_to(workspace / "store.duckdb")
-    named = [word.format(workspace=workspace, link=link) for word in words]
+    arguments = [word.format(workspace=workspace, link=link) for word in words]
     with pytest.raises(ConfigError, match=says):
-        CliRunner().invoke(cli, ["sql", *named, "-w", str(workspace)], catch_exceptions=False)
+        CliRunner().invoke(cli, ["sql", *arguments, "-w", str(workspace)], catch_exceptions=False)
     assert (workspace / "store.duckdb").read_bytes() == before

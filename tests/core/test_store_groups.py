@@ -60,29 +60,29 @@ def group(number: int, rewards: list[float]) -> Group:
 @pytest.mark.slow
 def test_groups_keep_their_episodes_and_the_order_of_these(tmp_path: Path) -> None:
     store = Store(tmp_path / "store.duckdb")
-    mixed, alike = group(0, [1.0, 0.0, 1.0, 0.0]), group(1, [0.0, 0.0])
-    for one in (mixed, alike):
-        store.write(merge(trajectory_rows(k, t, source="rollout", iteration_id="i") for k, t in one.episodes.items()))
+    mixed_group, alike_group = group(0, [1.0, 0.0, 1.0, 0.0]), group(1, [0.0, 0.0])
+    for g in (mixed_group, alike_group):
+        store.write(merge(trajectory_rows(k, t, source="rollout", iteration_id="i") for k, t in g.episodes.items()))
     assert load_groups(store, "i", 1) == []
     store.write(
         merge(
             [
-                group_rows(mixed, [1.0, -1.0, 1.0, -1.0], iteration_id="i", step=1, has_contrast=True),
-                group_rows(alike, [0.0, 0.0], iteration_id="i", step=1, has_contrast=False),
+                group_rows(mixed_group, [1.0, -1.0, 1.0, -1.0], iteration_id="i", step=1, has_contrast=True),
+                group_rows(alike_group, [0.0, 0.0], iteration_id="i", step=1, has_contrast=False),
             ]
         )
     )
 
     back = load_groups(store, "i", 1)
 
-    assert back == [mixed, alike]
-    branch, parent = list(mixed.episodes)[:2]
-    made = Derivation(child=branch, parent=parent, operator="branch", position=1, seed=0)
-    store.write(derivation_rows([made], iteration_id="i"))
-    assert load_groups(store, "i", 1) == [replace(mixed, given={branch: 1}), alike]
+    assert back == [mixed_group, alike_group]
+    branch, parent = list(mixed_group.episodes)[:2]
+    derivation = Derivation(child=branch, parent=parent, operator="branch", position=1, seed=0)
+    store.write(derivation_rows([derivation], iteration_id="i"))
+    assert load_groups(store, "i", 1) == [replace(mixed_group, given={branch: 1}), alike_group]
     assert [len(steps) for steps in load_groups(store, "i", 1)[0].sampled_steps] == [0, 1, 1, 1]
-    assert [list(one.episodes) for one in back] == [list(mixed.episodes), list(alike.episodes)]
-    assert (mixed.rewards, mixed.num_wins) == ((1.0, 0.0, 1.0, 0.0), 2)
+    assert [list(g.episodes) for g in back] == [list(mixed_group.episodes), list(alike_group.episodes)]
+    assert (mixed_group.rewards, mixed_group.num_wins) == ((1.0, 0.0, 1.0, 0.0), 2)
     assert load_group_outcomes(store, "i", last_step=1) == [
         GroupOutcome(origin=DOORS[0].key, episodes=4, reward=0.5),
         GroupOutcome(origin=DOORS[1].key, episodes=2, reward=0.0),
@@ -97,7 +97,7 @@ def test_variants_of_an_instance_are_known_as_that_instance(tmp_path: Path) -> N
     store.write({"instance": [instance_row(DOORS[0]), of_other_name]})
     for number in (0, 1):
         store.write(group_rows(group(number, [1.0, 0.0]), [1.0, -1.0], iteration_id="i", step=1, has_contrast=True))
-    assert [one.origin for one in load_group_outcomes(store, "i", last_step=1)] == [DOORS[0].key] * 2
+    assert [outcome.origin for outcome in load_group_outcomes(store, "i", last_step=1)] == [DOORS[0].key] * 2
     assert {traits.origin for traits in instance_traits(store, [door.key for door in DOORS[:2]]).values()} == {
         DOORS[0].key
     }
@@ -110,7 +110,7 @@ def test_what_earlier_iterations_of_the_run_saw_is_known_before_the_first_step(t
     for iteration_id, (run_id, number) in runs.items():
         store.write(iteration_rows(iteration_id, run_id=run_id, iteration=number))
         store.write(group_rows(group(0, [1.0, 0.0]), [1.0, -1.0], iteration_id=iteration_id, step=1, has_contrast=True))
-    for number, (iteration_id, finished) in enumerate([("searched", True), ("searched", False), ("other", True)]):
+    for number, (iteration_id, is_finished) in enumerate([("searched", True), ("searched", False), ("other", True)]):
         head = TreeHead(
             tree_id=f"tree {number}",
             iteration_id=iteration_id,
@@ -120,15 +120,15 @@ def test_what_earlier_iterations_of_the_run_saw_is_known_before_the_first_step(t
             first_observation="A door.",
             seed=0,
         )
-        grown = searched([1.0, 0.0, 0.0, 0.0])
-        store.write(tree_rows(head, grown))
-        if finished:
-            store.write(finished_tree_rows(head, grown))
+        search_tree = make_tree([1.0, 0.0, 0.0, 0.0])
+        store.write(tree_rows(head, search_tree))
+        if is_finished:
+            store.write(finished_tree_rows(head, search_tree))
 
-    found = [(o.origin, o.episodes, o.reward) for o in load_group_outcomes(store, "i", last_step=0)]
+    outcomes = [(o.origin, o.episodes, o.reward) for o in load_group_outcomes(store, "i", last_step=0)]
 
     tree, of_group = (DOORS[1].key, 4, 0.25), (DOORS[0].key, 2, 0.5)
-    assert found == [tree, of_group, of_group], "the search, then the groups of iterations 1 and 2"
+    assert outcomes == [tree, of_group, of_group], "the search, then the groups of iterations 1 and 2"
     assert len(load_group_outcomes(store, "i", last_step=1)) == 4
 
 
@@ -145,15 +145,15 @@ def test_what_was_won_after_the_experts_first_steps_was_not_won(tmp_path: Path) 
         first_observation="A door.",
         seed=0,
     )
-    lost = searched([0.0, 0.0])
-    shown = replace(lost.nodes[1], index=3, terminal=False, stop=None, duplicates=0)
-    won = replace(lost.nodes[1], index=4, parent=3, depth=2, step=episode(DOORS[1], 1.0).steps[0])
-    led = replace(lost, nodes=(*lost.nodes, shown, won))
-    store.write(merge([tree_rows(head, led), finished_tree_rows(head, led)]))
+    tree = make_tree([0.0, 0.0])
+    expert_node = replace(tree.nodes[1], index=3, terminal=False, stop=None, duplicates=0)
+    win_node = replace(tree.nodes[1], index=4, parent=3, depth=2, step=episode(DOORS[1], 1.0).steps[0])
+    expert_tree = replace(tree, nodes=(*tree.nodes, expert_node, win_node))
+    store.write(merge([tree_rows(head, expert_tree), finished_tree_rows(head, expert_tree)]))
     assert load_group_outcomes(store, "i", last_step=0) == [GroupOutcome(origin=DOORS[1].key, episodes=2, reward=0.0)]
 
 
-def searched(rewards: list[float]) -> Tree:
+def make_tree(rewards: list[float]) -> Tree:
     """Return a tree of one step, in which each of some paths ended."""
     root = Node(index=0, parent=-1, depth=0, step=None)
     leaves = [
@@ -171,19 +171,22 @@ def searched(rewards: list[float]) -> Tree:
 
 
 def test_what_an_episode_is_worth_is_kept_beside_its_reward(tmp_path: Path) -> None:
-    store, one = Store(tmp_path / "store.duckdb"), replace(group(0, [1.0, 0.0]), shaped_rewards=(1 / 3, -1.0))
-    store.write(merge(trajectory_rows(k, t, source="rollout", iteration_id="i") for k, t in one.episodes.items()))
-    store.write(group_rows(one, [0.5, -0.5], iteration_id="i", step=1, has_contrast=True))
-    assert load_groups(store, "i", 1) == [one]
-    assert (one.rewards, one.compared_rewards) == ((1.0, 0.0), (1 / 3, -1.0))
+    store, rl_group = Store(tmp_path / "store.duckdb"), replace(group(0, [1.0, 0.0]), shaped_rewards=(1 / 3, -1.0))
+    store.write(merge(trajectory_rows(k, t, source="rollout", iteration_id="i") for k, t in rl_group.episodes.items()))
+    store.write(group_rows(rl_group, [0.5, -0.5], iteration_id="i", step=1, has_contrast=True))
+    assert load_groups(store, "i", 1) == [rl_group]
+    assert (rl_group.rewards, rl_group.compared_rewards) == ((1.0, 0.0), (1 / 3, -1.0))
     assert store.query("select reward from rl_group")["reward"].tolist() == [0.5], "the environment's"
 
 
 def test_steps_keep_advantages_of_their_own(tmp_path: Path) -> None:
-    store, one = Store(tmp_path / "store.duckdb"), replace(group(0, [1.0, 0.0]), step_advantages=((0.5,), (-0.25,)))
-    store.write(merge(trajectory_rows(k, t, source="rollout", iteration_id="i") for k, t in one.episodes.items()))
-    store.write(group_rows(one, [1.0, -1.0], iteration_id="i", step=1, has_contrast=True))
-    assert load_groups(store, "i", 1) == [one]
+    store, rl_group = (
+        Store(tmp_path / "store.duckdb"),
+        replace(group(0, [1.0, 0.0]), step_advantages=((0.5,), (-0.25,))),
+    )
+    store.write(merge(trajectory_rows(k, t, source="rollout", iteration_id="i") for k, t in rl_group.episodes.items()))
+    store.write(group_rows(rl_group, [1.0, -1.0], iteration_id="i", step=1, has_contrast=True))
+    assert load_groups(store, "i", 1) == [rl_group]
     assert store.rows("select * exclude created_at from rl_credit order by advantage") == [
         ("t0-8", 0, -0.25),
         ("t0-9", 0, 0.5),
@@ -191,27 +194,29 @@ def test_steps_keep_advantages_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_validation_is_what_its_episodes_came_to(tmp_path: Path) -> None:
-    store, one = Store(tmp_path / "store.duckdb"), group(0, [1.0, 0.5, 0.0, 0.0])
-    episodes = one.episodes.items()
-    store.write(merge(trajectory_rows(key, played, source=VALIDATION, iteration_id="i") for key, played in episodes))
+    store, rl_group = Store(tmp_path / "store.duckdb"), group(0, [1.0, 0.5, 0.0, 0.0])
+    episodes = rl_group.episodes.items()
+    store.write(
+        merge(trajectory_rows(key, trajectory, source=VALIDATION, iteration_id="i") for key, trajectory in episodes)
+    )
     assert validations(store, "i") == []
-    store.write(validation_rows("i", 20, list(one.episodes)))
-    found = Validation(step=20, episodes=4, success=0.25, reward=0.375)
-    assert validations(store, "i") == [found]
-    assert validation_of(store, "i", 20) == found
+    store.write(validation_rows("i", 20, list(rl_group.episodes)))
+    validation = Validation(step=20, episodes=4, success=0.25, reward=0.375)
+    assert validations(store, "i") == [validation]
+    assert validation_of(store, "i", 20) == validation
     assert validation_of(store, "i", 10) is None
 
 
 def test_scores_come_back_and_are_of_what_the_weights_were_made(tmp_path: Path) -> None:
     store = Store(tmp_path / "store.duckdb")
-    one = group(0, [1.0, 0.0])
-    store.write(merge(trajectory_rows(k, t, source="rollout", iteration_id="i") for k, t in one.episodes.items()))
-    store.write(group_rows(one, [1.0, -1.0], iteration_id="i", step=1, has_contrast=True))
+    rl_group = group(0, [1.0, 0.0])
+    store.write(merge(trajectory_rows(k, t, source="rollout", iteration_id="i") for k, t in rl_group.episodes.items()))
+    store.write(group_rows(rl_group, [1.0, -1.0], iteration_id="i", step=1, has_contrast=True))
     whole = dict.fromkeys(("reward", "pass_at_1", "pass_at_n", "mixed_share", "episode_tokens", "episode_steps"), 0.0)
     counts = dict.fromkeys(("drawn_again", "sampled_tokens", "trained_tokens"), 0)
     store.write(rl_step_rows("i", 1, {**whole, **counts, "cut_share": 0.0}))
     before = step_hashes(store, "i")
-    first, second = one.episodes
+    first, second = rl_group.episodes
     scores = {first: {0: (-0.5, -0.25)}, second: {0: (-1.0, -2.0)}}
     store.write(scorer_logprob_rows(scores))
     assert load_scorer_logprobs(store, [first, second, "another"]) == scores

@@ -36,15 +36,15 @@ print(number, time.monotonic() - began, flush=True)
 @pytest.fixture
 def openings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The statements that opened a file."""
-    seen: list[str] = []
+    statements: list[str] = []
     attach = connection._attach
 
-    def watched(con: Any, statement: str, *rest: Any) -> None:
-        seen.append(statement)
+    def record_attach(con: Any, statement: str, *rest: Any) -> None:
+        statements.append(statement)
         attach(con, statement, *rest)
 
-    monkeypatch.setattr(connection, "_attach", watched)
-    return seen
+    monkeypatch.setattr(connection, "_attach", record_attach)
+    return statements
 
 
 @pytest.fixture
@@ -129,9 +129,9 @@ def test_another_process_gets_in_at_once(store: Store, monkeypatch: pytest.Monke
             assert is_open(store)
             child.stdin.write("\n")
             child.stdin.flush()
-            number, waited = child.stdout.readline().split()
+            number, seconds = child.stdout.readline().split()
     assert number == "2"
-    assert float(waited) < 20, "not the hour that the file would have stayed open"
+    assert float(seconds) < 20, "not the hour that the file would have stayed open"
 
 
 @pytest.mark.slow

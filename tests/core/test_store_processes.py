@@ -118,24 +118,22 @@ def test_a_program_that_does_not_know_the_lock_is_waited_for_too(path: Path) -> 
 @pytest.mark.slow
 def test_killed_while_writing_no_acknowledged_row_is_lost_and_no_unit_is_halved(path: Path) -> None:
     store = Store(path)
-    acknowledged: set[str] = set()
+    units: set[str] = set()
     for attempt in range(4):
         writer = start(WRITE, path, f"w{attempt}", 10_000)
         assert writer.stdout is not None
         for _ in range(3 + 4 * attempt):
-            acknowledged.add(f"w{attempt}-{int(writer.stdout.readline())}")
+            units.add(f"w{attempt}-{int(writer.stdout.readline())}")
         time.sleep(0.013 * attempt)
         writer.send_signal(signal.SIGKILL)
         rest, _ = writer.communicate()
-        acknowledged.update(f"w{attempt}-{int(line)}" for line in rest.split())
-        stored = store.query(
+        units.update(f"w{attempt}-{int(line)}" for line in rest.split())
+        frame = store.query(
             "select regexp_extract(trajectory_id, '^[^-]+-[^-]+') as unit, count(*) as n from rl_validation group by 1"
         )
-        assert set(stored["n"]) == {20}
-        assert acknowledged <= set(stored["unit"])
-    assert duckdb.connect(str(path)).execute("select count(*) from rl_validation").fetchall()[0][0] >= 20 * len(
-        acknowledged
-    )
+        assert set(frame["n"]) == {20}
+        assert units <= set(frame["unit"])
+    assert duckdb.connect(str(path)).execute("select count(*) from rl_validation").fetchall()[0][0] >= 20 * len(units)
 
 
 @pytest.mark.slow
@@ -147,11 +145,11 @@ def test_many_processes_lose_nothing_and_readers_get_in(path: Path, tmp_path: Pa
         assert reader.stdout is not None
         assert reader.stdout.readline() == "0\n"
     writers = [start(WRITE, path, f"w{number}", 25) for number in range(4)]
-    acknowledged = [writer.communicate() for writer in writers]
+    outputs = [writer.communicate() for writer in writers]
     stop.touch()
     reads = [reader.communicate() for reader in readers]
-    assert [p.returncode for p in (*writers, *readers)] == [0] * 6, [*acknowledged, *reads]
-    units = [f"w{number}-{line}" for number, (out, _) in enumerate(acknowledged) for line in out.split()]
+    assert [p.returncode for p in (*writers, *readers)] == [0] * 6, [*outputs, *reads]
+    units = [f"w{number}-{line}" for number, (out, _) in enumerate(outputs) for line in out.split()]
     ids = [f"{unit}-{part}" for unit in units for part in range(20)]
     assert len(ids) == 4 * 25 * 20
     assert Store(path).missing("rl_validation", ids) == []
@@ -206,13 +204,13 @@ def test_a_run_waits_for_a_reader_without_end_and_says_who_reads(
         reader.kill()
         reader.communicate()
     assert Store(path).missing("rl_validation", ["sampled"]) == []
-    said = [record.getMessage() for record in caplog.records]
+    messages = [record.getMessage() for record in caplog.records]
     # Every half a second, not at each of a hundred attempts.
-    assert 1 <= len(said) <= 5
+    assert 1 <= len(messages) <= 5
     # The last look may come when the reader has just gone.
     assert all(
         re.search(rf"the store .*, which another process \(PID {reader.pid}\) has held since", message)
-        for message in said[: max(1, len(said) - 1)]
+        for message in messages[: max(1, len(messages) - 1)]
     )
 
 

@@ -62,9 +62,9 @@ OF_KIND = {
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A store without rows, of which questions are asked."""
-    made = Store(tmp_path_factory.mktemp("empty") / "store.duckdb")
-    made.write({})
-    return made
+    store = Store(tmp_path_factory.mktemp("empty") / "store.duckdb")
+    store.write({})
+    return store
 
 
 @pytest.mark.slow
@@ -76,8 +76,8 @@ def test_ancestors_of_each_kind_are_asked_for_in_the_newest_schema(kind: str, em
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LISTINGS)
 def test_each_list_is_asked_for_with_each_filter_in_the_newest_schema(name: str, empty: Store) -> None:
-    wanted = dict.fromkeys(LISTINGS[name].filters, "1")
-    assert read_list(empty, LISTINGS[name], wanted, offset=0, limit=5) == ListPage([], 0)
+    filters = dict.fromkeys(LISTINGS[name].filters, "1")
+    assert read_list(empty, LISTINGS[name], filters, offset=0, limit=5) == ListPage([], 0)
     assert filter_choices(empty, LISTINGS[name]).keys() <= LISTINGS[name].choices.keys()
 
 
@@ -98,13 +98,13 @@ OF_THE_VIEWER = (
 def every() -> Iterator[Query]:
     """Yield all but those of the schema itself."""
     for module in iter_modules(queries.__path__, f"{queries.__name__}."):
-        for name, found in inspect.getmembers(import_module(module.name), inspect.isfunction):
+        for name, function in inspect.getmembers(import_module(module.name), inspect.isfunction):
             if (
-                found.__module__ == module.name
+                function.__module__ == module.name
                 and name not in (*OF_THE_SCHEMA, *OF_THE_VIEWER)
                 and not name.startswith("_")
             ):
-                yield found
+                yield function
 
 
 @pytest.mark.slow
@@ -112,10 +112,10 @@ def every() -> Iterator[Query]:
 def test_nothing_is_found_where_there_is_nothing(query: Query, empty: Store, tmp_path: Path) -> None:
     nowhere = Store(tmp_path / "store.duckdb")
     _, *parameters = inspect.signature(query).parameters.values()
-    given = {parameter.name: OF_KIND[parameter.annotation] for parameter in parameters}
-    assert query(nowhere, **given) in NOTHING
+    arguments = {parameter.name: OF_KIND[parameter.annotation] for parameter in parameters}
+    assert query(nowhere, **arguments) in NOTHING
     assert not nowhere.path.exists()
-    assert query(empty, **given) in NOTHING
+    assert query(empty, **arguments) in NOTHING
 
 
 @pytest.mark.slow
@@ -130,11 +130,11 @@ def test_an_episode_that_failed_in_each_of_two_attempts_at_a_stage_is_lost_once(
 @pytest.mark.slow
 def test_a_refusal_is_known_by_three_words_without_its_tag(tmp_path: Path) -> None:
     store = Store(tmp_path / "store.duckdb")
-    said = ("\n<result>\nNo such call is left.\n</result>\n", "\nThere is no call.", "No such  call, either", "")
-    steps = [Step(reply="r", action="a", observation=text, reward=0.0, valid=False) for text in said]
+    texts = ("\n<result>\nNo such call is left.\n</result>\n", "\nThere is no call.", "No such  call, either", "")
+    steps = [Step(reply="r", action="a", observation=text, reward=0.0, valid=False) for text in texts]
     world = Instance(environment="w", split="train", index=0)
-    played = Trajectory.ended(world, "task", steps, StopReason.FAILURE)
-    store.write(trajectory_rows("t", played, source="rollout", iteration_id="i"))
+    trajectory = Trajectory.ended(world, "task", steps, StopReason.FAILURE)
+    store.write(trajectory_rows("t", trajectory, source="rollout", iteration_id="i"))
     assert refusal_counts(store, "i", limit=8) == {"No such call": 1, "No such call,": 1, "There is no": 1, "": 1}
 
 
@@ -143,12 +143,12 @@ def test_where_steps_are_charged_an_operator_saves_steps(tmp_path: Path) -> None
     store, world = Store(tmp_path / "store.duckdb"), Instance(environment="w", split="train", index=0)
     step = Step(reply="r", action="a", observation="o", reward=1.0, success=True)
     for key, steps in (("parent", 3), ("child", 2)):
-        played = Trajectory.ended(world, "task", [step] * steps, StopReason.SUCCESS)
-        store.write(trajectory_rows(key, played, source=FLYWHEEL, iteration_id="i"))
+        trajectory = Trajectory.ended(world, "task", [step] * steps, StopReason.SUCCESS)
+        store.write(trajectory_rows(key, trajectory, source=FLYWHEEL, iteration_id="i"))
     store.write(
         derivation_rows([Derivation(child="child", parent="parent", operator="C1", position=1)], iteration_id="i")
     )
-    fresh, trimmed = operator_counts(store, "i", "steps")
+    fresh, c1_count = operator_counts(store, "i", "steps")
     assert fresh == OperatorCount("fresh", children=1, right=1, cost=3.0, saved=None, samples=0)
-    assert trimmed == OperatorCount("C1", children=1, right=1, cost=2.0, saved=1.0, samples=0)
-    assert [one.cost for one in operator_counts(store, "i", "calls")] == [0.0, 0.0]
+    assert c1_count == OperatorCount("C1", children=1, right=1, cost=2.0, saved=1.0, samples=0)
+    assert [row.cost for row in operator_counts(store, "i", "calls")] == [0.0, 0.0]

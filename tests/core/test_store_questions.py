@@ -29,10 +29,10 @@ SEED = 9_007_199_254_740_993
 @pytest.fixture(scope="module")
 def filled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with one row, to be copied: to make its tables takes most of what a test would."""
-    filled = Store(tmp_path_factory.mktemp("filled") / "store.duckdb")
-    filled.write({"rl_validation": [{"trajectory_id": "kept", "step": 1, "iteration_id": "x"}]})
-    filled.checkpoint()
-    return filled.path
+    source = Store(tmp_path_factory.mktemp("filled") / "store.duckdb")
+    source.write({"rl_validation": [{"trajectory_id": "kept", "step": 1, "iteration_id": "x"}]})
+    source.checkpoint()
+    return source.path
 
 
 @pytest.fixture
@@ -265,9 +265,9 @@ def test_with_files_the_store_is_no_target_however_it_is_written(store: Store, s
     store.checkpoint()
     path = str(store.path)
     before = store.path.read_bytes()
-    named = target.format(path=path, folder=store.path.parent, half=path[:6], rest=path[6:])
+    clause = target.format(path=path, folder=store.path.parent, half=path[:6], rest=path[6:])
     with pytest.raises(ConfigError, match=r"the store itself|in single quotes"):
-        store.answer(start + named, files=True)
+        store.answer(start + clause, files=True)
     assert store.path.read_bytes() == before
 
 
@@ -284,9 +284,9 @@ def test_an_answer_is_a_polars_frame(store: Store) -> None:
 
 def test_an_answer_is_written_to_parquet_and_read_back(store: Store, tmp_path: Path) -> None:
     file = tmp_path / "new" / "answer.parquet"
-    asked = store.answer(f"select {SEED} as seed, [1, null] as l, {{'a': 2e-11}} as s, null::varchar as z")
-    write_parquet(asked, file)
-    assert pq.read_table(file).equals(asked)
+    answer = store.answer(f"select {SEED} as seed, [1, null] as l, {{'a': 2e-11}} as s, null::varchar as z")
+    write_parquet(answer, file)
+    assert pq.read_table(file).equals(answer)
     assert [path.name for path in file.parent.iterdir()] == ["answer.parquet"]
 
 

@@ -46,21 +46,21 @@ asyncio.run(search(Store(Path(sys.argv[1])), pause=True))
 
 async def search(store: Store, *, pause: bool = False) -> Tree:
     """Grow the tree of one instance from where the store has it, each expansion a unit."""
-    world, one = Line(), instance(3)
+    world, task = Line(), instance(3)
     head = TreeHead(
         tree_id="t",
         iteration_id="i",
         checkpoint_id="c",
         config=CONFIG.method,
-        instance=one,
-        first_observation=world.reset(one),
+        instance=task,
+        first_observation=world.reset(task),
         seed=SEED,
     )
     async with Writer(store, interval_s=0.01) as writer:
         half = load_trees(store, ["t"]).get("t")
         if half is None:
             root = Node(index=0, parent=-1, depth=0, step=None)
-            half = Tree(instance=one, first_observation=head.first_observation, nodes=(root,), dives_done=0, seed=SEED)
+            half = Tree(instance=task, first_observation=head.first_observation, nodes=(root,), dives_done=0, seed=SEED)
             writer.add(tree_rows(head, half))
             await writer.flush()
             print("begun", flush=True)  # noqa: T201
@@ -70,7 +70,7 @@ async def search(store: Store, *, pause: bool = False) -> Tree:
             if pause:
                 time.sleep(0.005)
 
-        tree = await grow(one, world, Policy(), CONFIG, seed=SEED, tree=half, on_expansion=keep)
+        tree = await grow(task, world, Policy(), CONFIG, seed=SEED, tree=half, on_expansion=keep)
         writer.add(finished_tree_rows(head, tree))
     return tree
 
@@ -80,11 +80,11 @@ async def test_a_killed_search_grows_on_to_the_same_tree(tmp_path: Path, delay: 
     log = Growing()
     steps: list[Tree] = []
     whole = await grow(instance(3), Line(), Policy(), CONFIG, seed=SEED, on_expansion=log)
-    again = Growing()
-    steps.append(again.tree(whole))
+    replay = Growing()
+    steps.append(replay.tree(whole))
     for expansion in log.expansions:
-        again(expansion)
-        steps.append(again.tree(whole))
+        replay(expansion)
+        steps.append(replay.tree(whole))
     path = tmp_path / "agentr.duckdb"
     support = os.pathsep.join([str(ROOT), str(Path(toy.__file__).parent)])
     victim = subprocess.Popen(
@@ -106,8 +106,8 @@ async def test_a_killed_search_grows_on_to_the_same_tree(tmp_path: Path, delay: 
     assert await search(store) == whole
     assert load_trees(store, ["t"])["t"] == whole
     assert unfinished_tree_ids(store, ["t"]) == []
-    drawn = [draw for draws in load_draws(store, "node", ["t"])["t"].values() for draw in draws]
-    assert len(drawn) == sum(len(expansion.draws) for expansion in log.expansions)
+    stored_draws = [draw for draws in load_draws(store, "node", ["t"])["t"].values() for draw in draws]
+    assert len(stored_draws) == sum(len(expansion.draws) for expansion in log.expansions)
 
 
 def _done(store: Store) -> bool:

@@ -37,10 +37,10 @@ def test_another_page_of_that_name_is_not_replaced(tmp_path: Path) -> None:
 def test_every_table_and_its_references_are_there(tmp_path: Path) -> None:
     store = Store(tmp_path / "store.duckdb")
     store.write({})
-    found = relations(store)
-    assert {one.name for one in found if not one.view} == {*TABLES, "schema_version"}
+    tables = relations(store)
+    assert {table.name for table in tables if not table.view} == {*TABLES, "schema_version"}
     assert {"v_episodes", "v_tokens", "v_pairs", "v_groups", "v_tool_calls", "v_comparisons"} <= {
-        one.name for one in found
+        table.name for table in tables
     }
     links = set(references(store))
     assert {
@@ -50,7 +50,9 @@ def test_every_table_and_its_references_are_there(tmp_path: Path) -> None:
         Reference("preference", "chosen_sample_id", "sample"),
     } <= links
     # All but those that only DuckDB's own version table, or no foreign row, would have.
-    assert {one.name for one in found if not one.view} - {one.table for one in links} - {one.to for one in links} <= {
+    assert {table.name for table in tables if not table.view} - {link.table for link in links} - {
+        link.to for link in links
+    } <= {
         "schema_version",
         "metric",
         "revision_state",

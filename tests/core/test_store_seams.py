@@ -52,7 +52,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.mark.slow
 def test_a_method_names_sources_and_kinds_of_its_own(store: Store) -> None:
-    made = Sample(
+    sample = Sample(
         kind="condensed",
         messages=(
             *transcript_of(Door()).prompt(Door(), "Door 1.", ()),
@@ -64,12 +64,12 @@ def test_a_method_names_sources_and_kinds_of_its_own(store: Store) -> None:
         merge(
             [
                 trajectory_rows("t", trajectory("a"), source="condensed", iteration_id="i"),
-                sample_rows("s", made, iteration_id="i", trajectory_id="t"),
+                sample_rows("s", sample, iteration_id="i", trajectory_id="t"),
             ]
         )
     )
-    assert load_samples(store, ["s"]) == {"s": made}
-    assert turn_classes(made) == ("condensed",)
+    assert load_samples(store, ["s"]) == {"s": sample}
+    assert turn_classes(sample) == ("condensed",)
     assert load_trajectories(store, iteration_id="i", source="condensed") == {"t": trajectory("a")}
     assert load_trajectories(store, iteration_id="i", source="rollout") == {}
 
@@ -77,15 +77,15 @@ def test_a_method_names_sources_and_kinds_of_its_own(store: Store) -> None:
 @pytest.mark.slow
 def test_what_was_made_of_what_is_found_again(store: Store) -> None:
     shorter = Derivation(child="c", parent="a", operator="shorten", position=1, prompt_hash="p", seed=2**62)
-    joined = Derivation(child="c", parent="b", operator="join")
+    join = Derivation(child="c", parent="b", operator="join")
     for key in "abc":
         store.write(trajectory_rows(key, trajectory(key), source="flywheel"))
-    store.write(derivation_rows([joined, shorter], iteration_id="i"))
+    store.write(derivation_rows([join, shorter], iteration_id="i"))
     store.write(derivation_rows([shorter], iteration_id="i"))
-    made = store.rows(
+    rows = store.rows(
         "select child_id, parent_id, operator, position, prompt_hash, seed, round from derivation order by parent_id"
     )
-    assert made == [astuple(shorter), astuple(joined)]
+    assert rows == [astuple(shorter), astuple(join)]
     missing = store.query("select reference from v_orphans where child = 'derivation'")["reference"].tolist()
     assert missing == ["iteration_id"] * 2
     store.write(derivation_rows([Derivation(child="d", parent="a", operator="join")], iteration_id="i"))
@@ -112,7 +112,7 @@ def test_the_kinds_that_come_along_are_words_too() -> None:
 
 @pytest.mark.slow
 def test_what_a_beginning_brings_along_was_asked_for_once(store: Store) -> None:
-    said = Answer(
+    answer = Answer(
         role="summariser",
         model="m",
         prompt_hash="p",
@@ -122,20 +122,21 @@ def test_what_a_beginning_brings_along_was_asked_for_once(store: Store) -> None:
         prompt_tokens=20,
         completion_tokens=7,
     )
-    drawn = Generation(text="b", token_ids=(1, 2, 3), finish_reason="stop", prompt_tokens=10, completion_tokens=3)
-    begun = trajectory("a", "b")
-    steps = tuple(replace(step, token_ids=(1, 2, 3), finish_reason="stop", answers=(said,)) for step in begun.steps)
-    whole = replace(begun, steps=steps)
+    generation = Generation(text="b", token_ids=(1, 2, 3), finish_reason="stop", prompt_tokens=10, completion_tokens=3)
+    episode = trajectory("a", "b")
+    steps = tuple(replace(step, token_ids=(1, 2, 3), finish_reason="stop", answers=(answer,)) for step in episode.steps)
+    whole = replace(episode, steps=steps)
     draws = {
-        place: Draw(seed=5, number=0, generation=replace(drawn, text=step.reply)) for place, step in enumerate(steps)
+        position: Draw(seed=5, number=0, generation=replace(generation, text=step.reply))
+        for position, step in enumerate(steps)
     }
     store.write(trajectory_rows("t", whole, source="rollout", iteration_id="i", draws=draws))
-    first = token_use(store, "i")
-    assert (first.completion, first.prompt) == (2 * 3 + 2 * 7, 2 * 10 + 2 * 20)
+    first_use = token_use(store, "i")
+    assert (first_use.completion, first_use.prompt) == (2 * 3 + 2 * 7, 2 * 10 + 2 * 20)
     branch = trajectory_rows("u", whole, source="rollout", iteration_id="i", draws={1: draws[1]}, num_given_steps=1)
     store.write(branch)
-    both = token_use(store, "i")
-    assert (both.completion - first.completion, both.prompt - first.prompt) == (3 + 7, 10 + 20)
+    total_use = token_use(store, "i")
+    assert (total_use.completion - first_use.completion, total_use.prompt - first_use.prompt) == (3 + 7, 10 + 20)
     assert load_trajectories(store, ["u"])["u"] == whole, "it has its calls and answers all the same"
     assert store.rows("select owner_id, given from tool_call order by all") == [
         ("t", False),

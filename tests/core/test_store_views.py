@@ -165,7 +165,7 @@ def evaluation(
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     store = Store(tmp_path_factory.mktemp("ws") / "agentr.duckdb")
-    started = datetime(2026, 1, 2, tzinfo=UTC)
+    start = datetime(2026, 1, 2, tzinfo=UTC)
     run = {"recipe": "toy", "method": "agent-r", "config": CONFIG, "versions": {"agentr": "1"}, "workspace": "w"}
     head = TreeHead(
         tree_id="t0",
@@ -178,7 +178,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     )
     units = [
         {"instance": [instance_row(INSTANCE, depth=2)]},
-        run_rows("r", **run, started_at=started),  # type: ignore[arg-type]
+        run_rows("r", **run, started_at=start),  # type: ignore[arg-type]
         ended(iteration_rows("i0", run_id="r", iteration=0, checkpoint_out=BASE)),
         iteration_rows("i1", run_id="r", iteration=1, checkpoint_in=BASE),
         checkpoint_rows(BASE, path="base", weights_sha256="aa", config={}),
@@ -198,11 +198,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
         metric_rows("iteration", "i1", "loops", 0.5, low=0.1, high=0.9, n=4),
         timing_rows("i1", "collect", {"generate": 9.0, "store": 0.5}, tokens=100),
         ended(iteration_rows("i1", run_id="r", iteration=1, checkpoint_in=BASE, checkpoint_out=TRAINED)),
-        run_rows("r", **run, started_at=started, status="finished", finished_at=started),  # type: ignore[arg-type]
+        run_rows("r", **run, started_at=start, status="finished", finished_at=start),  # type: ignore[arg-type]
     ]
     store.write(merge(units))
-    built = dataset_rows("d1", ["s1", "s0", "s1"], iteration_id="i1", content_hash="feed", counts={"good": 2})
-    store_dataset(store, built, {"s0": (9, 2), "s1": (5, 3)})
+    dataset = dataset_rows("d1", ["s1", "s0", "s1"], iteration_id="i1", content_hash="feed", counts={"good": 2})
+    store_dataset(store, dataset, {"s0": (9, 2), "s1": (5, 3)})
     odd = UnitError(key=INSTANCE.key, kind="ValueError", phase="step", message="odd", traceback="a: b", is_final=True)
     store.write(event_rows(odd, run_id="r", iteration_id="i1", stage="collect"))
     return store
@@ -215,10 +215,10 @@ def test_no_reference_dangles(store: Store) -> None:
 
 @pytest.mark.slow
 def test_orphans_are_found(store: Store, tmp_path: Path) -> None:
-    other = Store(tmp_path / "agentr.duckdb")
-    other.write(sample_rows("s0", REVISION, iteration_id="nowhere", pair_id="gone"))
-    found = set(map(tuple, other.query("select child, reference, missing_id from v_orphans").values.tolist()))
-    assert found == {
+    new_store = Store(tmp_path / "agentr.duckdb")
+    new_store.write(sample_rows("s0", REVISION, iteration_id="nowhere", pair_id="gone"))
+    orphans = set(map(tuple, new_store.query("select child, reference, missing_id from v_orphans").values.tolist()))
+    assert orphans == {
         ("sample", "iteration_id", "nowhere"),
         ("sample", "pair_id", "gone"),
         ("sample", "tree_id", "t0"),
@@ -241,12 +241,12 @@ def test_iterations(store: Store) -> None:
 
 
 def test_scores_are_those_of_the_report(tmp_path: Path) -> None:
-    other = Store(tmp_path / "agentr.duckdb")
+    new_store = Store(tmp_path / "agentr.duckdb")
     config = {"evaluation": {"disaster_counts": -1.0}}
     run = {"recipe": "toy", "method": "agent-r", "config": config, "versions": {}, "workspace": "w"}
-    lost = replace(episode(2, success=False), reward=0.5, stop=StopReason.DISASTER)
+    disaster = replace(episode(2, success=False), reward=0.5, stop=StopReason.DISASTER)
     key = "test-i1"
-    other.write(
+    new_store.write(
         merge(
             [
                 run_rows("r", **run, started_at=datetime(2026, 1, 2, tzinfo=UTC)),  # type: ignore[arg-type]
@@ -254,20 +254,20 @@ def test_scores_are_those_of_the_report(tmp_path: Path) -> None:
                 checkpoint_rows(TRAINED, path="one", weights_sha256="bb", config={}),
                 *evaluation("test", "i1", TRAINED, [True, False], finished=False),
                 *evaluation("revision_test", "i1", TRAINED, [False], finished=False),
-                episode_rows("lost", lost, evaluation_id=key, iteration_id="i1", invalid_actions=0),
+                episode_rows("lost", disaster, evaluation_id=key, iteration_id="i1", invalid_actions=0),
                 metric_rows("evaluation", key, "success", 1 / 3, low=0.01, high=0.99, n=3),
             ]
         )
     )
-    asked = "select success, success_low, success_high, reward, episodes, finished, revision_finished from v_iterations"
-    (before,) = other.query(asked).values.tolist()
+    query = "select success, success_low, success_high, reward, episodes, finished, revision_finished from v_iterations"
+    (before,) = new_store.query(query).values.tolist()
     assert before[4:] == [3, False, False]
-    assert other.rows(
+    assert new_store.rows(
         "select success, success_low, success_high, reward, steps, revision_success from v_iterations"
     ) == [(None,) * 6], "won episodes end first, so the mean of some is none of all"
-    with other.transaction() as con:
+    with new_store.transaction() as con:
         con.execute("update evaluation set finished = true where evaluation_id = ?", [key])
-    (after,) = other.query(asked).values.tolist()
+    (after,) = new_store.query(query).values.tolist()
     assert after == pytest.approx([1 / 3, 0.01, 0.99, 0.0, 3, True, False], abs=1e-9)
 
 
@@ -291,9 +291,9 @@ def test_funnel(store: Store) -> None:
 
 
 def test_a_model_that_is_still_evaluated_is_compared_with_none(tmp_path: Path) -> None:
-    other = Store(tmp_path / "agentr.duckdb")
+    new_store = Store(tmp_path / "agentr.duckdb")
     run = {"recipe": "toy", "method": "agent-r", "config": {}, "versions": {}, "workspace": "w"}
-    other.write(
+    new_store.write(
         merge(
             [
                 run_rows("r", **run, started_at=datetime(2026, 1, 2, tzinfo=UTC)),  # type: ignore[arg-type]
@@ -303,10 +303,10 @@ def test_a_model_that_is_still_evaluated_is_compared_with_none(tmp_path: Path) -
             ]
         )
     )
-    assert other.rows("from v_comparisons") == []
-    with other.transaction() as con:
+    assert new_store.rows("from v_comparisons") == []
+    with new_store.transaction() as con:
         con.execute("update evaluation set finished = true")
-    assert len(other.rows("from v_comparisons")) == 2
+    assert len(new_store.rows("from v_comparisons")) == 2
 
 
 def test_funnel_and_report_count_paths_that_ended_not_leaves_that_were_never_expanded(store: Store) -> None:
@@ -395,15 +395,15 @@ def test_trajectories_say_who_played_what_and_how_it_ended(store: Store) -> None
         ["test", "base", 0.25, 1, 3],
         ["test", "one", 0.75, 3, 1],
     ]
-    what = "environment, split, instance_id, instance_index, goal, reward"
-    assert store.rows(f"select {what} from v_trajectories where success and model = 'base'") == [
+    columns = "environment, split, instance_id, instance_index, goal, reward"
+    assert store.rows(f"select {columns} from v_trajectories where success and model = 'base'") == [
         ("toy", "test", "toy/test/0", 0, "Start.", 1.0)
     ]
     assert store.rows("select distinct stop_reason from v_trajectories where not success") == [("step_limit",)]
 
 
 def test_an_expert_is_no_model_and_what_waits_is_left_out(tmp_path: Path) -> None:
-    other = Store(tmp_path / "agentr.duckdb")
+    new_store = Store(tmp_path / "agentr.duckdb")
     units = [
         iteration_rows("i1", run_id="r", iteration=1, checkpoint_in=BASE),
         checkpoint_rows(BASE, path="base", weights_sha256="aa", config={}),
@@ -412,8 +412,8 @@ def test_an_expert_is_no_model_and_what_waits_is_left_out(tmp_path: Path) -> Non
             for source in ("expert", "rollout", "bare", "ungraded")
         ),
     ]
-    other.write(merge(units))
-    assert other.rows("select source, model from v_trajectories") == [("expert", None), ("rollout", "base")]
+    new_store.write(merge(units))
+    assert new_store.rows("select source, model from v_trajectories") == [("expert", None), ("rollout", "base")]
 
 
 @pytest.mark.parametrize("view", ["v_trajectories", "v_episodes", "v_steps", "v_nodes", "v_families", "v_evaluations"])
@@ -447,13 +447,15 @@ def test_no_view_has_a_success_without_a_mean(store: Store) -> None:
     ],
 )
 def test_a_goal_is_that_of_the_pages(tmp_path: Path, opening: str) -> None:
-    other = Store(tmp_path / "agentr.duckdb")
-    other.write(trajectory_rows("t", replace(episode(0, success=True), first_observation=opening), source="rollout"))
-    assert other.rows("select goal from v_trajectories") == [(goal_in(opening),)]
+    new_store = Store(tmp_path / "agentr.duckdb")
+    new_store.write(
+        trajectory_rows("t", replace(episode(0, success=True), first_observation=opening), source="rollout")
+    )
+    assert new_store.rows("select goal from v_trajectories") == [(goal_in(opening),)]
 
 
 def test_a_training_has_its_rate_and_its_losses(tmp_path: Path) -> None:
-    other = Store(tmp_path / "agentr.duckdb")
+    new_store = Store(tmp_path / "agentr.duckdb")
     run = {"recipe": "toy", "method": "grpo", "config": CONFIG, "versions": {}, "workspace": "w"}
     steps = [
         {
@@ -479,9 +481,9 @@ def test_a_training_has_its_rate_and_its_losses(tmp_path: Path) -> None:
         iteration_rows("i2", run_id="r", iteration=2, checkpoint_in=TRAINED),
         {"training_step": steps, "rl_step": online},
     ]
-    other.write(merge(units))
+    new_store.write(merge(units))
     sql = "select iteration, model, steps, learning_rate, first_loss, last_loss, trained_tokens from v_trainings"
-    assert other.rows(sql) == [(1, "one", 2, 0.1, 2.0, 1.0, 10), (2, None, 3, 3e-6, 0.4, 0.3, 21)]
+    assert new_store.rows(sql) == [(1, "one", 2, 0.1, 2.0, 1.0, 10), (2, None, 3, 3e-6, 0.4, 0.3, 21)]
 
 
 def test_records_come_back(store: Store) -> None:
@@ -506,8 +508,13 @@ def test_a_sound_store_has_no_contradictions(store: Store) -> None:
 
 
 def test_checkpoints_are_found_by_a_beginning_that_models_and_other_things_share(store: Store) -> None:
-    assert [made.checkpoint_id for made in find_checkpoints(store, "c")] == [TRAINED]
-    (made,) = find_checkpoints(store, "")
-    assert (made.path, made.weights_sha256, made.run_id, made.iteration) == ("one", "bb", "r", 1)
-    assert json.loads(made.config) == CONFIG
+    assert [checkpoint.checkpoint_id for checkpoint in find_checkpoints(store, "c")] == [TRAINED]
+    (checkpoint,) = find_checkpoints(store, "")
+    assert (checkpoint.path, checkpoint.weights_sha256, checkpoint.run_id, checkpoint.iteration) == (
+        "one",
+        "bb",
+        "r",
+        1,
+    )
+    assert json.loads(checkpoint.config) == CONFIG
     assert find_checkpoints(store, BASE) == []

@@ -85,16 +85,16 @@ async def test_an_error_of_the_program_loses_nothing(store: Store) -> None:
 
 
 async def test_cancelling_the_program_loses_nothing(store: Store) -> None:
-    added = asyncio.Event()
+    is_added = asyncio.Event()
 
     async def work() -> None:
         async with Writer(store, interval_s=60) as writer:
             writer.add(unit("a"))
-            added.set()
+            is_added.set()
             await asyncio.sleep(60)
 
     task = asyncio.create_task(work())
-    await added.wait()
+    await is_added.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -115,15 +115,15 @@ async def test_cancelling_a_flush_loses_nothing(store: Store) -> None:
 
 async def test_the_event_loop_goes_on_while_the_store_is_held(store: Store) -> None:
     release = threading.Event()
-    taken = threading.Event()
+    is_held = threading.Event()
 
     def hold() -> None:
         with store.transaction():
-            taken.set()
+            is_held.set()
             release.wait(PATIENCE)
 
     holder = asyncio.create_task(asyncio.to_thread(hold))
-    await asyncio.to_thread(taken.wait)
+    await asyncio.to_thread(is_held.wait)
     async with Writer(store, interval_s=60) as writer:
         writer.add(unit("a"))
         flush = asyncio.create_task(writer.flush())
@@ -142,15 +142,15 @@ async def test_the_event_loop_goes_on_while_the_store_is_held(store: Store) -> N
 async def test_a_busy_store_is_tried_again_with_nothing_lost(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     hasty = Store(store.path, wait_s=0.05)
     release = threading.Event()
-    taken = threading.Event()
+    is_held = threading.Event()
 
     def hold() -> None:
         with store.transaction():
-            taken.set()
+            is_held.set()
             release.wait(PATIENCE)
 
     holder = asyncio.create_task(asyncio.to_thread(hold))
-    await asyncio.to_thread(taken.wait)
+    await asyncio.to_thread(is_held.wait)
     async with Writer(hasty, interval_s=0.01) as writer:
         writer.add(unit("a"))
         with pytest.raises(StoreBusy):
@@ -164,7 +164,7 @@ async def test_a_busy_store_is_tried_again_with_nothing_lost(store: Store, caplo
     assert store.missing("rl_validation", ["a", "b"]) == []
 
 
-class Gated(Store):
+class GateStore(Store):
     """A store whose writes wait until `gate` is set."""
 
     def __init__(self, path: Path) -> None:
@@ -178,25 +178,25 @@ class Gated(Store):
 
 @pytest.mark.slow
 async def test_a_slow_store_holds_back_who_makes_rows(store: Store) -> None:
-    slow = Gated(store.path)
-    made = 0
+    slow = GateStore(store.path)
+    num_units = 0
 
     async def make() -> None:
-        nonlocal made
+        nonlocal num_units
         for number in range(100):
             await writer.room()
             writer.add(unit(str(number)))
-            made += 1
+            num_units += 1
 
     async with Writer(slow, max_rows=10) as writer:
         making = asyncio.create_task(make())
         # Three bursts of ten rows, at two rows a unit.
         async with asyncio.timeout(600):
-            while made < 15:
+            while num_units < 15:
                 await asyncio.sleep(0)
         for _ in range(100):
             await asyncio.sleep(0)
-        assert made == 15
+        assert num_units == 15
         slow.gate.set()
         async with asyncio.timeout(600):
             await making
@@ -204,7 +204,7 @@ async def test_a_slow_store_holds_back_who_makes_rows(store: Store) -> None:
 
 
 async def test_who_waits_for_room_hears_that_the_store_failed(store: Store) -> None:
-    class Broken(Gated):
+    class Broken(GateStore):
         def write(self, rows: Rows) -> None:
             assert self.gate.wait(600)
             raise StoreError("the disk is gone")
@@ -238,6 +238,6 @@ async def test_a_store_that_fails_for_good_stops_the_program(store: Store) -> No
                     writer.add(unit("a"))
                     await asyncio.sleep(0.01)
 
-    with pytest.raises(StoreError, match="schema version 9999") as caught:
+    with pytest.raises(StoreError, match="schema version 9999") as error:
         await work()
-    assert "rows could not be stored" in caught.value.__notes__[0]
+    assert "rows could not be stored" in error.value.__notes__[0]

@@ -63,9 +63,9 @@ class Far(Line):
     summary_prompt = PROMPT
 
     def reset(self, instance: Instance) -> str:
-        first = super().reset(instance)
+        first_observation = super().reset(instance)
         self._goal = GOAL
-        return first
+        return first_observation
 
 
 class Walk(Policy):
@@ -81,10 +81,16 @@ class Walk(Policy):
         self.requests.append(request)
         if len(request.messages) > self.max_messages:
             raise PromptTooLong(f"{len(request.messages)} messages; {self.max_messages} fit")
-        asked = request.messages[-1].text.endswith(PROMPT)
-        text = f"{self.summary}{request.seed % 7}" if asked and self.summary else "" if asked else "Action: right"
+        is_summary = request.messages[-1].text.endswith(PROMPT)
+        text = (
+            f"{self.summary}{request.seed % 7}"
+            if is_summary and self.summary
+            else ""
+            if is_summary
+            else "Action: right"
+        )
         ids = sampled_ids(text)
-        finish: FinishReason = self.finish if asked else "stop"
+        finish: FinishReason = self.finish if is_summary else "stop"
         return [
             Generation(
                 text=text,
@@ -105,7 +111,7 @@ def summaries(room: int = FULL + 2) -> SummaryLimits:
     )
 
 
-async def played(
+async def play(
     policy: Policy,
     *,
     room: int = FULL + 2,
@@ -136,7 +142,7 @@ def texts(messages: Sequence[Message]) -> list[Text]:
     return [(message.role, message.text) for message in messages]
 
 
-def expected(made: Trajectory) -> list[list[Text]]:
+def expected_prompts(made: Trajectory) -> list[list[Text]]:
     """What is read before each step, written down independently: everything up to a summary, then
     the opening with the request, the summary, and what was not summed up.
     """
@@ -147,8 +153,8 @@ def expected(made: Trajectory) -> list[list[Text]]:
     prompts = []
 
     def conversation(upto: int) -> list[Text]:
-        later = [turn for at, reply, result in turns if at < upto for turn in (reply, result)]
-        return [*opening, *([answer] if answer else []), *later]
+        later_turns = [turn for at, reply, result in turns if at < upto for turn in (reply, result)]
+        return [*opening, *([answer] if answer else []), *later_turns]
 
     for at, step in enumerate(made.steps):
         if step.summary_of is None:
@@ -158,54 +164,56 @@ def expected(made: Trajectory) -> list[list[Text]]:
         *before, (role, text) = conversation(step.summary_of)
         prompts.append([*before, (role, f"{text}\n\n{PROMPT}")])
         opening = [*task, ("user", f"{made.first_observation}\n\n{PROMPT}"), ("assistant", step.reply)]
-        answer = next(result for place, _, result in turns if place == step.summary_of - 1)
+        answer = next(result for position, _, result in turns if position == step.summary_of - 1)
         turns = [turn for turn in turns if turn[0] >= step.summary_of]
     return prompts
 
 
 def samples_of(made: Trajectory) -> list[Sample]:
-    read = list(whole_samples(Far(), "t", made, "stretches", stage="explore"))
-    assert all(isinstance(one, Sample) for one in read)
-    return [one for one in read if isinstance(one, Sample)]
+    results = list(whole_samples(Far(), "t", made, "stretches", stage="explore"))
+    assert all(isinstance(sample, Sample) for sample in results)
+    return [sample for sample in results if isinstance(sample, Sample)]
 
 
 @pytest.mark.parametrize(("room", "whole"), [(FULL + 2, True), (FULL, False), (FULL - 2, False)])
 async def test_an_episode_goes_on_from_its_summaries_and_is_trained_as_it_was_read(room: int, whole: bool) -> None:
     policy = Walk()
-    made = await played(policy, room=room)
-    assert (made.stop, made.reward) == (StopReason.SUCCESS, 1.0)
-    summed = [(at, step) for at, step in enumerate(made.steps) if step.summary_of is not None]
-    assert len(made.steps) - len(summed) == GOAL
-    assert len(summed) >= 10
-    assert all(at == step.summary_of for at, step in summed) is whole
-    for _, step in summed:
+    trajectory = await play(policy, room=room)
+    assert (trajectory.stop, trajectory.reward) == (StopReason.SUCCESS, 1.0)
+    summary_steps = [(at, step) for at, step in enumerate(trajectory.steps) if step.summary_of is not None]
+    assert len(trajectory.steps) - len(summary_steps) == GOAL
+    assert len(summary_steps) >= 10
+    assert all(at == step.summary_of for at, step in summary_steps) is whole
+    for _, step in summary_steps:
         assert (step.action, step.observation, step.reward, step.valid) == ("", "", 0.0, None)
 
-    read = [texts(request.messages) for request in policy.requests]
-    assert read == expected(made)
-    asked = [request for request in policy.requests if request.messages[-1].text.endswith(PROMPT)]
-    assert {(r.sampling.max_new_tokens, r.sampling.stop, r.sampling.logprobs) for r in asked} == {(7, (), True)}
+    prompts = [texts(request.messages) for request in policy.requests]
+    assert prompts == expected_prompts(trajectory)
+    requests = [request for request in policy.requests if request.messages[-1].text.endswith(PROMPT)]
+    assert {(r.sampling.max_new_tokens, r.sampling.stop, r.sampling.logprobs) for r in requests} == {(7, (), True)}
 
-    samples = samples_of(made)
-    trained = [
+    samples = samples_of(trajectory)
+    targets = [
         ([*texts(sample.messages[:at]), ("assistant", message.text)], message.token_ids)
         for sample in samples
         for at, message in enumerate(sample.messages)
         if message.train
     ]
-    replies: list[Text] = [("assistant", step.reply) for step in made.steps]
-    tokens = [step.token_ids for step in made.steps]
-    assert trained == list(zip(([*one, said] for one, said in zip(read, replies, strict=True)), tokens, strict=True))
+    replies: list[Text] = [("assistant", step.reply) for step in trajectory.steps]
+    tokens = [step.token_ids for step in trajectory.steps]
+    assert targets == list(
+        zip(([*prompt, reply] for prompt, reply in zip(prompts, replies, strict=True)), tokens, strict=True)
+    )
     if whole:
         # The summary is the last reply of what it sums up, and there is one sample more.
-        assert len(samples) == len(summed) + 1
+        assert len(samples) == len(summary_steps) + 1
     for sample in samples:
         check_flags(sample)
         token_row(sample, renderer())
 
 
 async def test_the_conversations_of_an_episode_count_once_under_the_cap() -> None:
-    longer = await played(Walk())
+    longer = await play(Walk())
     shorter = replace(longer, steps=longer.steps[:-3])
     samples = [
         sample
@@ -213,80 +221,80 @@ async def test_the_conversations_of_an_episode_count_once_under_the_cap() -> Non
         for sample in whole_samples(Far(), key, episode, "stretches", stage="explore")
         if isinstance(sample, Sample)
     ]
-    kept, rejected = cap_good_per_tree(samples, 1)
-    assert [sample.provenance.extra["trajectory"] for sample in kept] == ["shorter"] * len(kept)
-    assert len(kept) == len(conversations(Far(), shorter)) > 1
-    assert len(kept) + len(rejected) == len(samples)
+    kept_samples, rejections = cap_good_per_tree(samples, 1)
+    assert [sample.provenance.extra["trajectory"] for sample in kept_samples] == ["shorter"] * len(kept_samples)
+    assert len(kept_samples) == len(conversations(Far(), shorter)) > 1
+    assert len(kept_samples) + len(rejections) == len(samples)
 
 
 async def test_the_reward_reaches_each_token_of_a_summary() -> None:
-    won, lost = await played(Walk()), await played(Walk(), max_steps=20)
-    assert (won.success, lost.success) == (True, False)
-    for made, advantage in zip((won, lost), group_advantages([1.0, 0.0], scale="none"), strict=True):
-        worth = [advantage] * len(made.steps)
+    win, loss = await play(Walk()), await play(Walk(), max_steps=20)
+    assert (win.success, loss.success) == (True, False)
+    for trajectory, advantage in zip((win, loss), group_advantages([1.0, 0.0], scale="none"), strict=True):
+        worth = [advantage] * len(trajectory.steps)
         ids: list[int] = []
-        drawn: list[float] = []
-        for part in conversations(Far(), made):
-            steps = [made.steps[at] for at in part.positions]
+        logprobs: list[float] = []
+        for part in conversations(Far(), trajectory):
+            steps = [trajectory.steps[at] for at in part.positions]
             row = policy_row(part.messages, steps, renderer(), [worth[at] for at in part.positions])
             ids += [row.input_ids[at] for at in row.positions]
-            drawn += row.logprobs
-            assert set(row.advantages) == {0.5 if made.success else -0.5}
-        assert ids == [token for step in made.steps for token in step.token_ids]
-        assert drawn == [number for step in made.steps for number in step.logprobs or ()]
+            logprobs += row.logprobs
+            assert set(row.advantages) == {0.5 if trajectory.success else -0.5}
+        assert ids == [token for step in trajectory.steps for token in step.token_ids]
+        assert logprobs == [number for step in trajectory.steps for number in step.logprobs or ()]
 
 
 @pytest.mark.parametrize("room", [FULL + 2, FULL])
 async def test_an_episode_that_goes_on_from_recorded_steps_is_the_same(room: int) -> None:
-    made = await played(Walk(), room=room)
-    summed = next(at for at, step in enumerate(made.steps) if step.summary_of is not None)
-    for cut in (1, summed, summed + 1, summed + 2, len(made.steps) - 1):
+    trajectory = await play(Walk(), room=room)
+    first_summary = next(at for at, step in enumerate(trajectory.steps) if step.summary_of is not None)
+    for cut in (1, first_summary, first_summary + 1, first_summary + 2, len(trajectory.steps) - 1):
         env = Far()
-        assert await played(Walk(), room=room, prefix=made.steps[:cut], env=env) == made
+        assert await play(Walk(), room=room, prefix=trajectory.steps[:cut], env=env) == trajectory
         assert env.steps == GOAL, "the world is told of no summary"
-    again = await regrade_episode(Far(), made, helper=None, seed=0)  # type: ignore[arg-type]
-    assert (again.grade.reward, again.grade.success) == (1.0, True)
+    result = await regrade_episode(Far(), trajectory, helper=None, seed=0)  # type: ignore[arg-type]
+    assert (result.grade.reward, result.grade.success) == (1.0, True)
 
 
 async def test_a_summary_that_was_cut_is_gone_on_from_and_an_empty_one_ends_the_episode() -> None:
-    cut = await played(Walk(finish="length"))
+    cut = await play(Walk(finish="length"))
     assert cut.success
     ends = [m for sample in samples_of(cut) for m in sample.messages if m.finish_reason == "length"]
     assert ends
     assert all(message.text.startswith("I go right.") for message in ends)
 
-    empty = await played(Walk(summary=""))
+    empty = await play(Walk(summary=""))
     assert (empty.stop, empty.reward, len(empty.steps)) == (StopReason.CONTEXT_LIMIT, 0.0, 5)
     assert empty.steps[-1].summary_of == 4
     (sample,) = samples_of(empty)
     assert sample.messages[-1].train
 
-    thought = await played(Walk(summary="<think>I am on my way", finish="length"))
+    thought = await play(Walk(summary="<think>I am on my way", finish="length"))
     assert (thought.stop, len(thought.steps)) == (StopReason.CONTEXT_LIMIT, 5)
 
 
 async def test_without_room_for_a_summary_the_episode_ends_where_the_context_does() -> None:
-    made = await played(Walk(max_messages=FULL), room=3)
-    assert (made.stop, len(made.steps)) == (StopReason.CONTEXT_LIMIT, 4)
-    assert all(step.summary_of is None for step in made.steps)
+    trajectory = await play(Walk(max_messages=FULL), room=3)
+    assert (trajectory.stop, len(trajectory.steps)) == (StopReason.CONTEXT_LIMIT, 4)
+    assert all(step.summary_of is None for step in trajectory.steps)
 
 
 async def test_a_model_that_counts_more_than_we_do_sums_less_up() -> None:
-    made = await played(Walk(max_messages=FULL - 2))
-    assert made.success
-    first = next(step for step in made.steps if step.summary_of is not None)
-    assert first.summary_of == 2
+    trajectory = await play(Walk(max_messages=FULL - 2))
+    assert trajectory.success
+    summary_step = next(step for step in trajectory.steps if step.summary_of is not None)
+    assert summary_step.summary_of == 2
 
 
 async def test_the_last_reply_that_an_episode_may_have_is_no_summary() -> None:
-    assert [step.summary_of for step in (await played(Walk(), max_steps=5)).steps] == [None] * 5
-    assert [step.summary_of for step in (await played(Walk(), max_steps=6)).steps] == [None] * 4 + [4, None]
+    assert [step.summary_of for step in (await play(Walk(), max_steps=5)).steps] == [None] * 5
+    assert [step.summary_of for step in (await play(Walk(), max_steps=6)).steps] == [None] * 4 + [4, None]
 
 
 async def test_what_was_summed_up_has_had_its_tokens() -> None:
-    made = await played(Walk(), limits=EpisodeLimits(tokens=400))
-    assert made.stop is StopReason.TOKEN_LIMIT
-    spent = sum(len(step.reply) + len(step.observation) for step in made.steps)
+    trajectory = await play(Walk(), limits=EpisodeLimits(tokens=400))
+    assert trajectory.stop is StopReason.TOKEN_LIMIT
+    spent = sum(len(step.reply) + len(step.observation) for step in trajectory.steps)
     assert 380 <= spent <= 420
 
 
@@ -295,39 +303,39 @@ async def test_no_count_of_invalid_actions_or_repeats_knows_of_a_summary() -> No
         def state(self) -> str:
             return "here"
 
-    made = await played(Walk(), env=Still(), repeats=6)
-    assert (made.stop, len(made.steps)) == (StopReason.REPEATS, 7)
+    trajectory = await play(Walk(), env=Still(), repeats=6)
+    assert (trajectory.stop, len(trajectory.steps)) == (StopReason.REPEATS, 7)
     replies: list[Reply] = []
-    await played(Walk(), max_steps=20, on_reply=replies.append)
+    await play(Walk(), max_steps=20, on_reply=replies.append)
     assert count_invalid(replies) == 0
 
 
 async def test_tool_results_are_summed_up_after_a_request_in_a_turn_of_its_own() -> None:
-    class Called(Far):
+    class NativeFar(Far):
         transcript = NativeTurns(tools=(TOOL,))
 
-    class Calls(Walk):
+    class CallingWalk(Walk):
         async def __call__(self, request: Request) -> list[Generation]:
-            (drawn,) = await super().__call__(request)
-            if drawn.text == "Action: right":
-                drawn = replace(drawn, text=call_reply(TOOL, "right"))
-            return [drawn]
+            (generation,) = await super().__call__(request)
+            if generation.text == "Action: right":
+                generation = replace(generation, text=call_reply(TOOL, "right"))
+            return [generation]
 
-    policy = Calls()
-    made = await played(policy, env=Called(), max_steps=8, room=FULL + 3)
+    policy = CallingWalk()
+    trajectory = await play(policy, env=NativeFar(), max_steps=8, room=FULL + 3)
     # The request takes a turn, too.
-    assert [step.summary_of for step in made.steps] == [None, None, None, 3, None, None, 6, None]
-    asked, after = policy.requests[3].messages, policy.requests[4].messages
-    assert texts(asked)[-2:] == [("tool", "You are at 0."), ("user", PROMPT)]
-    assert [message.role for message in after] == ["tools", "system", "user", "assistant", "tool"]
-    assert after[2].text == f"{made.first_observation}\n\n{PROMPT}"
+    assert [step.summary_of for step in trajectory.steps] == [None, None, None, 3, None, None, 6, None]
+    summary_prompt, next_prompt = policy.requests[3].messages, policy.requests[4].messages
+    assert texts(summary_prompt)[-2:] == [("tool", "You are at 0."), ("user", PROMPT)]
+    assert [message.role for message in next_prompt] == ["tools", "system", "user", "assistant", "tool"]
+    assert next_prompt[2].text == f"{trajectory.first_observation}\n\n{PROMPT}"
 
 
 async def test_pairs_of_summed_up_episodes_are_turned_away() -> None:
-    won, lost = await played(Walk()), await played(Walk(), max_steps=20)
-    sides = [StoredTrajectory(id=name, trajectory=one) for name, one in (("won", won), ("lost", lost))]
-    _, found = pair_of_own(sides, Far(), PreferencesConfig())
-    assert [one.reason for one in found] == ["summed-up"]
+    win, loss = await play(Walk()), await play(Walk(), max_steps=20)
+    sides = [StoredTrajectory(id=name, trajectory=trajectory) for name, trajectory in (("won", win), ("lost", loss))]
+    _, rejections = pair_of_own(sides, Far(), PreferencesConfig())
+    assert [rejection.reason for rejection in rejections] == ["summed-up"]
 
 
 @pytest.mark.parametrize(

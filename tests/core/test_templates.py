@@ -33,20 +33,20 @@ def agentr(*words: str) -> Result:
 
 @pytest.mark.slow
 def test_a_world_keeps_the_contract_and_its_test_passes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = agentr("new", "world", "glass-maze").output
-    assert told.endswith("pip install --no-build-isolation -e glass-maze\nagentr env doctor glass-maze\n")
+    output = agentr("new", "world", "glass-maze").output
+    assert output.endswith("pip install --no-build-isolation -e glass-maze\nagentr env doctor glass-maze\n")
     monkeypatch.syspath_prepend(str(register_package(folder / "glass-maze")))
     assert agentr("env", "doctor", "glass-maze").output == "glass-maze: ok - keeps the contract\n"
     run = [sys.executable, "-m", "unittest", "-v"]
-    known = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(run, cwd=folder / "glass-maze", env=known, capture_output=True, text=True, check=True)
+    env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(run, cwd=folder / "glass-maze", env=env, capture_output=True, text=True, check=True)
     assert "TestGlassMaze.test_it_keeps_the_contract) ... ok" in done.stderr or "Ran 2 tests" in done.stderr
 
 
 @pytest.mark.slow
 def test_a_method_has_a_recipe_that_is_planned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = agentr("new", "method", "glass-bead").output
-    assert told.endswith("pip install --no-build-isolation -e glass-bead\nagentr plan glass-bead/glass-bead.yaml\n")
+    output = agentr("new", "method", "glass-bead").output
+    assert output.endswith("pip install --no-build-isolation -e glass-bead\nagentr plan glass-bead/glass-bead.yaml\n")
     monkeypatch.syspath_prepend(str(register_package(folder / "glass-bead")))
     assert agentr("plan", "glass-bead/glass-bead.yaml").output.startswith("recipe glass-bead: Glass bead, 1 iteration")
 
@@ -54,8 +54,8 @@ def test_a_method_has_a_recipe_that_is_planned(folder: Path, monkeypatch: pytest
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["agent-r", "eto", "grpo", "et-agent"])
 def test_a_recipe_is_planned(method: str) -> None:
-    told = agentr("new", "recipe", "first", "--method", method).output
-    assert told.endswith("agentr plan first.yaml\n")
+    output = agentr("new", "recipe", "first", "--method", method).output
+    assert output.endswith("agentr plan first.yaml\n")
     assert describe(Path("first.yaml"), []).startswith(f"recipe first: {table.method_named(method).title}, ")
 
 
@@ -93,9 +93,9 @@ REFUSED = [
 @pytest.mark.parametrize(("name", "said"), REFUSED)
 def test_a_name_that_cannot_be_one_is_refused(folder: Path, name: str, said: str) -> None:
     (folder / "taken").write_text("mine", encoding="utf-8")
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as error:
         templates.new_world(name)
-    assert said in str(caught.value)
+    assert said in str(error.value)
     assert [path.name for path in folder.iterdir()] == ["taken"]
     assert (folder / "taken").read_text(encoding="utf-8") == "mine"
 
@@ -117,9 +117,9 @@ def test_a_recipe_that_would_not_be_planned_is_not_written(
 ) -> None:
     (folder / "taken.yaml").write_text("mine", encoding="utf-8")
     (folder / "link.yaml").symlink_to("nowhere")
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as error:
         templates.new_recipe(name, world=world, method=method)
-    assert said in str(caught.value)
+    assert said in str(error.value)
     assert sorted(path.name for path in folder.iterdir()) == ["link.yaml", "taken.yaml"]
     assert (folder / "taken.yaml").read_text(encoding="utf-8") == "mine"
 

@@ -32,9 +32,9 @@ def expert(env: TextCraft, instance: Instance) -> Sequence[str]:
 
 def shortest(problem: CraftingProblem, held: dict[str, int] | None = None) -> Plan:
     """Return the plan of a problem that can be solved."""
-    found = shortest_plan(problem, held or {})
-    assert found is not None
-    return found
+    plan = shortest_plan(problem, held or {})
+    assert plan is not None
+    return plan
 
 
 def goal_index(env: TextCraft, item: str) -> int:
@@ -106,8 +106,8 @@ def test_expert_episodes_win_in_the_form_of_agentgyms_demonstrations(env: TextCr
 def test_multiples_are_refused_and_the_requested_number_is_ignored(env: TextCraft) -> None:
     env.reset(at(env, goal_index(env, "ladder")))
     env.step("get 4 oak logs")
-    refused = env.step("craft 8 oak planks using 2 oak logs").observation
-    assert refused == (
+    observation = env.step("craft 8 oak planks using 2 oak logs").observation
+    assert observation == (
         "Could not find a valid recipe for "
         "ItemTagWithCount(item_tag=ItemTag(tag=None, item_id='minecraft:oak_planks'), count=8)"
     )
@@ -122,20 +122,20 @@ def test_multiples_are_refused_and_the_requested_number_is_ignored(env: TextCraf
 
 def test_strings_of_the_public_code(env: TextCraft) -> None:
     env.reset(at(env, goal_index(env, "stick")))
-    said = {
+    answers = {
         "craft 1 planks using 1 oak logs": "Could not find enough items to craft None",
         "craft 4 oak planks using 0 oak logs": "Could not find enough items to craft minecraft:oak_planks",
         "get 0 oak logs": "Got 0 oak logs",
         "inventory": "Inventory: [oak logs] (0) ",
     }
-    assert {action: env.step(action).observation for action in said} == said
+    assert {action: env.step(action).observation for action in answers} == answers
     # None is enough once none is carried; then it is the recipe that is not there.
-    refused = env.step("craft 4 oak planks using 0 oak logs").observation
-    assert refused.startswith("Could not find a valid recipe for ItemTagWithCount(")
+    observation = env.step("craft 4 oak planks using 0 oak logs").observation
+    assert observation.startswith("Could not find a valid recipe for ItemTagWithCount(")
     assert env.inventory == {}
-    kept = env.snapshot()
+    snapshot = env.snapshot()
     env.step("get 2 oak logs")
-    env.restore(kept)
+    env.restore(snapshot)
     assert env.step("inventory").observation == "Inventory: [oak logs] (0) "
 
 
@@ -150,8 +150,8 @@ def test_strings_of_the_public_code(env: TextCraft) -> None:
 def test_a_number_that_is_too_long_is_answered(env: TextCraft, action: str) -> None:
     env.reset(at(env, goal_index(env, "stick")))
     for digits in (4001, 5000, 100_000):
-        said = action.format("9" * digits)
-        assert env.step(said)[:3] == (f"Could not execute {said}", 0.0, False)
+        command = action.format("9" * digits)
+        assert env.step(command)[:3] == (f"Could not execute {command}", 0.0, False)
     for _ in range(3):
         assert env.step(f"get {'9' * 4000} oak logs").observation.startswith("Got 9")
     assert env.step("inventory").observation.startswith("Inventory: [oak logs] (2")
@@ -172,8 +172,8 @@ def test_instances_have_as_many_distractors_as_the_pool_gives(
     for split in ("train", "test", "rest"):
         for instance in env.instances(split):
             problem = env.problem(instance)
-            needed = set(below(env.book, problem.goal))
-            counts[len({craft_command(recipe) for recipe in problem.commands} - needed)] += 1
+            goal_commands = set(below(env.book, problem.goal))
+            counts[len({craft_command(recipe) for recipe in problem.commands} - goal_commands)] += 1
     assert {count: counts[count] for count in range(6, 11)} == problems
     assert counts.total() == 544
 
@@ -186,15 +186,15 @@ def below(book: RecipeBook, name: str) -> Iterator[str]:
 
 
 def test_the_published_pool_keeps_the_contract_and_leaves_other_splits_alone() -> None:
-    plain, published = TextCraft(), TextCraft(distractors="published")
+    plain, published_env = TextCraft(), TextCraft(distractors="published")
     for split in ("procedural", "shaped"):
         instance = plain.instances(split)[7]
-        assert published.reset(instance) == plain.reset(instance)
-    assert published.reset(at(plain, 420)) == TextCraft(distractors="published").reset(at(plain, 420))
-    instance = published.instances("test")[40]
-    published.reset(instance)
-    for reply in expert(published, instance):
-        last = published.step(published.parse(reply))
+        assert published_env.reset(instance) == plain.reset(instance)
+    assert published_env.reset(at(plain, 420)) == TextCraft(distractors="published").reset(at(plain, 420))
+    instance = published_env.instances("test")[40]
+    published_env.reset(instance)
+    for reply in expert(published_env, instance):
+        last = published_env.step(published_env.parse(reply))
     assert last.info["success"]
 
 
@@ -275,9 +275,9 @@ def test_procedural_worlds_share_no_item_with_the_official_ones_and_have_their_d
 @pytest.mark.slow
 def test_renamed_instances_are_training_instances_under_other_names() -> None:
     env = TextCraft(expert="lazy")
-    train, renamed = env.instances("train"), env.instances("renamed")
+    train, variants = env.instances("train"), env.instances("renamed")
     for number in range(0, 400, 9):
-        origin, first, second = train[number % len(train)], renamed[number], renamed[number + len(train)]
+        origin, first, second = train[number % len(train)], variants[number], variants[number + len(train)]
         assert env.depth(first) == env.depth(origin)
         problems = [env.problem(instance) for instance in (origin, first, second)]
         shapes = [sorted((r.count, tuple(i.count for i in r.inputs)) for r in problem.commands) for problem in problems]
@@ -293,15 +293,15 @@ def test_renamed_instances_are_training_instances_under_other_names() -> None:
 @pytest.mark.parametrize(("split", "of"), [("renamed-test", "test"), ("renamed-rest", "rest")])
 def test_held_out_instances_come_under_other_names_too(split: str, of: str) -> None:
     env = TextCraft(expert="lazy")
-    official, renamed = env.instances(of), env.instances(split)
+    official, variants = env.instances(of), env.instances(split)
     for number in range(0, 3 * len(official), 7):
         origin = official[number % len(official)]
-        assert env.origin(renamed[number]) == origin == env.origin(origin)
-        assert env.depth(renamed[number]) == env.depth(origin)
-        assert shortest(env.problem(renamed[number])).num_steps == shortest(env.problem(origin)).num_steps
-        assert env.reset(renamed[number]) != env.reset(origin)
+        assert env.origin(variants[number]) == origin == env.origin(origin)
+        assert env.depth(variants[number]) == env.depth(origin)
+        assert shortest(env.problem(variants[number])).num_steps == shortest(env.problem(origin)).num_steps
+        assert env.reset(variants[number]) != env.reset(origin)
     # Numbers of several splits are not drawn alike.
-    assert env.reset(env.instances("renamed")[0]) != env.reset(renamed[0])
+    assert env.reset(env.instances("renamed")[0]) != env.reset(variants[0])
 
 
 def test_the_state_is_what_is_carried(env: TextCraft) -> None:
@@ -327,6 +327,6 @@ def test_misuse_is_told_in_one_sentence(env: TextCraft) -> None:
 
 def test_every_string_of_the_expert_is_a_listed_command(env: TextCraft) -> None:
     instance = at(env, 144)
-    listed = {craft_command(recipe) for recipe in env.problem(instance).commands}
+    commands = {craft_command(recipe) for recipe in env.problem(instance).commands}
     crafts = [env.parse(r) for r in expert(env, instance) if "Action: craft" in r]
-    assert all(c in listed or "planks" in c for c in crafts)
+    assert all(c in commands or "planks" in c for c in crafts)

@@ -47,7 +47,7 @@ def test_what_is_drawn_stays() -> None:
 
 
 def test_every_control_and_format_character_has_a_mark() -> None:
-    missed = [
+    codes = [
         f"{code:x}"
         for code in range(sys.maxunicode + 1)
         if unicodedata.category(chr(code)) in ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -55,7 +55,7 @@ def test_every_control_and_format_character_has_a_mark() -> None:
         and not 0x13430 <= code <= 0x1345F
         and escape_invisible(chr(code)) == chr(code)
     ]
-    assert missed == []
+    assert codes == []
 
 
 def test_a_preview_commands_no_terminal(tmp_path: Path) -> None:

@@ -34,13 +34,13 @@ QUOTES = (
 )
 
 
-def drawn(text: str, finish: Literal["stop", "length"] = "stop", *, thinks: bool = False) -> Generation:
+def make_generation(text: str, finish: Literal["stop", "length"] = "stop", *, thinks: bool = False) -> Generation:
     return Generation(
         text=text, token_ids=(), finish_reason=finish, prompt_tokens=1, completion_tokens=1, thinks=thinks
     )
 
 
-def answered(text: str, finish: Literal["stop", "length"] = "stop") -> Answer:
+def make_answer(text: str, finish: Literal["stop", "length"] = "stop") -> Answer:
     return Answer(
         role="editor",
         model="m",
@@ -56,18 +56,21 @@ def answered(text: str, finish: Literal["stop", "length"] = "stop") -> Answer:
 @pytest.mark.parametrize(
     ("reply", "counts"),
     [
-        (drawn("Judgement: bad"), "Judgement: bad"),
-        (drawn("Judgement: bad. Then it", "length"), "Judgement: bad. Then it"),
-        (drawn("<think>a</think>b"), "b"),
-        (drawn("a</think>b", "length", thinks=True), "b"),
-        (drawn("<think>a</think>b</think>c", "length"), "c"),
-        (drawn(QUOTES, "length"), None),
-        (drawn(QUOTES), None),
-        (drawn("Well.\n <think>a", "length"), None),
-        (drawn("<think>a</think>\n<think>b", "length"), None),
-        (drawn("Judgement: bad", "length", thinks=True), None),
-        (drawn("Judgement: bad", thinks=True), "Judgement: bad"),
-        (drawn("It writes <think> twice. Judgement: bad", "length"), "It writes <think> twice. Judgement: bad"),
+        (make_generation("Judgement: bad"), "Judgement: bad"),
+        (make_generation("Judgement: bad. Then it", "length"), "Judgement: bad. Then it"),
+        (make_generation("<think>a</think>b"), "b"),
+        (make_generation("a</think>b", "length", thinks=True), "b"),
+        (make_generation("<think>a</think>b</think>c", "length"), "c"),
+        (make_generation(QUOTES, "length"), None),
+        (make_generation(QUOTES), None),
+        (make_generation("Well.\n <think>a", "length"), None),
+        (make_generation("<think>a</think>\n<think>b", "length"), None),
+        (make_generation("Judgement: bad", "length", thinks=True), None),
+        (make_generation("Judgement: bad", thinks=True), "Judgement: bad"),
+        (
+            make_generation("It writes <think> twice. Judgement: bad", "length"),
+            "It writes <think> twice. Judgement: bad",
+        ),
     ],
 )
 def test_what_follows_the_thoughts_counts(reply: Generation, counts: str | None) -> None:
@@ -75,8 +78,8 @@ def test_what_follows_the_thoughts_counts(reply: Generation, counts: str | None)
 
 
 def test_a_reply_that_ended_by_itself_was_not_cut() -> None:
-    assert is_cut_within_thought(drawn(QUOTES, "length"))
-    assert not is_cut_within_thought(drawn(QUOTES))
+    assert is_cut_within_thought(make_generation(QUOTES, "length"))
+    assert not is_cut_within_thought(make_generation(QUOTES))
 
 
 @pytest.mark.parametrize(
@@ -112,19 +115,19 @@ def test_options_that_a_thought_quotes_are_no_reply() -> None:
 
 def test_the_thought_of_an_editor_is_not_trained() -> None:
     world = TextCraft()
-    said = answered("<think>\nI am asked for a thought.\n</think>\n\nI lack wood.")
-    assert with_thought(with_label(world, "get 2 oak logs"), thought_in(said)).startswith("Thought: I lack wood.\n")
-    assert thought_in(answered("<think>\nI am asked for a thought.")) == ""
-    assert thought_in(answered("I lack wood. Th", "length")) == ""
+    answer = make_answer("<think>\nI am asked for a thought.\n</think>\n\nI lack wood.")
+    assert with_thought(with_label(world, "get 2 oak logs"), thought_in(answer)).startswith("Thought: I lack wood.\n")
+    assert thought_in(make_answer("<think>\nI am asked for a thought.")) == ""
+    assert thought_in(make_answer("I lack wood. Th", "length")) == ""
 
 
 @pytest.mark.parametrize(
     ("reply", "error"),
     [
-        (drawn(QUOTES, "length"), None),
-        (drawn("Judgement: Bad, if", "length", thinks=True), None),
-        (drawn("I do not know."), 0),
-        (drawn("Judgement: Bad", thinks=True), 0),
+        (make_generation(QUOTES, "length"), None),
+        (make_generation("Judgement: Bad, if", "length", thinks=True), None),
+        (make_generation("I do not know."), 0),
+        (make_generation("Judgement: Bad", thinks=True), 0),
     ],
 )
 def test_a_verdict_cut_within_a_thought_is_no_error(reply: Generation, error: int | None) -> None:
@@ -144,8 +147,8 @@ def test_a_verdict_cut_within_a_thought_is_no_error(reply: Generation, error: in
 
 def path(leaf: int, stop: StopReason) -> TreePath:
     step = Step(reply="go", action="go", observation="gone", reward=0.0)
-    played = Trajectory.ended(Instance(environment="w", split="s", index=0), "begin", (step,), stop)
-    return TreePath(tree_id="t", nodes=(leaf,), trajectory=played)
+    trajectory = Trajectory.ended(Instance(environment="w", split="s", index=0), "begin", (step,), stop)
+    return TreePath(tree_id="t", nodes=(leaf,), trajectory=trajectory)
 
 
 @pytest.mark.parametrize(("opening", "closing"), [("[THINK]", "[/THINK]"), ("<thinking>", "</thinking>")])
@@ -156,14 +159,15 @@ def test_other_tags_of_thoughts_are_read_as_those_of_acting_models_are(opening: 
         return text.replace("<think>", opening).replace("</think>", closing)
 
     quotes = retold(QUOTES)
-    assert answer_text(drawn(quotes, "length")) is answer_text(drawn(quotes)) is None
+    assert answer_text(make_generation(quotes, "length")) is answer_text(make_generation(quotes)) is None
     assert parse_verdict(quotes) is Verdict.UNPARSABLE
     assert parse_verdict(f"{quotes}{closing}\nI cannot say.") is Verdict.UNPARSABLE
-    assert answer_text(drawn(f"{quotes}{closing}\nJudgement: Good")) == "\nJudgement: Good"
-    assert is_cut_within_thought(drawn("Judgement: bad", "length", thinks=True))
-    assert not is_cut_within_thought(drawn(retold("a</think>b"), "length", thinks=True))
+    assert answer_text(make_generation(f"{quotes}{closing}\nJudgement: Good")) == "\nJudgement: Good"
+    assert is_cut_within_thought(make_generation("Judgement: bad", "length", thinks=True))
+    assert not is_cut_within_thought(make_generation(retold("a</think>b"), "length", thinks=True))
     assert (
-        thought_in(answered(retold("<think>\nI am asked for a thought.\n</think>\n\nI lack wood."))) == "I lack wood."
+        thought_in(make_answer(retold("<think>\nI am asked for a thought.\n</think>\n\nI lack wood.")))
+        == "I lack wood."
     )
     # The tags of a step that an editor writes are the world's.
     step = "\nStep: 2\nCorrected Step: <think>x</think><search>y</search>"
@@ -172,5 +176,5 @@ def test_other_tags_of_thoughts_are_read_as_those_of_acting_models_are(opening: 
 
 
 def test_a_thought_may_begin_after_a_sentence() -> None:
-    assert is_cut_within_thought(drawn("Okay. <think>I weigh Judgement: Bad", "length"))
-    assert not is_cut_within_thought(drawn("<think>a</think>Judgement: Bad, since", "length"))
+    assert is_cut_within_thought(make_generation("Okay. <think>I weigh Judgement: Bad", "length"))
+    assert not is_cut_within_thought(make_generation("<think>a</think>Judgement: Bad, since", "length"))

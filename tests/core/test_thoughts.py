@@ -41,9 +41,9 @@ TextOf = Callable[[RunContext], list[str]]
 )
 def test_a_thought_goes_before_the_label_and_nothing_else_changes(reply: str, expected: str) -> None:
     assert is_bare(reply)
-    made = with_thought(reply, "so")
-    assert made == expected
-    assert not is_bare(made)
+    result = with_thought(reply, "so")
+    assert result == expected
+    assert not is_bare(result)
 
 
 @given(st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1), st.text("abc .,", min_size=1))
@@ -58,10 +58,10 @@ def test_the_actions_of_experts_are_read_as_before_when_their_thoughts_are_new(w
     for instance in world.instances("train")[:20]:
         for reply in world.expert(instance) or ():
             action = world.parse(reply)
-            spoken = with_label(world, action)
+            bare_reply = with_label(world, action)
             assert not is_bare(reply)
-            assert is_bare(spoken)
-            assert world.parse(with_thought(spoken, "I do what is left.")) == action
+            assert is_bare(bare_reply)
+            assert world.parse(with_thought(bare_reply, "I do what is left.")) == action
 
 
 @pytest.mark.slow
@@ -72,25 +72,25 @@ async def test_every_bare_action_gets_a_thought_and_stays_to_the_byte(tmp_path: 
 
     experts = best_expert_episodes(ctx, 1)
     assert len(experts) == 6
-    for key, found in experts.values():
-        assert [step.action for step in found.steps] == [WRONG, RIGHT]
-        assert [step.reply for step in found.steps] == [
+    for key, episode in experts.values():
+        assert [step.action for step in episode.steps] == [WRONG, RIGHT]
+        assert [step.reply for step in episode.steps] == [
             f"Thought: I have seen 0 answers and try another.\nAction: {WRONG}",
             f"Thought: I have seen 1 answers and try another.\nAction: {RIGHT}",
         ]
-        assert found.success
-        derived = ctx.store.rows(
+        assert episode.success
+        derivations = ctx.store.rows(
             "select operator, position, length(prompt_hash) from derivation where child_id = ?", key
         )
-        assert derived == [("thoughts", 0, 16)]
+        assert derivations == [("thoughts", 0, 16)]
     edits = ctx.store.rows("select role, prompt_hash, subject, prompt from edit order by subject")
     assert len(edits) == len(set(edits)) == 12
     assert edits[0][0] == "editor"
     assert edits[0][2] == "door/train/0#0 step 0"
     samples = load_samples(ctx.store, iteration_id=ctx.iteration_id(1)).values()
-    said = [message.text for sample in samples for message in sample.messages if message.train]
-    assert len(said) == 12
-    assert all(text.startswith("Thought: I have seen") for text in said)
+    texts = [message.text for sample in samples for message in sample.messages if message.train]
+    assert len(texts) == 12
+    assert all(text.startswith("Thought: I have seen") for text in texts)
     assert (await dataset(ctx, 1))["samples"] == {"expert": 6}
     assert [(stage.name, stage.count) for stage in build_report(ctx, 1).funnel][:2] == [
         ("expert episodes", 6),
@@ -106,11 +106,11 @@ async def test_the_editor_sees_no_later_step_and_no_thought_is_asked_for_where_t
     file = bare(tmp_path, f"Thought: I am polite.\nAction: {WRONG}", RIGHT)
     ctx = workplace(tmp_path, tiny_model_dir, file)
     await thought_of(ctx)
-    (first, *_) = (found for _, found in best_expert_episodes(ctx, 1).values())
-    assert first.steps[0].reply == f"Thought: I am polite.\nAction: {WRONG}"
+    (episode, *_) = (item for _, item in best_expert_episodes(ctx, 1).values())
+    assert episode.steps[0].reply == f"Thought: I am polite.\nAction: {WRONG}"
     log = answered(tmp_path / "answered")
     assert len(log) == 6
-    assert all("It opens." not in asked and "Wrong 1." in asked for asked in log)
+    assert all("It opens." not in prompt and "Wrong 1." in prompt for prompt in log)
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ async def test_a_later_iteration_and_a_second_go_ask_nothing(tmp_path: Path, tin
     assert (await thought_of(workplace(tmp_path, tiny_model_dir, file)))["asked"] == 0
     await begin_second(ctx)
     assert (await thought_of(ctx, 2))["asked"] == 0
-    first, second = ([one.steps for _, one in best_expert_episodes(ctx, at).values()] for at in (1, 2))
+    first, second = ([episode.steps for _, episode in best_expert_episodes(ctx, at).values()] for at in (1, 2))
     assert first == second
     assert len(answered(tmp_path / "answered")) == 12
 
@@ -142,12 +142,12 @@ async def test_what_cannot_be_read_is_asked_again_and_then_turned_away(tmp_path:
     def moody(prompt: str, seed: int) -> str:
         if "Door 3" in prompt:
             return "Action: nothing but this"
-        asked = len(answered(tmp_path / "answered"))
-        return "" if asked % 2 else musing(prompt, seed)
+        num_prompts = len(answered(tmp_path / "answered"))
+        return "" if num_prompts % 2 else musing(prompt, seed)
 
     ctx = workplace(tmp_path, tiny_model_dir, bare(tmp_path), "scale.concurrency=1", reply=moody)
-    told = await thought_of(ctx)
-    assert (told["expert"], told["rejected"]) == (5, 1)
+    counts = await thought_of(ctx)
+    assert (counts["expert"], counts["rejected"]) == (5, 1)
     assert ctx.store.rows("select subject, reason from rejection where stage = 'expert'") == [
         ("door/train/3#0", "no-thought")
     ]
@@ -177,11 +177,11 @@ async def test_an_editor_that_is_cut_within_its_thoughts_stops_the_stage(tmp_pat
 @pytest.mark.slow
 async def test_an_editor_that_thinks_gives_what_follows(tmp_path: Path, tiny_model_dir: Path) -> None:
     ctx = workplace(
-        tmp_path, tiny_model_dir, bare(tmp_path), reply=lambda *asked: "<think>\nI am asked.\n</think>\n\nI try it."
+        tmp_path, tiny_model_dir, bare(tmp_path), reply=lambda *args: "<think>\nI am asked.\n</think>\n\nI try it."
     )
     assert (await thought_of(ctx))["expert"] == 6
-    spoken = {step.reply for _, found in best_expert_episodes(ctx, 1).values() for step in found.steps}
-    assert spoken == {f"Thought: I try it.\nAction: {word}" for word in (WRONG, RIGHT)}
+    replies = {step.reply for _, episode in best_expert_episodes(ctx, 1).values() for step in episode.steps}
+    assert replies == {f"Thought: I try it.\nAction: {word}" for word in (WRONG, RIGHT)}
 
 
 @pytest.mark.slow

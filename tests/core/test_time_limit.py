@@ -43,14 +43,14 @@ def over() -> Iterator[threading.Event]:
 async def test_a_call_beyond_its_limit_is_given_up_and_the_episode_tried_with_another_object(
     over: threading.Event,
 ) -> None:
-    shared = EnvironmentPool(lambda name: Stuck(over))
+    pool = EnvironmentPool(lambda name: Stuck(over))
     errors: list[UnitError] = []
 
     async def play(unit: Instance) -> Trajectory:
-        async with shared.lend(unit) as env:
+        async with pool.lend(unit) as env:
             return await roll_out_episode(unit, env, Script(["right"]), max_steps=9, sampling=Sampling(), seed=1)
 
-    played = await run_all(
+    results = await run_all(
         [instance(0)],
         play,
         key=lambda unit: unit.key,
@@ -59,7 +59,7 @@ async def test_a_call_beyond_its_limit_is_given_up_and_the_episode_tried_with_an
         concurrency=1,
         backoff_seconds=0,
     )
-    assert [trajectory.success for trajectory in played.values()] == [True]
+    assert [trajectory.success for trajectory in results.values()] == [True]
     assert [(error.kind, error.phase, error.is_final) for error in errors] == [("EnvironmentTimeout", "step", False)]
     assert errors[0].message == "line gave no answer within 0.5 seconds, its time_limit"
     assert all(thread.daemon for thread in threading.enumerate() if thread.name == "line"), "the process may end"

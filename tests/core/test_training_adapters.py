@@ -41,7 +41,7 @@ pytestmark = [
 ADAPTED: dict[str, Any] = {"lora_r": 4, "lora_alpha": 8.0, "learning_rate": 1e-2, "publish": "adapter"}
 
 
-def trained(model_dir: Path, folder: Path, **settings: Any) -> TrainingJob:
+def train_job(model_dir: Path, folder: Path, **settings: Any) -> TrainingJob:
     job = make_job(model_dir, folder, epochs=1.0, **settings)
     job.work_folder.root.mkdir(parents=True)
     run(job, lambda step: None)
@@ -54,13 +54,13 @@ TIED: dict[str, Any] = {"lora_r": 4, "lora_alpha": 8.0, "learning_rate": 1e-2}
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Path:
     """A published adapter; DoRA, as its merging is the harder one."""
-    return trained(tiny_model_dir, tmp_path_factory.mktemp("adapted"), use_dora=True, **ADAPTED).output_dir
+    return train_job(tiny_model_dir, tmp_path_factory.mktemp("adapted"), use_dora=True, **ADAPTED).output_dir
 
 
 def logits(model: torch.nn.Module) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = model(torch.tensor([random_row(40, 1)[0]])).logits
-    return found
+        scores: torch.Tensor = model(torch.tensor([random_row(40, 1)[0]])).logits
+    return scores
 
 
 def test_an_adapter_is_a_peft_directory_that_names_its_model(adapted: Path, tiny_model_dir: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_damaged_adapter_is_told(adapted: Path, tmp_path: Path) -> None:
 
 
 def test_training_goes_on_with_the_same_adapter(adapted: Path, tiny_model_dir: Path, tmp_path: Path) -> None:
-    job = trained(adapted, tmp_path, use_dora=True, **ADAPTED)
+    job = train_job(adapted, tmp_path, use_dora=True, **ADAPTED)
     before, after = (load_file(path / "adapter_model.safetensors") for path in (adapted, job.output_dir))
 
     assert (adapter_base(job.output_dir) or adapted).samefile(tiny_model_dir)
@@ -135,7 +135,7 @@ def test_training_goes_on_with_the_same_adapter(adapted: Path, tiny_model_dir: P
 
 def test_an_adapter_of_another_shape_is_not_trained_on(adapted: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"training\.lora_r is 8, but .* it is 4; keep it, or set .*start_from=base"):
-        trained(adapted, tmp_path, **{**ADAPTED, "use_dora": True, "lora_r": 8})
+        train_job(adapted, tmp_path, **{**ADAPTED, "use_dora": True, "lora_r": 8})
 
 
 def test_an_adapter_of_another_type_is_told(tiny_model_dir: Path, tmp_path: Path) -> None:
@@ -155,13 +155,13 @@ def test_a_pattern_of_modules_is_compared_with_that_of_the_adapter(tiny_model_di
         return adapter_faults(path, TrainingConfig(lora_r=4, lora_alpha=8.0, **settings))
 
     path = tmp_path / "adapter"
-    for targets, others in ((["q_proj", "v_proj"], r".*\.q_proj"), (r".*\.[qv]_proj", ("q_proj", "v_proj"))):
+    for targets, change in ((["q_proj", "v_proj"], r".*\.q_proj"), (r".*\.[qv]_proj", ("q_proj", "v_proj"))):
         config = LoraConfig(r=4, lora_alpha=8, target_modules=targets, task_type="CAUSAL_LM")
         get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model_dir), config).save_pretrained(path)
         assert faults(lora_target_modules=targets if isinstance(targets, str) else tuple(targets)) == []
         assert faults() == []
-        (fault,) = faults(lora_target_modules=others)
-        assert fault.startswith(f"training.lora_target_modules is {others if isinstance(others, str) else set(others)}")
+        (fault,) = faults(lora_target_modules=change)
+        assert fault.startswith(f"training.lora_target_modules is {change if isinstance(change, str) else set(change)}")
 
 
 def test_the_recipe_decides_on_the_dropout_of_an_adapter_that_is_trained_on(adapted: Path) -> None:
@@ -174,13 +174,13 @@ def test_the_recipe_decides_on_the_dropout_of_an_adapter_that_is_trained_on(adap
 
 
 def test_all_weights_can_be_trained_from_an_adapter(adapted: Path, tmp_path: Path) -> None:
-    job = trained(adapted, tmp_path)
+    job = train_job(adapted, tmp_path)
     assert adapter_base(job.output_dir) is None
     assert check_model_directory(job.output_dir) == (job.output_dir / "model.safetensors",)
 
 
 def test_modules_are_trained_whole_beside_adapters_on_named_ones(tiny_model_dir: Path, tmp_path: Path) -> None:
-    job = trained(
+    job = train_job(
         tiny_model_dir,
         tmp_path,
         **{**ADAPTED, "lora_target_modules": ("q_proj",), "lora_modules_to_save": ("norm",), "lora_dropout": 0.1},
@@ -229,11 +229,11 @@ def test_tied_embeddings_are_not_trained_on_one_side(tied: Path, tmp_path: Path,
 
 def test_an_adapter_on_tied_embeddings_from_elsewhere_is_not_trained_on(tied: Path, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="tie_word_embeddings"):
-        made = get_peft_model(
+        model = get_peft_model(
             AutoModelForCausalLM.from_pretrained(tied),
             LoraConfig(r=4, lora_alpha=8, target_modules=["embed_tokens"], task_type="CAUSAL_LM"),
         )
-    made.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+    model.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
     for file in tied.glob("*token*"):
         shutil.copyfile(file, tmp_path / "adapter" / file.name)
     for settings in ({}, TIED | {"lora_target_modules": ("embed_tokens",)}):
@@ -242,7 +242,7 @@ def test_an_adapter_on_tied_embeddings_from_elsewhere_is_not_trained_on(tied: Pa
 
 
 def test_the_other_modules_of_a_tied_model_are_trained_and_merged(tied: Path, tmp_path: Path) -> None:
-    job = trained(tied, tmp_path, lora_modules_to_save=("norm",), **TIED)
+    job = train_job(tied, tmp_path, lora_modules_to_save=("norm",), **TIED)
     check_merged(tied, job.output_dir)
     assert AutoConfig.from_pretrained(job.output_dir).tie_word_embeddings
 
@@ -251,7 +251,7 @@ def test_the_other_modules_of_a_tied_model_are_trained_and_merged(tied: Path, tm
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
 def test_adapters_on_embeddings_that_are_not_tied_are_merged(tiny_model_dir: Path, tmp_path: Path) -> None:
     settings = {"lora_target_modules": ("q_proj", "embed_tokens"), "lora_modules_to_save": ("lm_head",)}
-    check_merged(tiny_model_dir, trained(tiny_model_dir, tmp_path, **TIED, **settings).output_dir)
+    check_merged(tiny_model_dir, train_job(tiny_model_dir, tmp_path, **TIED, **settings).output_dir)
 
 
 def check_merged(base: Path, published: Path) -> None:
@@ -263,12 +263,12 @@ def check_merged(base: Path, published: Path) -> None:
 def test_a_merge_that_changes_the_model_is_refused(tied: Path) -> None:
     adapter = LoraConfig(r=4, lora_alpha=8, target_modules=["embed_tokens"], init_lora_weights=False)
     with pytest.warns(UserWarning, match="tie_word_embeddings"):
-        made = get_peft_model(AutoModelForCausalLM.from_pretrained(tied), adapter)
+        model = get_peft_model(AutoModelForCausalLM.from_pretrained(tied), adapter)
     with (
         pytest.warns(UserWarning, match="tie_word_embeddings"),
         pytest.raises(TrainingFault, match=r"gives other scores than with the adapter apart .*publish=adapter"),
     ):
-        merge(made)
+        merge(model)
 
 
 def test_group_training_takes_plain_adapters_only(adapted: Path) -> None:
@@ -278,10 +278,10 @@ def test_group_training_takes_plain_adapters_only(adapted: Path) -> None:
 
 
 def test_gradient_checkpointing_changes_nothing_but_memory(tiny_model_dir: Path, tmp_path: Path) -> None:
-    plain, spared = (
-        trained(tiny_model_dir, tmp_path, name=name, lora_r=4, gradient_checkpointing=name == "spared")
+    plain_job, checkpointing_job = (
+        train_job(tiny_model_dir, tmp_path, name=name, lora_r=4, gradient_checkpointing=name == "spared")
         for name in ("plain", "spared")
     )
-    one, other = (load_file(job.output_dir / "model.safetensors") for job in (plain, spared))
-    for name, weights in one.items():
-        torch.testing.assert_close(weights, other[name], atol=1e-5, rtol=0)
+    expected, result = (load_file(job.output_dir / "model.safetensors") for job in (plain_job, checkpointing_job))
+    for name, weights in expected.items():
+        torch.testing.assert_close(weights, result[name], atol=1e-5, rtol=0)

@@ -28,23 +28,23 @@ def test_loss_and_gradients_are_those_of_eager_attention(tokens: int, key_heads:
         sliding_window=4,
     )
     ids = torch.arange(2 * tokens).view(2, tokens) * 7 % 64
-    found = []
-    for own in (True, False):
+    results = []
+    for is_ours in (True, False):
         model = make_model(config, Words(), seed=0)
         assert model.config.num_key_value_heads == (key_heads or 4)
-        if not own:
+        if not is_ours:
             model.set_attn_implementation("eager")
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(3)
         logits = model(input_ids=ids, use_cache=False).logits
         logits.square().mean().backward()
-        found.append([logits.detach(), *(p.grad for p in model.parameters())])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+        results.append([logits.detach(), *(p.grad for p in model.parameters())])
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)
 
 
-def packed(*lengths: int, rows: int = 1) -> torch.Tensor:
+def packing_mask(*lengths: int, rows: int = 1) -> torch.Tensor:
     """Return the mask of a row of samples, none of which sees another."""
     sample = torch.cat([torch.full((length,), number) for number, length in enumerate(lengths)])
     mask = (sample[:, None] == sample).tril()
@@ -58,16 +58,16 @@ def test_padding_that_sees_nothing_spoils_no_token(side: str, dtype: torch.dtype
     ids = torch.arange(2 * 20).view(2, 20) * 7 % 64
     real = torch.ones_like(ids)
     real[1, slice(None, 12) if side == "left" else slice(8, None)] = 0
-    found = []
-    for own in (True, False):
+    results = []
+    for is_ours in (True, False):
         model = make_model(config, Words(), seed=0).to(dtype)
-        if not own:
+        if not is_ours:
             model.set_attn_implementation("sdpa")
         logits = model(input_ids=ids, attention_mask=real, use_cache=False).logits[real.bool()]
         logits.square().mean().backward()
-        found.append([logits.detach(), *(p.grad for p in model.parameters())])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=0.02, atol=0.02 if dtype == torch.bfloat16 else 1e-4)
+        results.append([logits.detach(), *(p.grad for p in model.parameters())])
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0.02, atol=0.02 if dtype == torch.bfloat16 else 1e-4)
 
 
 @pytest.mark.parametrize("window", [1, 4, 16])
@@ -77,12 +77,12 @@ def test_samples_of_a_row_do_not_see_each_other(window: int, key_heads: int, mas
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, heads, 24, 8, requires_grad=True) for heads in (4, key_heads, key_heads))
     module = SimpleNamespace(is_causal=True, num_key_value_groups=4 // key_heads)
-    mask = packed(9, 1, 14, rows=masks).triu(1 - window)
+    mask = packing_mask(9, 1, 14, rows=masks).triu(1 - window)
     ours, _ = attend(module, query, key, value, mask, scaling=0.3, sliding_window=window)
     theirs, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=0.3)
-    found = [[out, *torch.autograd.grad(out.square().sum(), [query, key, value])] for out in (ours, theirs)]
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
+    results = [[out, *torch.autograd.grad(out.square().sum(), [query, key, value])] for out in (ours, theirs)]
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize(
@@ -99,12 +99,12 @@ def test_samples_of_a_row_do_not_see_each_other(window: int, key_heads: int, mas
 def test_what_it_does_not_know_is_left_to_transformers(
     changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: dict[str, Any] = {name: torch.zeros(1, 4, 6, 8) for name in ("query", "key", "value")}
-    asked |= {"attention_mask": None, "sliding_window": 4}
+    arguments: dict[str, Any] = {name: torch.zeros(1, 4, 6, 8) for name in ("query", "key", "value")}
+    arguments |= {"attention_mask": None, "sliding_window": 4}
     theirs = Mock(return_value=("theirs", None))
     monkeypatch.setattr(attention, "sdpa_attention_forward", theirs)
     module = SimpleNamespace()
-    assert attend(module, **asked)[0].shape == (1, 6, 4, 8)
+    assert attend(module, **arguments)[0].shape == (1, 6, 4, 8)
     theirs.assert_not_called()
-    attend(module, **{**asked, **changes})
+    attend(module, **{**arguments, **changes})
     theirs.assert_called_once()

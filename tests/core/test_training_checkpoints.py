@@ -44,13 +44,18 @@ def published(tmp_path: Path, tiny_model_dir: Path, manifest: Manifest) -> Path:
 def test_a_published_checkpoint_is_complete_and_says_how_it_was_made(
     published: Path, tmp_path: Path, manifest: Manifest
 ) -> None:
-    read = read_manifest(published)
+    result = read_manifest(published)
 
     assert is_complete(published)
     assert not (tmp_path / "staging").exists()
-    assert (read.config, read.trained_tokens, read.seconds) == (manifest.config, 3, 1.5)
-    assert set(read.files) >= {"config.json", "model.safetensors", "chat_template.jinja", "adapter/adapter_config.json"}
-    assert len(read.weights_sha256) == 64
+    assert (result.config, result.trained_tokens, result.seconds) == (manifest.config, 3, 1.5)
+    assert set(result.files) >= {
+        "config.json",
+        "model.safetensors",
+        "chat_template.jinja",
+        "adapter/adapter_config.json",
+    }
+    assert len(result.weights_sha256) == 64
 
 
 def test_damage_makes_a_checkpoint_incomplete(published: Path) -> None:

@@ -36,7 +36,7 @@ pytestmark = [
 ]
 
 
-class Interrupted(Exception):
+class Interruption(Exception):
     """Stands for a crash after a step."""
 
 
@@ -54,12 +54,12 @@ def finish(job: TrainingJob, tell: Any = lambda step: None) -> Any:
 
 def trainer_of(job: TrainingJob, rows: list[TokenPair]) -> Any:
     job.work_folder.root.mkdir(parents=True, exist_ok=True)
-    made = make_plan(
+    plan = make_plan(
         [num_trained_tokens(row) for row in rows], per_step=samples_per_step(job.config), epochs=1, max_tokens=0, seed=0
     )
     parent = load_parent(job.model_dir, job.config, zero3=False)
-    settings = preference_arguments(job, steps=len(made.steps))
-    return preference_trainer(job, made, rows, parent=parent, settings=settings, on_report=lambda step: None)
+    settings = preference_arguments(job, steps=len(plan.steps))
+    return preference_trainer(job, plan, rows, parent=parent, settings=settings, on_report=lambda step: None)
 
 
 def log_probability(model: Any, row: TokenRow) -> torch.Tensor:
@@ -75,12 +75,12 @@ def test_the_mask_covers_the_labels_and_nothing_else() -> None:
 
     order = [rows[0].chosen, rows[1].chosen, rows[0].rejected, rows[1].rejected]
     assert batch["input_ids"].shape == (4, 64)
-    for ids, seen, mask, row in zip(
+    for ids, attention, mask, row in zip(
         batch["input_ids"], batch["attention_mask"], batch["completion_mask"], order, strict=True
     ):
         length = len(row.input_ids)
         assert ids[:length].tolist() == list(row.input_ids)
-        assert seen.tolist() == [1] * length + [0] * (64 - length)
+        assert attention.tolist() == [1] * length + [0] * (64 - length)
         assert mask.tolist() == [int(label != IGNORE_INDEX) for label in row.labels] + [0] * (64 - length)
 
 
@@ -117,23 +117,23 @@ def test_loss_and_gradient_are_those_of_the_formula(tmp_path: Path, tiny_model_d
 
 def test_training_prefers_the_chosen_side(tmp_path: Path, tiny_model_dir: Path) -> None:
     job = dpo_job(tiny_model_dir, tmp_path, epochs=6.0)
-    told: list[Any] = []
-    manifest = finish(job, told.append)
+    reports: list[Any] = []
+    manifest = finish(job, reports.append)
 
-    assert told[0].loss == pytest.approx(math.log(2), abs=1e-4), "policy and reference are still one"
-    assert told[-1].loss < 0.5
-    assert told[-1].scores["reward_accuracy"] == 1.0
-    assert set(told[0].scores) == {
+    assert reports[0].loss == pytest.approx(math.log(2), abs=1e-4), "policy and reference are still one"
+    assert reports[-1].loss < 0.5
+    assert reports[-1].scores["reward_accuracy"] == 1.0
+    assert set(reports[0].scores) == {
         "chosen_logps",
         "rejected_logps",
         "chosen_rewards",
         "rejected_rewards",
         "reward_accuracy",
     }
-    assert told[-1].scores["chosen_rewards"] > told[-1].scores["rejected_rewards"]
-    assert {step.learning_rate for step in told} == {job.config.learning_rate}
-    assert all(step.grad_norm is not None and step.grad_norm > 0 for step in told)
-    assert [step.scores for step in read_history(job.output_dir)] == [step.scores for step in told]
+    assert reports[-1].scores["chosen_rewards"] > reports[-1].scores["rejected_rewards"]
+    assert {step.learning_rate for step in reports} == {job.config.learning_rate}
+    assert all(step.grad_norm is not None and step.grad_norm > 0 for step in reports)
+    assert [step.scores for step in read_history(job.output_dir)] == [step.scores for step in reports]
     assert manifest.trained_tokens == 6 * sum(num_trained_tokens(row) for row in pairs())
 
 
@@ -143,25 +143,25 @@ def test_reference_log_probabilities_are_computed_once(tmp_path: Path, tiny_mode
     calls: list[int] = []
     compute = DPOTrainer.compute_ref_log_probs
 
-    def counted(self: Any, model: Any, inputs: Any) -> Any:
+    def count_calls(self: Any, model: Any, inputs: Any) -> Any:
         calls.append(len(inputs["input_ids"]) // 2)
         return compute(self, model, inputs)
 
-    monkeypatch.setattr(DPOTrainer, "compute_ref_log_probs", counted)
+    monkeypatch.setattr(DPOTrainer, "compute_ref_log_probs", count_calls)
 
     def crash(step: Any) -> None:
         if step.step == 3:
-            raise Interrupted
+            raise Interruption
 
     job = dpo_job(tiny_model_dir, tmp_path, epochs=3.0)
-    with pytest.raises(Interrupted):
+    with pytest.raises(Interruption):
         finish(job, crash)
     assert sum(calls) == len(pairs())
-    told: list[Any] = []
-    finish(job, told.append)
+    reports: list[Any] = []
+    finish(job, reports.append)
 
     assert sum(calls) == len(pairs()), "the second attempt found them"
-    assert told[0].step == 3
+    assert reports[0].step == 3
 
 
 def test_an_interrupted_training_goes_on_to_the_same_weights(tmp_path: Path, tiny_model_dir: Path) -> None:
@@ -170,9 +170,9 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(tmp_path: Path, tin
 
     def crash(step: Any) -> None:
         if step.step == 5:
-            raise Interrupted
+            raise Interruption
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(Interruption):
         finish(cut, crash)
 
     assert finish(cut).weights_sha256 == whole.weights_sha256
@@ -183,11 +183,11 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(tmp_path: Path, tin
 
 def test_lora_has_the_model_without_adapters_as_reference(tmp_path: Path, tiny_model_dir: Path) -> None:
     job = dpo_job(tiny_model_dir, tmp_path, lora_r=4, learning_rate=1e-2, epochs=4.0)
-    told: list[Any] = []
-    finish(job, told.append)
+    reports: list[Any] = []
+    finish(job, reports.append)
 
-    assert told[0].loss == pytest.approx(math.log(2), abs=1e-4)
-    assert told[-1].loss < told[0].loss
+    assert reports[0].loss == pytest.approx(math.log(2), abs=1e-4)
+    assert reports[-1].loss < reports[0].loss
     assert sorted(path.name for path in (job.output_dir / "adapter").iterdir() if path.is_dir()) == []
 
 
@@ -196,9 +196,9 @@ def test_lora_trains_preferences_without_dropout_and_the_recipe_may_not_ask_for_
 ) -> None:
     shape: dict[str, Any] = {"lora_r": 4, "learning_rate": 1e-2, "epochs": 1.0}
     plain = finish(dpo_job(tiny_model_dir, tmp_path, name="plain", **shape))
-    dropped = finish(dpo_job(tiny_model_dir, tmp_path, name="dropped", lora_dropout=0.5, **shape))
+    with_dropout = finish(dpo_job(tiny_model_dir, tmp_path, name="dropped", lora_dropout=0.5, **shape))
 
-    assert dropped.weights_sha256 == plain.weights_sha256
+    assert with_dropout.weights_sha256 == plain.weights_sha256
     assert "lora_dropout" in UNREAD_FIELDS["dpo"]
 
 
@@ -207,10 +207,10 @@ def test_lora_on_an_adapter_has_that_adapter_as_reference(tmp_path: Path, tiny_m
     first = dpo_job(tiny_model_dir, tmp_path, name="first", **shape)
     finish(first)
     second = dpo_job(first.output_dir, tmp_path, name="second", **shape)
-    told: list[Any] = []
-    finish(second, told.append)
+    reports: list[Any] = []
+    finish(second, reports.append)
 
-    assert told[0].loss == pytest.approx(math.log(2), abs=1e-4), "not the base below the adapter"
+    assert reports[0].loss == pytest.approx(math.log(2), abs=1e-4), "not the base below the adapter"
     assert [path.name for path in second.output_dir.iterdir() if path.is_dir()] == []
 
 
@@ -226,10 +226,10 @@ def test_lora_on_an_adapter_has_that_adapter_as_reference(tmp_path: Path, tiny_m
 )
 def test_the_variants_of_the_library_train(tmp_path: Path, tiny_model_dir: Path, loss: PreferenceLoss) -> None:
     plain = finish(dpo_job(tiny_model_dir, tmp_path, name="plain", epochs=1.0))
-    other = finish(dpo_job(tiny_model_dir, tmp_path, name="other", epochs=1.0, loss=loss))
+    variant = finish(dpo_job(tiny_model_dir, tmp_path, name="other", epochs=1.0, loss=loss))
 
-    assert other.weights_sha256 != plain.weights_sha256
-    assert other.job != plain.job
+    assert variant.weights_sha256 != plain.weights_sha256
+    assert variant.job != plain.job
     assert math.isfinite(read_manifest(tmp_path / "other").final_loss)
 
 
@@ -250,40 +250,46 @@ def test_a_training_ends_when_the_chosen_side_collapses(tmp_path: Path, tiny_mod
     alike = [TokenPair(_ending(context[at:], 2), _ending(context[at:], 30)) for at in range(6)]
     parquet.write_table(pa.table(columns(alike)), tmp_path / "pairs.parquet")
 
-    def trained(name: str, *, every: int = 1, told: Any = lambda event: None, **alarms: Any) -> tuple[Any, list[Any]]:
+    def train_model(
+        name: str, *, every: int = 1, told: Any = lambda event: None, **alarms: Any
+    ) -> tuple[Any, list[Any]]:
         job = dpo_job(tiny_model_dir, tmp_path, name=name, epochs=12.0, learning_rate=1e-3, checkpoint_every=every)
-        made = finish(replace(job, alarms=AlarmsConfig(**{"gradient_norm": None} | alarms)), told)
-        return made, read_history(job.output_dir)
+        result = finish(replace(job, alarms=AlarmsConfig(**{"gradient_norm": None} | alarms)), told)
+        return result, read_history(job.output_dir)
 
-    whole, steps = trained("whole", chosen_drop=None)
+    whole, steps = train_model("whole", chosen_drop=None)
     drops = [-fmean(step.scores["chosen_rewards"] / 0.1 for step in steps[at - 5 : at]) for at in range(5, 37)]
     # A bound that the chosen side passes once there are checkpoints to go back to.
-    fell = next(at for at in range(10, 37) if drops[at - 5] > max(drops[: at - 5]))
-    bound = (drops[fell - 5] + max(drops[: fell - 5])) / 2
+    drop_step = next(at for at in range(10, 37) if drops[at - 5] > max(drops[: at - 5]))
+    bound = (drops[drop_step - 5] + max(drops[: drop_step - 5])) / 2
     assert (whole.steps, whole.ended_by) == (36, "num_train_epochs")
 
     events: list[Any] = []
-    told, _ = trained("told", chosen_drop=bound, told=events.append)
-    assert (told.weights_sha256, told.ended_by) == (whole.weights_sha256, "num_train_epochs"), "it only tells"
-    crossed = [event for event in events if isinstance(event, Crossing)]
-    assert (crossed[0].name, crossed[0].step, crossed[0].threshold) == ("chosen_drop", fell, bound)
-    assert crossed[0].value == pytest.approx(drops[fell - 5])
+    result, _ = train_model("told", chosen_drop=bound, told=events.append)
+    assert (result.weights_sha256, result.ended_by) == (whole.weights_sha256, "num_train_epochs"), "it only tells"
+    crossings = [event for event in events if isinstance(event, Crossing)]
+    assert (crossings[0].name, crossings[0].step, crossings[0].threshold) == ("chosen_drop", drop_step, bound)
+    assert crossings[0].value == pytest.approx(drops[drop_step - 5])
 
     for every in (1, 4):
-        back, kept = trained(f"back {every}", every=every, chosen_drop=bound, reaction="back")
-        assert back.steps == len(kept) == (fell - 1) // every * every
-        assert [step.loss for step in kept] == [step.loss for step in steps[: len(kept)]]
-        with pytest.raises(AlarmRaised, match=f"alarm chosen_drop ended the training; the weights of step {len(kept)}"):
-            back.check_ending()
+        rollback, history = train_model(f"back {every}", every=every, chosen_drop=bound, reaction="back")
+        assert rollback.steps == len(history) == (drop_step - 1) // every * every
+        assert [step.loss for step in history] == [step.loss for step in steps[: len(history)]]
+        with pytest.raises(
+            AlarmRaised, match=f"alarm chosen_drop ended the training; the weights of step {len(history)}"
+        ):
+            rollback.check_ending()
     with pytest.raises(AlarmRaised, match="trains anew, since nothing was saved before"):
-        trained("none", every=100, chosen_drop=bound, reaction="back")
+        train_model("none", every=100, chosen_drop=bound, reaction="back")
 
-    said = rf"alarm chosen_drop in step {fell}: the chosen side has become .* nats less likely.*command trains on"
+    message = (
+        rf"alarm chosen_drop in step {drop_step}: the chosen side has become .* nats less likely.*command trains on"
+    )
     for _ in range(2):
-        with pytest.raises(AlarmRaised, match=said):
-            trained("stopped", every=2, chosen_drop=bound, reaction="stop")
-    goes_on, _ = trained("stopped", every=2, chosen_drop=None, reaction="stop")
-    assert goes_on.weights_sha256 == whole.weights_sha256, "the same command goes on once the alarm is silent"
+        with pytest.raises(AlarmRaised, match=message):
+            train_model("stopped", every=2, chosen_drop=bound, reaction="stop")
+    resumption, _ = train_model("stopped", every=2, chosen_drop=None, reaction="stop")
+    assert resumption.weights_sha256 == whole.weights_sha256, "the same command goes on once the alarm is silent"
 
 
 def _ending(context: tuple[int, ...], times: int) -> TokenRow:
@@ -301,10 +307,10 @@ def test_a_broken_side_is_named(tmp_path: Path, tiny_model_dir: Path) -> None:
 
 
 def test_padding_beyond_a_layers_window_spoils_no_loss(windowed_model_dir: Path, tmp_path: Path) -> None:
-    told: list[Any] = []
-    finish(dpo_job(windowed_model_dir, tmp_path, epochs=2.0), told.append)
-    assert told
-    assert all(math.isfinite(step.loss) for step in told)
+    reports: list[Any] = []
+    finish(dpo_job(windowed_model_dir, tmp_path, epochs=2.0), reports.append)
+    assert reports
+    assert all(math.isfinite(step.loss) for step in reports)
 
 
 def test_a_reference_without_numbers_is_told_and_not_kept(save_tiny_model: Any, tmp_path: Path) -> None:
@@ -322,8 +328,8 @@ def test_a_reference_without_numbers_is_told_and_not_kept(save_tiny_model: Any, 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_what_preferences_do_not_read_is_refused(tmp_path: Path, tiny_model_dir: Path) -> None:
     job = dpo_job(tiny_model_dir, tmp_path, epochs=1.0, lora_r=4)
-    config, read = watched(job.config)
+    config, fields = watched(job.config)
     job = replace(job, config=config)
     job.work_folder.root.mkdir(parents=True)
     run(job, lambda step: None)
-    assert unread(read) <= set(UNREAD_FIELDS["dpo"])
+    assert unread(fields) <= set(UNREAD_FIELDS["dpo"])

@@ -55,9 +55,9 @@ def joiner(workspace: Path) -> Iterator[psutil.Process]:
         finally:
             family = machine.children(recursive=True)
             process.kill()
-            for one in family:
-                if one.is_running():
-                    one.kill()
+            for child in family:
+                if child.is_running():
+                    child.kill()
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -74,17 +74,17 @@ async def test_two_machines_train_together_after_a_training_that_was_left_behind
 ) -> None:
     job = two_machines(tiny_model_dir, tmp_path)
     announce(replace(job, output_dir=job.output_dir.with_name("abandoned"), seed=4))
-    told: list[Any] = []
+    reports: list[Any] = []
 
     with joiner(tmp_path) as machine:
         await asyncio.to_thread(wait_for, machine.children)
-        (abandoned,) = machine.children()
+        (child,) = machine.children()
         async with asyncio.timeout(PATIENCE):
-            await train(job, on_progress=told.append)
+            await train(job, on_progress=reports.append)
         await asyncio.to_thread(wait_for, lambda: not machine.children())
-        assert not abandoned.is_running()
+        assert not child.is_running()
     assert is_complete(job.output_dir)
-    assert [step.step for step in told] == [1, 2, 3]
+    assert [step.step for step in reports] == [1, 2, 3]
 
 
 def test_the_last_training_is_wanted_while_it_is_unfinished_and_wants_this_machine(tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_the_last_training_is_wanted_while_it_is_unfinished_and_wants_this_machi
     file = announce(job)
     assert join.latest_unfinished(checkpoints, 1) == (file, job)
     assert join.latest_unfinished(checkpoints, 2) is None
-    other = announce(replace(job, seed=4, config=replace(job.config, launch=None)))
-    os.utime(other, (time.time() + 9,) * 2)
+    second_file = announce(replace(job, seed=4, config=replace(job.config, launch=None)))
+    os.utime(second_file, (time.time() + 9,) * 2)
     assert join.latest_unfinished(checkpoints, 1) is None
 
 

@@ -66,10 +66,10 @@ if "accelerate.commands.launch" not in sys.orig_argv:
 
 
 async def losses(job: TrainingJob) -> list[float]:
-    told: list[Any] = []
-    await train(job, on_progress=told.append)
+    steps: list[Any] = []
+    await train(job, on_progress=steps.append)
     assert is_complete(job.output_dir)
-    return [step.loss for step in told]
+    return [step.loss for step in steps]
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +82,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Tra
 
 
 def assert_same_weights(one: Path, other: Path, tolerance: float) -> None:
-    there = AutoModelForCausalLM.from_pretrained(other).state_dict()
+    other_weights = AutoModelForCausalLM.from_pretrained(other).state_dict()
     for name, weights in AutoModelForCausalLM.from_pretrained(one).state_dict().items():
-        torch.testing.assert_close(weights, there[name], atol=tolerance, rtol=0)
+        torch.testing.assert_close(weights, other_weights[name], atol=tolerance, rtol=0)
 
 
 @pytest.fixture(scope="module")
@@ -109,12 +109,12 @@ def test_several_processes_train_as_one_on_the_same_batch(alone: Trained, two: t
 
 async def test_preferences_in_two_processes_train_as_in_one(tiny_model_dir: Path, tmp_path: Path) -> None:
     """The last step has half as many pairs as the others; neither process takes others to it."""
-    one = dpo_job(tiny_model_dir, tmp_path, name="one", epochs=1.0, per_device_train_batch_size=4)
-    shared: dict[str, Any] = {"launch": LaunchConfig(num_processes=2), "per_device_train_batch_size": 2}
-    two = dpo_job(tiny_model_dir, tmp_path, name="two", epochs=1.0, **shared)
+    single = dpo_job(tiny_model_dir, tmp_path, name="one", epochs=1.0, per_device_train_batch_size=4)
+    settings: dict[str, Any] = {"launch": LaunchConfig(num_processes=2), "per_device_train_batch_size": 2}
+    double = dpo_job(tiny_model_dir, tmp_path, name="two", epochs=1.0, **settings)
 
-    assert await losses(two) == pytest.approx(await losses(one), abs=1e-5)
-    assert_same_weights(two.output_dir, one.output_dir, 1e-4)
+    assert await losses(double) == pytest.approx(await losses(single), abs=1e-5)
+    assert_same_weights(double.output_dir, single.output_dir, 1e-4)
 
 
 def test_a_process_leaves_with_what_is_left_of_its_group(two: tuple[list[float], Path, Path]) -> None:
@@ -136,13 +136,13 @@ async def test_fsdp_in_two_processes_trains_as_one(
     launch = LaunchConfig(num_processes=2, fsdp=True, fsdp_config={"reshard_after_forward": True})
     settings: dict[str, Any] = {"launch": launch, "per_device_train_batch_size": 2, "lora_r": lora_r}
     job = make_job(tiny_model_dir, tmp_path, epochs=EPOCHS, **settings)
-    told = await losses(job)
+    job_losses = await losses(job)
     if lora_r:
         whole = make_job(tiny_model_dir, tmp_path, name="whole", epochs=EPOCHS, lora_r=lora_r)
-        assert told == pytest.approx(await losses(whole), abs=1e-4)
+        assert job_losses == pytest.approx(await losses(whole), abs=1e-4)
         assert_same_weights(job.output_dir, whole.output_dir, 1e-3)
         return
-    assert told == pytest.approx(alone[0], abs=1e-4)
+    assert job_losses == pytest.approx(alone[0], abs=1e-4)
     assert_same_weights(job.output_dir, alone[1], 1e-3)
 
 
@@ -170,8 +170,8 @@ async def test_what_is_published_waits_for_no_process(
     await train(job, on_progress=remember)
     assert is_complete(job.output_dir)
     assert len(family) == 1 + others
-    _, left = await asyncio.to_thread(psutil.wait_procs, family, timeout=PATIENCE / 4)
-    assert not left
+    _, survivors = await asyncio.to_thread(psutil.wait_procs, family, timeout=PATIENCE / 4)
+    assert not survivors
 
 
 @pytest.mark.long
@@ -180,7 +180,7 @@ async def test_a_killed_lora_training_under_accelerate_goes_on_to_the_same_weigh
 ) -> None:
     settings: dict[str, Any] = {"epochs": 20.0, "checkpoint_every": 5, "lora_r": 4, "launch": LaunchConfig()}
     whole = make_job(tiny_model_dir, tmp_path, name="whole", **settings)
-    undisturbed = await train(whole)
+    reference = await train(whole)
     job = make_job(tiny_model_dir, tmp_path, name="cut", **settings)
     training = asyncio.ensure_future(train(job))
     deadline = time.monotonic() + PATIENCE
@@ -194,18 +194,18 @@ async def test_a_killed_lora_training_under_accelerate_goes_on_to_the_same_weigh
 
     with pytest.raises(OutOfMemory, match=r"killed by the system, probably .* memory .* checkpoint is kept"):
         await training
-    told: list[Any] = []
-    result = await train(job, on_progress=told.append)
-    assert told[0].step > 10
-    assert result.weights_sha256 == undisturbed.weights_sha256
+    steps: list[Any] = []
+    result = await train(job, on_progress=steps.append)
+    assert steps[0].step > 10
+    assert result.weights_sha256 == reference.weights_sha256
 
 
 @pytest.mark.long
 async def test_the_processes_end_with_the_training_that_was_cancelled(tiny_model_dir: Path, tmp_path: Path) -> None:
     job = make_job(tiny_model_dir, tmp_path, epochs=400.0, launch=LaunchConfig(num_processes=2))
-    begun = asyncio.Event()
-    training = asyncio.ensure_future(train(job, on_progress=lambda step: begun.set()))
-    await asyncio.wait_for(begun.wait(), PATIENCE)
+    event = asyncio.Event()
+    training = asyncio.ensure_future(train(job, on_progress=lambda step: event.set()))
+    await asyncio.wait_for(event.wait(), PATIENCE)
     worker = psutil.Process(int(job.work_folder.lock_file.read_text(encoding="utf-8")))
     family = worker.children(recursive=True)
     # The launcher names the module, too.
@@ -214,8 +214,8 @@ async def test_the_processes_end_with_the_training_that_was_cancelled(tiny_model
 
     with pytest.raises(asyncio.CancelledError):
         await training
-    _, left = await asyncio.to_thread(psutil.wait_procs, family, timeout=PATIENCE)
-    assert not left
+    _, survivors = await asyncio.to_thread(psutil.wait_procs, family, timeout=PATIENCE)
+    assert not survivors
     assert not job.output_dir.exists()
 
 
@@ -229,18 +229,18 @@ def test_a_lack_of_memory_is_one_clear_error_and_the_good_checkpoint_stays(
     lengths[last] = 16_000
     write_dataset(tmp_path / "rows.parquet", lengths)
     job = make_job(model, tmp_path, epochs=1.0, per_device_train_batch_size=1, checkpoint_every=1)
-    scored = sum(label >= 0 for label in random_row(16_000, last)[1])
+    num_labels = sum(label >= 0 for label in random_row(16_000, last)[1])
     file = tmp_path / "job.json"
     file.write_bytes(JOB.dump_json(job))
 
-    ended = subprocess.run(
-        [sys.executable, "-c", SMALL, str(file), str(scored * 100_000 * 4)],
+    result = subprocess.run(
+        [sys.executable, "-c", SMALL, str(file), str(num_labels * 100_000 * 4)],
         capture_output=True,
         cwd=Path(__file__).parents[2],
         text=True,
     )
-    assert ended.returncode == 1
-    error = ended.stderr[ended.stderr.rindex("OutOfMemory:") :]
+    assert result.returncode == 1
+    error = result.stderr[result.stderr.rindex("OutOfMemory:") :]
     assert "set training.gradient_checkpointing=true, or lower training.per_device_train_batch_size" in error
     assert "its last intermediate checkpoint is kept" in error
     assert (job.work_folder.checkpoints / "checkpoint-2" / "complete").exists()

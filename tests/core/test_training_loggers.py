@@ -38,12 +38,12 @@ def controller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Told
     """A server that keeps what the logger tells it, with the token it came with; the variables lead
     there.
     """
-    told: Told = []
+    statuses: Told = []
 
     class Controller(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            told.append((self.headers["Authorization"], json.loads(body)["trainerStatus"]))
+            statuses.append((self.headers["Authorization"], json.loads(body)["trainerStatus"]))
             self.send_response(200)
             self.end_headers()
 
@@ -57,7 +57,7 @@ def controller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Told
     token.write_text("secret", encoding="utf-8")
     monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", f"http://127.0.0.1:{server.server_port}/status")
     monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_TOKEN", str(token))
-    yield told
+    yield statuses
     server.shutdown()
     thread.join()
     server.server_close()
@@ -100,16 +100,16 @@ COMMON = {"loss", "learning_rate", "grad_norm", "trained_tokens", "seconds"}
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, dict[str, Any]]]:
     """The steps and numbers that the logger `recorder` is given, by the names that loggers show."""
-    told: list[tuple[int, dict[str, Any]]] = []
+    records: list[tuple[int, dict[str, Any]]] = []
 
     class Recorder(TrainerCallback):  # type: ignore[misc]
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            told.append((state.global_step, rewrite_logs(logs)))
+            records.append((state.global_step, rewrite_logs(logs)))
 
     monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "recorder", Recorder)
     available = [*integration_utils.get_available_reporting_integrations(), "recorder"]
     monkeypatch.setattr(requirements, "get_available_reporting_integrations", lambda: available)
-    return told
+    return records
 
 
 # TRL reads an attribute that transformers renamed.
@@ -123,11 +123,11 @@ def test_trainings_on_a_dataset_log_under_one_naming(
     run(job, lambda step: None)
     history = read_history(job.output_dir)
     steps = [(step, numbers) for step, numbers in recorded if "train/loss" in numbers]
-    assert [step for step, _ in steps] == [one.step for one in history]
+    assert [step for step, _ in steps] == [report.step for report in history]
     assert all(numbers.keys() >= {f"train/{name}" for name in COMMON} for _, numbers in steps)
-    for (_, numbers), stored in zip(steps, history, strict=True):
+    for (_, numbers), report in zip(steps, history, strict=True):
         for name in COMMON:
-            assert numbers[f"train/{name}"] == pytest.approx(getattr(stored, name)), name
+            assert numbers[f"train/{name}"] == pytest.approx(getattr(report, name)), name
     assert ("train/rewards/chosen" in steps[0][1]) == (make is dpo_job)
 
 
@@ -144,13 +144,13 @@ def group_job(folder: Path, *report_to: str) -> OnlineJob:
 
 
 def test_kubeflow_is_told_the_steps_of_group_rl(controller: Told, tmp_path: Path) -> None:
-    with open_step_reporter(group_job(tmp_path, "kubeflow"), None) as tell:
-        tell(1, {"reward": 0.25, "loss": None})
-        tell(2, {"reward": 0.5, "loss": 0.125, "eval_success": 0.75})
+    with open_step_reporter(group_job(tmp_path, "kubeflow"), None) as report:
+        report(1, {"reward": 0.25, "loss": None})
+        report(2, {"reward": 0.5, "loss": 0.125, "eval_success": 0.75})
     first, last = controller[0][1], controller[-1][1]
     assert {"name": "total_steps", "value": "2"} in first["metrics"]
     assert (first["progressPercentage"], last["progressPercentage"]) == (0, 100)
-    assert {one["name"]: one["value"] for one in last["metrics"]} == {
+    assert {metric["name"]: metric["value"] for metric in last["metrics"]} == {
         "reward": "0.5",
         "loss": "0.125",
         "eval_success": "0.75",
@@ -166,15 +166,15 @@ def test_a_group_training_that_fails_is_not_told_to_be_done(controller: Told, tm
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
 def test_tensorboard_gets_the_steps_of_group_rl_beside_the_checkpoint(tmp_path: Path) -> None:
     before = dict(os.environ)
-    with open_step_reporter(group_job(tmp_path, "tensorboard"), None) as tell:
-        tell(1, {"reward": 0.5, "eval_success": 0.75})
+    with open_step_reporter(group_job(tmp_path, "tensorboard"), None) as report:
+        report(1, {"reward": 0.5, "eval_success": 0.75})
     (file,) = (tmp_path / "out.logs").glob("events.out.tfevents.*")
     assert all(name in file.read_bytes() for name in (b"train/reward", b"eval/success"))
     assert dict(os.environ) == before
 
 
 def test_of_group_rl_nothing_is_told_where_nobody_is_named(controller: Told, tmp_path: Path) -> None:
-    with open_step_reporter(group_job(tmp_path), None) as tell:
-        tell(1, {"reward": 0.25})
+    with open_step_reporter(group_job(tmp_path), None) as report:
+        report(1, {"reward": 0.25})
     assert not controller
     assert [path.name for path in tmp_path.iterdir()] == ["token"]

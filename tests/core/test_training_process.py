@@ -44,7 +44,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def saved(job: TrainingJob, step: int) -> bool:
+def has_checkpoint(job: TrainingJob, step: int) -> bool:
     return (job.work_folder.checkpoints / f"checkpoint-{step}" / "complete").exists()
 
 
@@ -63,23 +63,23 @@ def alive(process_id: int) -> bool:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Undisturbed:
     """The weights of the long job, trained without interruption, and what its steps told."""
     job = make_job(tiny_model_dir, tmp_path_factory.mktemp("undisturbed"), **LONG)
-    told: list[Any] = []
-    result = asyncio.run(train(job, on_progress=told.append))
-    return job, result, told
+    steps: list[Any] = []
+    result = asyncio.run(train(job, on_progress=steps.append))
+    return job, result, steps
 
 
 async def test_a_training_tells_each_step_and_is_found_finished_the_next_time(undisturbed: Undisturbed) -> None:
-    job, result, told = undisturbed
+    job, result, steps = undisturbed
 
-    assert [step.step for step in told] == list(range(1, 121))
-    assert told[-1].total_steps == result.steps == 120
-    assert (told[-1].loss, told[-1].trained_tokens) == (result.final_loss, result.trained_tokens)
-    assert told[-1].loss < told[0].loss / 2
+    assert [step.step for step in steps] == list(range(1, 121))
+    assert steps[-1].total_steps == result.steps == 120
+    assert (steps[-1].loss, steps[-1].trained_tokens) == (result.final_loss, result.trained_tokens)
+    assert steps[-1].loss < steps[0].loss / 2
     assert is_complete(job.output_dir)
     assert not job.work_folder.root.exists()
 
-    again = await train(job, on_progress=lambda step: pytest.fail("trained a second time"))
-    assert again == result
+    repeat = await train(job, on_progress=lambda step: pytest.fail("trained a second time"))
+    assert repeat == result
 
 
 async def test_a_killed_trainer_is_told_and_the_next_call_goes_on(
@@ -87,15 +87,15 @@ async def test_a_killed_trainer_is_told_and_the_next_call_goes_on(
 ) -> None:
     job = make_job(tiny_model_dir, tmp_path, **LONG)
     training = asyncio.ensure_future(train(job))
-    await asyncio.to_thread(wait_for, lambda: saved(job, 10))
+    await asyncio.to_thread(wait_for, lambda: has_checkpoint(job, 10))
     os.kill(worker_of(job), signal.SIGKILL)
 
     with pytest.raises(OutOfMemory, match=r"killed by the system, probably .* memory .* checkpoint is kept"):
         await training
     assert not job.output_dir.exists()
-    told: list[Any] = []
-    result = await train(job, on_progress=told.append)
-    assert told[0].step > 10
+    steps: list[Any] = []
+    result = await train(job, on_progress=steps.append)
+    assert steps[0].step > 10
     assert result.weights_sha256 == undisturbed[1].weights_sha256
 
 
@@ -128,23 +128,23 @@ async def test_when_the_parent_is_killed_the_trainer_ends_and_the_next_call_goes
     file = tmp_path / "job.json"
     file.write_bytes(JOB.dump_json(job))
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(file)], cwd=Path(__file__).parents[2])
-    wait_for(lambda: saved(job, 10))
+    wait_for(lambda: has_checkpoint(job, 10))
     worker = worker_of(job)
     parent.kill()
     parent.wait()
 
     # At once: the lock and the end of the orphan are part of what is tested.
-    told: list[Any] = []
-    result = await train(job, on_progress=told.append)
+    steps: list[Any] = []
+    result = await train(job, on_progress=steps.append)
     assert not alive(worker)
-    assert told[0].step > 10
+    assert steps[0].step > 10
     assert result.weights_sha256 == undisturbed[1].weights_sha256
 
 
 async def test_cancelling_ends_the_trainer_and_keeps_its_checkpoints(tiny_model_dir: Path, tmp_path: Path) -> None:
     job = make_job(tiny_model_dir, tmp_path, **LONG)
     training = asyncio.ensure_future(train(job))
-    await asyncio.to_thread(wait_for, lambda: saved(job, 5))
+    await asyncio.to_thread(wait_for, lambda: has_checkpoint(job, 5))
     worker = worker_of(job)
     training.cancel()
 
@@ -162,7 +162,7 @@ async def test_a_loss_that_is_not_finite_is_told_with_the_log_and_the_good_check
 
     with pytest.raises(NonFiniteLoss, match=r"step 2 has loss .* is kept(?s:.*)in training_step"):
         await train(job)
-    assert saved(job, 1)
+    assert has_checkpoint(job, 1)
     assert not job.output_dir.exists()
 
 
@@ -187,11 +187,11 @@ async def test_a_full_disk_is_one_clear_sentence(tiny_model_dir: Path, tmp_path:
     if probe.returncode:
         pytest.skip(f"no private mounts on this machine: {probe.stderr.decode().strip()}")
 
-    ended = subprocess.run(
+    result = subprocess.run(
         ["unshare", "-rm", "sh", "-c", script, PARENT], capture_output=True, cwd=Path(__file__).parents[2], text=True
     )
-    assert ended.returncode == 1
-    assert re.search(r"TrainingFault: a checkpoint could not be written to .* has 0\.\d MB left", ended.stderr)
+    assert result.returncode == 1
+    assert re.search(r"TrainingFault: a checkpoint could not be written to .* has 0\.\d MB left", result.stderr)
 
 
 async def test_a_missing_input_is_named_before_a_process_is_started(tiny_model_dir: Path, tmp_path: Path) -> None:

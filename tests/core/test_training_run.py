@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 PEFT_WARNING = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 
-class Interrupted(Exception):
+class Crash(Exception):
     """Stands for a crash after a step."""
 
 
@@ -52,9 +52,9 @@ def _keep_threads() -> Iterator[None]:
 
 def finish(job: TrainingJob, tell: Callable[[Any], None] = lambda step: None) -> Manifest:
     job.work_folder.root.mkdir(parents=True, exist_ok=True)
-    made = run(job, tell)
-    assert made is not None
-    return made
+    manifest = run(job, tell)
+    assert manifest is not None
+    return manifest
 
 
 def mean_loss(model_dir: Path, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> float:
@@ -81,15 +81,15 @@ def test_the_loss_of_a_step_is_the_mean_over_its_trained_tokens(
     settings: dict[str, Any] = {"packing": packing, "gradient_accumulation_steps": accumulation}
     job = make_job(tiny_model_dir, tmp_path, epochs=1.0, **settings)
     tokens = [num_trained_tokens(TokenRow(*row)) for row in rows]
-    made = make_plan(tokens, per_step=4 * accumulation, epochs=1.0, max_tokens=0, seed=job.seed)
-    told: list[Any] = []
+    plan = make_plan(tokens, per_step=4 * accumulation, epochs=1.0, max_tokens=0, seed=job.seed)
+    steps: list[Any] = []
 
-    finish(job, told.append)
+    finish(job, steps.append)
 
-    expected = mean_loss(tiny_model_dir, [rows[number] for number in made.steps[0]])
-    assert told[0].loss == pytest.approx(expected, abs=2e-5)
-    assert [step.trained_tokens for step in told] == list(made.cumulative_tokens)
-    assert told[-1].trained_tokens == sum(tokens)
+    expected = mean_loss(tiny_model_dir, [rows[number] for number in plan.steps[0]])
+    assert steps[0].loss == pytest.approx(expected, abs=2e-5)
+    assert [step.trained_tokens for step in steps] == list(plan.cumulative_tokens)
+    assert steps[-1].trained_tokens == sum(tokens)
 
 
 def test_each_step_tells_its_learning_rate_and_the_norm_of_its_gradient(tmp_path: Path, tiny_model_dir: Path) -> None:
@@ -98,20 +98,22 @@ def test_each_step_tells_its_learning_rate_and_the_norm_of_its_gradient(tmp_path
     schedule: dict[str, Any] = {"lr_scheduler_type": "linear", "warmup_ratio": 0.0}
     # Clipping changes the gradient, but not what is told of it.
     job = make_job(tiny_model_dir, tmp_path, epochs=4.0, max_grad_norm=0.01, **schedule)
-    told: list[TrainingStep] = []
-    finish(job, told.append)
+    steps: list[TrainingStep] = []
+    finish(job, steps.append)
 
-    assert [step.learning_rate for step in told] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
+    assert [step.learning_rate for step in steps] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
-    trained = sum(label != IGNORE_INDEX for _, labels in rows for label in labels)
+    num_trained = sum(label != IGNORE_INDEX for _, labels in rows for label in labels)
     for ids, labels in rows:
         scores = model(torch.tensor([ids])).logits[0].log_softmax(-1)
-        (-sum(scores[at - 1, label] for at, label in enumerate(labels) if label != IGNORE_INDEX) / trained).backward()
+        (
+            -sum(scores[at - 1, label] for at, label in enumerate(labels) if label != IGNORE_INDEX) / num_trained
+        ).backward()
     expected = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-    assert told[0].grad_norm == pytest.approx(float(expected), rel=1e-3)
+    assert steps[0].grad_norm == pytest.approx(float(expected), rel=1e-3)
     assert expected > 0.01
-    published = [(step.learning_rate, step.grad_norm) for step in read_history(job.output_dir)]
-    assert published == [(step.learning_rate, step.grad_norm) for step in told]
+    history = [(step.learning_rate, step.grad_norm) for step in read_history(job.output_dir)]
+    assert history == [(step.learning_rate, step.grad_norm) for step in steps]
 
 
 def test_a_history_of_before_they_were_told_has_neither_rate_nor_norm(tmp_path: Path) -> None:
@@ -126,12 +128,12 @@ def test_scoring_only_trained_positions_changes_nothing(tmp_path: Path, tiny_mod
     rows = [TokenRow(*random_row(length, seed)) for seed, length in enumerate(lengths)]
     job = make_job(tiny_model_dir, tmp_path)
     tokens = [num_trained_tokens(row) for row in rows]
-    made = make_plan(tokens, per_step=samples_per_step(job.config), epochs=1, max_tokens=0, seed=0)
+    plan = make_plan(tokens, per_step=samples_per_step(job.config), epochs=1, max_tokens=0, seed=0)
 
     def first_step(keeps_logits: bool) -> tuple[float, list[torch.Tensor | None]]:
         parent = load_parent(tiny_model_dir, job.config, zero3=False)
-        settings = supervised_arguments(job, steps=len(made.steps))
-        trainer = supervised_trainer(job, made, rows, parent=parent, settings=settings, on_report=lambda step: None)
+        settings = supervised_arguments(job, steps=len(plan.steps))
+        trainer = supervised_trainer(job, plan, rows, parent=parent, settings=settings, on_report=lambda step: None)
         trainer._keeps_logits = keeps_logits
         (batch,) = trainer.get_train_dataloader()
         loss = trainer.training_step(trainer.model, batch)
@@ -139,20 +141,20 @@ def test_scoring_only_trained_positions_changes_nothing(tmp_path: Path, tiny_mod
 
     (ours, our_gradients), (theirs, their_gradients) = first_step(True), first_step(False)
     assert ours == pytest.approx(theirs, abs=1e-5)
-    for one, other in zip(our_gradients, their_gradients, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-3)
+    for our_gradient, their_gradient in zip(our_gradients, their_gradients, strict=True):
+        torch.testing.assert_close(our_gradient, their_gradient, atol=1e-5, rtol=1e-3)
 
 
 @pytest.mark.parametrize("bf16", [False, True])
 def test_the_same_job_gives_the_same_weights(tmp_path: Path, tiny_model_dir: Path, bf16: bool) -> None:
-    one, again = (finish(make_job(tiny_model_dir, tmp_path, name=name, bf16=bf16)) for name in ("a", "b"))
+    first, second = (finish(make_job(tiny_model_dir, tmp_path, name=name, bf16=bf16)) for name in ("a", "b"))
     job = make_job(tiny_model_dir, tmp_path, name="c", bf16=bf16)
-    other = finish(dataclasses.replace(job, seed=4))
+    other_seed = finish(dataclasses.replace(job, seed=4))
 
-    assert one.weights_sha256 == again.weights_sha256
-    assert one.job == again.job
-    assert other.weights_sha256 != one.weights_sha256
-    assert other.job != one.job
+    assert first.weights_sha256 == second.weights_sha256
+    assert first.job == second.job
+    assert other_seed.weights_sha256 != first.weights_sha256
+    assert other_seed.job != first.job
 
 
 def test_packing_leads_to_the_same_model(tmp_path: Path, tiny_model_dir: Path) -> None:
@@ -176,24 +178,24 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(tmp_path: Path, tiny_mod
 
     def crash(step: TrainingStep) -> None:
         if step.step == 6:
-            raise Interrupted
+            raise Crash
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(Crash):
         finish(cut, crash)
     # A crash while a checkpoint is written leaves one without its mark.
     torn = cut.work_folder.checkpoints / "checkpoint-6"
     torn.mkdir(exist_ok=True)
     (torn / "model.safetensors").write_bytes(b"half")
-    told: list[Any] = []
-    finish(cut, told.append)
+    steps: list[Any] = []
+    finish(cut, steps.append)
 
-    assert [step.step for step in told] == [5, 6, 7, 8, 9]
+    assert [step.step for step in steps] == [5, 6, 7, 8, 9]
     assert read_manifest(cut.output_dir).weights_sha256 == read_manifest(whole.output_dir).weights_sha256
-    joined, straight = read_history(cut.output_dir), read_history(whole.output_dir)
-    assert [(step.step, step.loss, step.trained_tokens) for step in joined] == [
-        (step.step, step.loss, step.trained_tokens) for step in straight
+    history, whole_history = read_history(cut.output_dir), read_history(whole.output_dir)
+    assert [(step.step, step.loss, step.trained_tokens) for step in history] == [
+        (step.step, step.loss, step.trained_tokens) for step in whole_history
     ]
-    assert all(later.seconds > earlier.seconds for earlier, later in pairwise(joined))
+    assert all(later.seconds > earlier.seconds for earlier, later in pairwise(history))
 
 
 def test_a_token_budget_decides_steps_and_schedule(tmp_path: Path, tiny_model_dir: Path) -> None:
@@ -218,19 +220,19 @@ def test_a_time_budget_ends_training_and_leads_the_schedule(
     tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_clock(monkeypatch)
-    timed: dict[str, Any] = {"max_seconds": 60.0, "epochs": 0.5, "warmup_ratio": 0.0, "checkpoint_every": 1}
-    job = make_job(tiny_model_dir, tmp_path, **timed)
+    settings: dict[str, Any] = {"max_seconds": 60.0, "epochs": 0.5, "warmup_ratio": 0.0, "checkpoint_every": 1}
+    job = make_job(tiny_model_dir, tmp_path, **settings)
     manifest = finish(job)
     history = read_history(job.output_dir)
-    seconds, seen = [step.seconds for step in history], [step.trained_tokens for step in history]
+    seconds, tokens = [step.seconds for step in history], [step.trained_tokens for step in history]
 
     assert manifest.ended_by == "max_seconds"
     assert manifest.steps == len(history) > 6, "a pass has three steps"
     assert manifest.epochs == len(history) / 3
     assert seconds == sorted(set(seconds))
     assert seconds[-2] < 60 <= seconds[-1] == manifest.seconds
-    assert seen[5] == 2 * seen[2]
-    assert manifest.trained_tokens == seen[-1]
+    assert tokens[5] == 2 * tokens[2]
+    assert manifest.trained_tokens == tokens[-1]
     assert rates(job) == sorted(rates(job), reverse=True)
     assert rates(job)[0] == 1e-3
     assert rates(job)[-1] < 2e-4
@@ -240,22 +242,22 @@ def test_time_before_an_interruption_counts(
     tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_clock(monkeypatch)
-    timed: dict[str, Any] = {"max_seconds": 60.0, "warmup_ratio": 0.0, "checkpoint_every": 1}
-    whole = finish(make_job(tiny_model_dir, tmp_path, name="whole", **timed))
-    cut = make_job(tiny_model_dir, tmp_path, name="cut", **timed)
+    settings: dict[str, Any] = {"max_seconds": 60.0, "warmup_ratio": 0.0, "checkpoint_every": 1}
+    whole = finish(make_job(tiny_model_dir, tmp_path, name="whole", **settings))
+    cut = make_job(tiny_model_dir, tmp_path, name="cut", **settings)
 
     def crash(step: TrainingStep) -> None:
         if step.seconds > 30:
-            raise Interrupted
+            raise Crash
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(Crash):
         finish(cut, crash)
     before = rates(cut)
-    told: list[Any] = []
-    manifest = finish(cut, told.append)
+    steps: list[Any] = []
+    manifest = finish(cut, steps.append)
 
-    assert told[0].step == len(before) + 1
-    assert told[0].seconds > 30 - 60 / whole.steps
+    assert steps[0].step == len(before) + 1
+    assert steps[0].seconds > 30 - 60 / whole.steps
     assert abs(manifest.steps - whole.steps) <= 2
     assert rates(cut)[: len(before)] == before
     assert rates(cut) == sorted(rates(cut), reverse=True)
@@ -270,8 +272,8 @@ def test_a_loss_that_is_not_finite_ends_training_before_the_weights_change(
     with pytest.raises(NonFiniteLoss, match=r"step 2 has loss .* lower training.learning_rate"):
         finish(job)
     assert not job.output_dir.exists()
-    kept = AutoModelForCausalLM.from_pretrained(job.work_folder.checkpoints / "checkpoint-1").state_dict()
-    assert all(weights.isfinite().all() for weights in kept.values())
+    state = AutoModelForCausalLM.from_pretrained(job.work_folder.checkpoints / "checkpoint-1").state_dict()
+    assert all(weights.isfinite().all() for weights in state.values())
 
 
 @PEFT_WARNING
@@ -282,14 +284,14 @@ def test_lora_publishes_the_merged_model_and_the_adapter(tmp_path: Path, tiny_mo
     finish(job)
     ids = torch.tensor([random_row(40, 1)[0]])
     start = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
-    merged = AutoModelForCausalLM.from_pretrained(job.output_dir)
+    merged_model = AutoModelForCausalLM.from_pretrained(job.output_dir)
 
     with torch.no_grad():
-        before, after = start(ids).logits, merged(ids).logits
-        adapted = PeftModel.from_pretrained(start, job.output_dir / "adapter")(ids).logits
+        before, after = start(ids).logits, merged_model(ids).logits
+        adapter_logits = PeftModel.from_pretrained(start, job.output_dir / "adapter")(ids).logits
     assert is_complete(job.output_dir)
     assert float((after - before).abs().max()) > 0.1
-    torch.testing.assert_close(after, adapted, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(after, adapter_logits, atol=1e-3, rtol=1e-3)
 
 
 @PEFT_WARNING
@@ -299,9 +301,9 @@ def test_an_interrupted_lora_run_goes_on_to_the_same_weights(tmp_path: Path, tin
 
     def crash(step: TrainingStep) -> None:
         if step.step == 5:
-            raise Interrupted
+            raise Crash
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(Crash):
         finish(cut, crash)
     assert finish(cut).weights_sha256 == whole.weights_sha256
 
@@ -324,18 +326,22 @@ def test_checkpoints_of_steps_stay_as_models(tmp_path: Path, tiny_model_dir: Pat
     job = make_job(tiny_model_dir, tmp_path, checkpoint_every=1, bf16=True, save_total_limit=2)
     assert finish(job).weights_sha256 == plain.weights_sha256, "what is kept changes nothing"
 
-    found = published_steps(job.output_dir)
-    assert list(found) == [4, 5], "the last step is the checkpoint itself"
+    checkpoints = published_steps(job.output_dir)
+    assert list(checkpoints) == [4, 5], "the last step is the checkpoint itself"
     assert not published_steps(tmp_path / "plain")
-    hashes = [weights_sha256(path) for path in (*found.values(), job.output_dir)]
+    hashes = [weights_sha256(path) for path in (*checkpoints.values(), job.output_dir)]
     assert len(set(hashes)) == len(hashes), "each step has weights of its own"
-    manifest = read_manifest(found[4])
+    manifest = read_manifest(checkpoints[4])
     assert (manifest.steps, manifest.ended_by, manifest.job) == (4, "save_steps", job.fingerprint)
-    assert len(read_history(found[4])) == 4
-    here, last = (AutoModelForCausalLM.from_pretrained(path, dtype="auto") for path in (found[4], job.output_dir))
-    assert here.dtype == last.dtype == AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype="auto").dtype
-    assert {file.name for file in found[4].iterdir()} == {file.name for file in job.output_dir.iterdir()}
-    assert json.loads((found[4] / "config.json").read_text()) == json.loads(
+    assert len(read_history(checkpoints[4])) == 4
+    step_model, last_model = (
+        AutoModelForCausalLM.from_pretrained(path, dtype="auto") for path in (checkpoints[4], job.output_dir)
+    )
+    assert (
+        step_model.dtype == last_model.dtype == AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype="auto").dtype
+    )
+    assert {file.name for file in checkpoints[4].iterdir()} == {file.name for file in job.output_dir.iterdir()}
+    assert json.loads((checkpoints[4] / "config.json").read_text()) == json.loads(
         (job.output_dir / "config.json").read_text()
     )
 
@@ -349,23 +355,23 @@ def test_after_an_interruption_the_same_checkpoints_stay(tmp_path: Path, tiny_mo
 
     def interrupt(step: TrainingStep) -> None:
         if step.step == 5:
-            raise Interrupted
+            raise Crash
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(Crash):
         finish(cut, interrupt)
     assert finish(cut).weights_sha256 == finish(whole).weights_sha256 == finish(plain).weights_sha256
-    both = [published_steps(job.output_dir) for job in (cut, whole)]
-    assert [list(found) for found in both] == [[2, 4], [2, 4]]
-    hashes = [[weights_sha256(path) for path in found.values()] for found in both]
+    checkpoints = [published_steps(job.output_dir) for job in (cut, whole)]
+    assert [list(paths) for paths in checkpoints] == [[2, 4], [2, 4]]
+    hashes = [[weights_sha256(path) for path in paths.values()] for paths in checkpoints]
     assert hashes[0] == hashes[1]
-    assert (both[0][4] / "adapter" / "adapter_config.json").is_file()
+    assert (checkpoints[0][4] / "adapter" / "adapter_config.json").is_file()
 
 
 @PEFT_WARNING
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 def test_fine_tuning_reads_every_setting(tmp_path: Path, tiny_model_dir: Path) -> None:
     job = make_job(tiny_model_dir, tmp_path, epochs=1.0, lora_r=4)
-    config, read = watched(job.config)
+    config, fields = watched(job.config)
     finish(dataclasses.replace(job, config=config))
-    assert unread(read) == set()
+    assert unread(fields) == set()
     assert "sft" not in UNREAD_FIELDS

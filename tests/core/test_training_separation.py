@@ -40,11 +40,11 @@ def test_a_model_that_lets_a_sample_see_another_is_recognised_without_weights(co
     first, second = torch.randint(3, 199, (1, 9)), torch.randint(3, 199, (1, 7))
     positions = torch.cat([torch.arange(9), torch.arange(7)])[None]
     with torch.no_grad():
-        said, otherwise = [
-            model(input_ids=torch.cat([one, second], dim=1), position_ids=positions, use_cache=False).logits[:, 9:]
-            for one in (first, first.flip(1))
+        logits, other_logits = [
+            model(input_ids=torch.cat([ids, second], dim=1), position_ids=positions, use_cache=False).logits[:, 9:]
+            for ids in (first, first.flip(1))
         ]
-    assert torch.allclose(said, otherwise, atol=1e-6) == apart
+    assert torch.allclose(logits, other_logits, atol=1e-6) == apart
     with torch.device("meta"):
         assert separates_samples(AutoModelForCausalLM.from_config(config)) == apart
 
@@ -52,8 +52,8 @@ def test_a_model_that_lets_a_sample_see_another_is_recognised_without_weights(co
 def test_such_a_model_gets_a_row_for_each_sample(tiny_model_dir: Path, tmp_path: Path) -> None:
     assert mixing_faults(tiny_model_dir, TrainingConfig()) == []
     KINDS[3][0].save_pretrained(tmp_path)
-    (said,) = mixing_faults(tmp_path, TrainingConfig())
-    assert said.startswith("training.packing: the attention of a model of type gpt_oss is not told where the samples")
+    (fault,) = mixing_faults(tmp_path, TrainingConfig())
+    assert fault.startswith("training.packing: the attention of a model of type gpt_oss is not told where the samples")
     flash = TrainingConfig(attn_implementation="flash_attention_2", bf16=True)
     assert mixing_faults(tmp_path, TrainingConfig(packing=False)) == mixing_faults(tmp_path, flash) == []
     with pytest.raises(TrainingFault, match=r"^training.packing: the attention of a model of type gpt_oss"):

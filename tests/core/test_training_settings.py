@@ -58,13 +58,13 @@ def test_settings_that_do_not_fit_together_are_told(settings: dict[str, Any], to
 
 def test_an_address_is_no_part_of_what_a_training_is() -> None:
     launch = {"num_processes": 2, "num_machines": 2, "main_process_port": 29400}
-    here = recipe(launch={**launch, "main_process_ip": "10.0.0.1"}).training
-    there = recipe(launch={**launch, "main_process_ip": "10.0.0.2", "main_process_port": 29401}).training
+    first = recipe(launch={**launch, "main_process_ip": "10.0.0.1"}).training
+    second = recipe(launch={**launch, "main_process_ip": "10.0.0.2", "main_process_port": 29401}).training
 
-    assert here != there
-    assert here.without_addresses() == there.without_addresses()
+    assert first != second
+    assert first.without_addresses() == second.without_addresses()
     assert (
-        here.without_addresses()
+        first.without_addresses()
         != recipe(launch={**launch, "num_processes": 4, "main_process_ip": "a"}).training.without_addresses()
     )
     assert TrainingConfig().without_addresses() == TrainingConfig()
@@ -87,8 +87,8 @@ def test_the_command_is_one_of_accelerate(tmp_path: Path) -> None:
     options = dict(pairwise(words))
 
     assert words[:3] == [sys.executable, "-m", "accelerate.commands.launch"]
-    wanted = {"--num_processes": "8", "--num_machines": "2", "--machine_rank": "1", "--mixed_precision": "bf16"}
-    assert wanted.items() <= options.items()
+    expected = {"--num_processes": "8", "--num_machines": "2", "--machine_rank": "1", "--mixed_precision": "bf16"}
+    assert expected.items() <= options.items()
     assert (options["--main_process_ip"], options["--main_process_port"]) == ("10.0.0.1", "29400")
     assert "--multi_gpu" in words
     assert words[-4:] == ["--module", "agentr_core.training.rank", str(tmp_path / "job"), str(tmp_path / "events")]
@@ -101,18 +101,18 @@ def test_an_outer_launcher_does_not_reach_the_processes(tmp_path: Path) -> None:
 
     assert launch_environment(plain, outer, has_gpus=True) == {"PATH": "p"}
     assert launch_environment(plain, outer, has_gpus=False) == {"PATH": "p", "ACCELERATE_USE_CPU": "true"}
-    one = launch_environment(alone, outer, has_gpus=True)
-    assert (one["RANK"], one["WORLD_SIZE"], one["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
+    environment = launch_environment(alone, outer, has_gpus=True)
+    assert (environment["RANK"], environment["WORLD_SIZE"], environment["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
 
 
 def test_the_settings_of_fsdp_reach_the_trainer_and_what_it_gives_accelerate(tmp_path: Path) -> None:
     launch = LaunchConfig(num_processes=2, fsdp=True, fsdp_config={"cpu_offload": True, "reshard_after_forward": False})
     options = common_arguments(make_job(tmp_path, tmp_path, launch=launch), steps=1)
     assert (options["fsdp"], options["deepspeed"]) == (True, None)
-    told = TrainingArguments(
+    arguments = TrainingArguments(
         **{name: options[name] for name in ("fsdp", "fsdp_config", "output_dir", "bf16", "use_cpu")}
     )
-    plugin = FullyShardedDataParallelPlugin(**told.fsdp_plugin_args)
+    plugin = FullyShardedDataParallelPlugin(**arguments.fsdp_plugin_args)
     assert (plugin.fsdp_version, plugin.reshard_after_forward) == (2, False)
     assert plugin.cpu_offload
     assert common_arguments(make_job(tmp_path, tmp_path), steps=1)["fsdp"] is None
@@ -132,7 +132,7 @@ def test_an_unknown_deepspeed_configuration_is_told_with_those_there_are(tmp_pat
 def autos(content: Any, path: str = "") -> set[str]:
     """Return the paths of the fields that the Trainer fills in."""
     if isinstance(content, dict):
-        return {found for key, value in content.items() for found in autos(value, f"{path}.{key}" if path else key)}
+        return {field for key, value in content.items() for field in autos(value, f"{path}.{key}" if path else key)}
     return {path} if content == "auto" else set()
 
 
@@ -185,19 +185,19 @@ def test_deepspeed_itself_reads_each_configuration_once_filled_in(name: str, mon
     from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
     arguments = TrainingArguments(per_device_train_batch_size=1, learning_rate=1e-4, bf16=True, use_cpu=True)
-    filled = HfTrainerDeepSpeedConfig(read_deepspeed(name))
-    filled.trainer_config_process(arguments)
+    hf_config = HfTrainerDeepSpeedConfig(read_deepspeed(name))
+    hf_config.trainer_config_process(arguments)
 
     class Model:
         class config:
             hidden_size = 64
 
-    filled.trainer_config_finalize(arguments, Model, 10)
-    assert "auto" not in json.dumps(filled.config)
-    read = DeepSpeedConfig(filled.config)
-    assert read.zero_optimization_stage == (2 if name == "zero2" else 3)
-    assert (read.zero_config.offload_optimizer is not None) is ("offload" in name)
-    assert read.bfloat16_config.enabled
+    hf_config.trainer_config_finalize(arguments, Model, 10)
+    assert "auto" not in json.dumps(hf_config.config)
+    ds_config = DeepSpeedConfig(hf_config.config)
+    assert ds_config.zero_optimization_stage == (2 if name == "zero2" else 3)
+    assert (ds_config.zero_config.offload_optimizer is not None) is ("offload" in name)
+    assert ds_config.bfloat16_config.enabled
 
 
 @pytest.mark.parametrize(
@@ -268,17 +268,21 @@ def test_settings_under_the_trainers_names_reach_it(tmp_path: Path) -> None:
     }
     config = recipe(**settings, save_steps=7).training
     check_requirements(config)
-    made = common_arguments(make_job(tmp_path, tmp_path, **settings, checkpoint_every=config.save_steps), steps=10)
+    options = common_arguments(make_job(tmp_path, tmp_path, **settings, checkpoint_every=config.save_steps), steps=10)
     arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
-    assert (made["optim"], made["lr_scheduler_kwargs"], made["save_steps"]) == ("adafactor", {"num_cycles": 2}, 7)
+    assert (options["optim"], options["lr_scheduler_kwargs"], options["save_steps"]) == (
+        "adafactor",
+        {"num_cycles": 2},
+        7,
+    )
     assert TrainingConfig().without_addresses() == TrainingConfig(optim=str(arguments.optim.value))
 
 
 def test_number_format_and_kernels_reach_the_trainer(tmp_path: Path) -> None:
     """They need a GPU, on which nobody has run them here."""
     job = make_job(tmp_path, tmp_path, fp16=True, use_liger_kernel=True, launch=LaunchConfig())
-    made = common_arguments(job, steps=1)
-    assert (made["fp16"], made["bf16"], made["use_liger_kernel"]) == (True, False, True)
+    options = common_arguments(job, steps=1)
+    assert (options["fp16"], options["bf16"], options["use_liger_kernel"]) == (True, False, True)
     words = dict(pairwise(launch_command(job, job_file=tmp_path / "job", events_file=tmp_path / "events")))
     assert words["--mixed_precision"] == "fp16"
 
@@ -362,10 +366,12 @@ def outcome(phase: str, name: str) -> str:
     beside = {"bf16": False} if name == "fp16" else {"lora_r": 8} if name in OF_ADAPTERS else {}
     settings = beside | {name: dataclasses.asdict(value) if name == "launch" else value}
     try:
-        made = parse({"name": "t", "model": {"path": "m"}, "iterations": 1, **PHASES[phase], "training": settings})
+        phase_recipe = parse(
+            {"name": "t", "model": {"path": "m"}, "iterations": 1, **PHASES[phase], "training": settings}
+        )
     except ConfigError as error:
         return "refused" if f"training.{name}: " in str(error) else str(error)
-    (training,) = [plan.training for plan in plans_of(made) if plan.training is not None]
+    (training,) = [plan.training for plan in plans_of(phase_recipe) if plan.training is not None]
     if name == "start_from":
         return "read" if training.from_base else "ignored"
     if name == "num_train_epochs":
@@ -382,32 +388,32 @@ def test_each_field_has_another_value_here() -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_setting_is_read_or_refused(phase: str) -> None:
-    found = {name: outcome(phase, name) for name in OTHERS}
-    assert set(found.values()) <= {"read", "refused"}, found
-    assert REFUSED.get(phase, set()) <= {name for name, what in found.items() if what == "refused"}
+    outcomes = {name: outcome(phase, name) for name in OTHERS}
+    assert set(outcomes.values()) <= {"read", "refused"}, outcomes
+    assert REFUSED.get(phase, set()) <= {name for name, result in outcomes.items() if result == "refused"}
     if REFUSED.get(phase) == set():
-        assert set(found.values()) == {"read"}
+        assert set(outcomes.values()) == {"read"}
 
 
 def test_a_setting_that_one_of_several_phases_reads_stays() -> None:
-    both = {"name": "t", "model": {"path": "m"}, "method": "eto", "iterations": 2}
-    shared = {"num_train_epochs": [2.5], "learning_rate": 1e-4, "packing": False, "start_from": "base"}
-    assert parse({**both, "training": shared}).training.packing is False
+    base = {"name": "t", "model": {"path": "m"}, "method": "eto", "iterations": 2}
+    training = {"num_train_epochs": [2.5], "learning_rate": 1e-4, "packing": False, "start_from": "base"}
+    assert parse({**base, "training": training}).training.packing is False
     with pytest.raises(
         ConfigError, match=r"training.num_train_epochs: its last number is for iteration 2 and later ones"
     ):
-        parse({**both, "training": {"num_train_epochs": [3, 2]}})
+        parse({**base, "training": {"num_train_epochs": [3, 2]}})
     with pytest.raises(ConfigError, match=r"eto.dpo.beta: it has more numbers than eto.phases has iterations dpo"):
-        parse({**both, "eto": {"phases": ["dpo", "sft"], "dpo": {"beta": [0.1, 0.2]}}})
+        parse({**base, "eto": {"phases": ["dpo", "sft"], "dpo": {"beta": [0.1, 0.2]}}})
     for values, fits in (([0.1, 0.2], False), ([0.1], True)):
-        own = {"phases": ["rl", "rft"], "curriculum": {"sigma_calls": values}}
+        options = {"phases": ["rl", "rft"], "curriculum": {"sigma_calls": values}}
         with (
             nullcontext() if fits else pytest.raises(ConfigError, match=r"et_agent.curriculum.sigma_calls: it has more")
         ):
-            parse({**both, "method": "et-agent", "et_agent": own})
+            parse({**base, "method": "et-agent", "et_agent": options})
     back = {"eto": {"phases": ["sft", "dpo", "sft"]}, "iterations": 3}
-    assert parse({**both, **back, "training": {"num_train_epochs": [3, 1, 2]}}).num_train_epochs(3) == 2
-    assert parse({**both, "iterations": 1, "training": {"num_train_epochs": [3, 2]}}).iterations == 1
+    assert parse({**base, **back, "training": {"num_train_epochs": [3, 1, 2]}}).num_train_epochs(3) == 2
+    assert parse({**base, "iterations": 1, "training": {"num_train_epochs": [3, 2]}}).iterations == 1
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,13 @@ def test_a_file_that_is_no_dataset_is_named(tmp_path: Path) -> None:
     torn.write_bytes(b"PAR1 half a file")
     bare = tmp_path / "bare.parquet"
     parquet.write_table(pa.table({"text": ["a"]}), bare)
-    other = tmp_path / "rows.csv"
-    other.write_text("input_ids,labels\n", encoding="utf-8")
+    csv_file = tmp_path / "rows.csv"
+    csv_file.write_text("input_ids,labels\n", encoding="utf-8")
 
-    for file, message in ((torn, "cannot be read"), (bare, "lacks the columns input_ids, labels"), (other, "'.csv'")):
+    for file, message in (
+        (torn, "cannot be read"),
+        (bare, "lacks the columns input_ids, labels"),
+        (csv_file, "'.csv'"),
+    ):
         with pytest.raises(DataFault, match=message):
             read_rows(file, vocabulary=10, context=3)

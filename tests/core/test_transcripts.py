@@ -95,9 +95,11 @@ def test_each_prompt_is_a_prefix_of_the_sample_and_ends_inside_the_turn(renderer
     prompts = [renderer.render_prompt(Continuation(stop=("x",)).prompt(env, "Go.", steps[:k])) for k in range(4)]
     for k, prompt in enumerate(prompts):
         assert ids[: len(prompt)] == prompt
-        said = list(steps[k].token_ids)
-        read = said[:-1] if said[-1] == renderer.end_of_turn else said
-        assert ids[len(prompt) : len(prompt) + len(read)] == read, "the reply follows its prompt as it was sampled"
+        token_ids = list(steps[k].token_ids)
+        reply_ids = token_ids[:-1] if token_ids[-1] == renderer.end_of_turn else token_ids
+        assert ids[len(prompt) : len(prompt) + len(reply_ids)] == reply_ids, (
+            "the reply follows its prompt as it was sampled"
+        )
     assert list(map(len, prompts)) == sorted({len(prompt) for prompt in prompts})
 
 
@@ -125,9 +127,9 @@ def test_labels_cover_the_sampled_tokens_and_nothing_else(renderer: Renderer) ->
 def test_an_end_is_trained_where_it_was_said_or_written(
     renderer: Renderer, ids: Any, reason: FinishReason | None, trained: bool
 ) -> None:
-    own = letters(renderer, "ab")
-    sampled = {"own": own, "ended": (*own, renderer.end_of_turn)}.get(ids, ())
-    messages = transcript(GrowingLine(), "Go.", [step("ab", "", sampled, reason)], train=[True])
+    letter_ids = letters(renderer, "ab")
+    reply_ids = {"own": letter_ids, "ended": (*letter_ids, renderer.end_of_turn)}.get(ids, ())
+    messages = transcript(GrowingLine(), "Go.", [step("ab", "", reply_ids, reason)], train=[True])
     _, labels = renderer.render_sample(messages)
     assert (renderer.end_of_turn in labels) is trained
 
@@ -154,27 +156,27 @@ def test_rows_count_spans_that_nothing_parts(renderer: Renderer) -> None:
 
 
 def test_a_reply_that_said_nothing_but_its_end_is_trained_only_at_the_end(renderer: Renderer) -> None:
-    silent = step("", "<r>go on</r>", (renderer.end_of_turn,))
-    spoken = step("ab", "", letters(renderer, "ab"))
-    for steps, wanted in (
-        ([silent, spoken], spoken.token_ids),
-        ([spoken, silent], (*spoken.token_ids, renderer.end_of_turn)),
+    empty_step = step("", "<r>go on</r>", (renderer.end_of_turn,))
+    text_step = step("ab", "", letters(renderer, "ab"))
+    for steps, expected in (
+        ([empty_step, text_step], text_step.token_ids),
+        ([text_step, empty_step], (*text_step.token_ids, renderer.end_of_turn)),
     ):
         messages = transcript(GrowingLine(), "Go.", steps, train=[True, True])
         sample = Sample(kind=SampleKind.GOOD, messages=messages, instance=None)
         row = token_row(sample, renderer)
-        assert [label for label in row.labels if label != IGNORE_INDEX] == list(wanted)
+        assert [label for label in row.labels if label != IGNORE_INDEX] == list(expected)
 
 
 def test_a_prompt_may_end_in_an_assistant_turn_with_spans_only(renderer: Renderer) -> None:
     user = Message(role="user", text="?")
-    begun = grown_turn([Span(text="I think")])
+    turn = grown_turn([Span(text="I think")])
     head = renderer.render_prompt([user])
-    assert renderer.render_prompt([user, begun]) == [*head, *renderer._encoder.plain_ids("I think")]
+    assert renderer.render_prompt([user, turn]) == [*head, *renderer._encoder.plain_ids("I think")]
     with pytest.raises(DataFault, match="must end with a system or user turn"):
         renderer.render_prompt([user, Message(role="assistant", text="I think")])
     with pytest.raises(DataFault, match="must end with a system or user turn"):
-        renderer.render_prompt([begun])
+        renderer.render_prompt([turn])
 
 
 def test_a_turn_with_spans_is_what_its_spans_are() -> None:
@@ -212,78 +214,78 @@ def growing_tree() -> ToyTree:
     return ToyTree(1, env=GrowingLine())
 
 
-def spliced() -> Sample:
+def splice_sample() -> Sample:
     pair = growing_tree().pair(good=["right", "right", "right"], bad=["right", "look", "stop"])
-    made = splice(pair, critique(1, length=3), GrowingLine(), SpliceConfig(mode="blind"), alpha=0.5, seed=3)
-    assert isinstance(made, Sample)
-    return made
+    result = splice(pair, critique(1, length=3), GrowingLine(), SpliceConfig(mode="blind"), alpha=0.5, seed=3)
+    assert isinstance(result, Sample)
+    return result
 
 
 def test_a_splice_is_one_turn_whose_bad_spans_carry_no_loss() -> None:
-    sample = spliced()
+    sample = splice_sample()
     check_flags(sample)
     assert [m.role for m in sample.messages] == ["system", "user", "assistant"]
     spans = sample.messages[-1].spans
     assert [span.train for span in spans] == [False] * 4 + [True, False, True, False, True]
     assert turn_classes(sample) == ("revision_turn", "good_suffix", "good_suffix")
     assert set(token_row(sample, shipped()).trained_tokens) == {"revision_turn", "good_suffix"}
-    turned = grown_turn([replace(span, train=place > 1) if place != 3 else span for place, span in enumerate(spans)])
+    turn = grown_turn([replace(span, train=place > 1) if place != 3 else span for place, span in enumerate(spans)])
     with pytest.raises(DataFault, match="keeps 2 bad steps and trains one of them"):
-        check_flags(replace(sample, messages=(*sample.messages[:-1], turned)))
+        check_flags(replace(sample, messages=(*sample.messages[:-1], turn)))
 
 
 def test_sides_of_a_pair_share_the_beginning_of_their_turn() -> None:
     tree = growing_tree()
     good, bad = (tree.path("right", *rest).trajectory for rest in (("right", "right"), ("stop",)))
-    ((made,), _) = pair_of_own(
+    ((pair,), _) = pair_of_own(
         [StoredTrajectory("a", good), StoredTrajectory("b", bad)], GrowingLine(), PreferencesConfig()
     )
-    assert prompt_of(made.chosen) == prompt_of(made.rejected) == made.chosen.messages[:2]
-    begun = transcript(GrowingLine(), good.first_observation, good.steps, train=[False, True, True])
-    side = replace(made.chosen, messages=begun)
-    assert prompt_of(side) == (*begun[:2], grown_turn(begun[2].spans[:2]))
-    (line,) = pair_lines([made], "trl")
+    assert prompt_of(pair.chosen) == prompt_of(pair.rejected) == pair.chosen.messages[:2]
+    messages = transcript(GrowingLine(), good.first_observation, good.steps, train=[False, True, True])
+    side = replace(pair.chosen, messages=messages)
+    assert prompt_of(side) == (*messages[:2], grown_turn(messages[2].spans[:2]))
+    (line,) = pair_lines([pair], "trl")
     assert [span["train"] for span in json.loads(line)["chosen"][0]["spans"]] == [True, False, True, False, True]
 
 
 def test_spans_are_stored_and_come_back(tmp_path: File) -> None:
-    sample = spliced()
+    sample = splice_sample()
     spans = sample.messages[-1].spans
-    told = grown_turn([*spans[:-1], replace(spans[-1], finish_reason="length", tokenizer="t")])
-    whole = replace(sample, messages=(*sample.messages[:-1], told))
+    turn = grown_turn([*spans[:-1], replace(spans[-1], finish_reason="length", tokenizer="t")])
+    whole = replace(sample, messages=(*sample.messages[:-1], turn))
     plain = good_sample(ToyTree(1).path("right", "right", "right"), Line())
     store = Store(tmp_path / "store.duckdb")
-    for one in (sample, whole, plain):
-        store.write(sample_rows(sample_id(one), one, iteration_id="i"))
-    found = load_samples(store)
-    assert found == {sample_id(one): one for one in (sample, whole, plain)}
-    assert len(found) == 3, "a cut span is part of the id"
-    assert all(sample_id(one) == key for key, one in found.items())
+    for item in (sample, whole, plain):
+        store.write(sample_rows(sample_id(item), item, iteration_id="i"))
+    samples = load_samples(store)
+    assert samples == {sample_id(item): item for item in (sample, whole, plain)}
+    assert len(samples) == 3, "a cut span is part of the id"
+    assert all(sample_id(item) == key for key, item in samples.items())
 
 
 def test_a_preview_shows_which_spans_are_trained(tmp_path: File) -> None:
-    sample = spliced()
+    sample = splice_sample()
     store = open_store(tmp_path)
     store.write(sample_rows(sample_id(sample), sample, iteration_id="i"))
-    shown = preview_sample(tmp_path, sample_id(sample))
-    assert [trained for _, trained in shown] == [False, False, *(s.train for s in sample.messages[-1].spans)]
-    assert shown[2][0].startswith("[assistant]\n")
-    assert shown[6][0].startswith("[assistant, trained]\n")
+    preview = preview_sample(tmp_path, sample_id(sample))
+    assert [trained for _, trained in preview] == [False, False, *(s.train for s in sample.messages[-1].spans)]
+    assert preview[2][0].startswith("[assistant]\n")
+    assert preview[6][0].startswith("[assistant, trained]\n")
 
 
 def test_flags_of_spans_tell_conversations_apart() -> None:
     steps = steps_of(shipped())
-    made = [
+    samples = [
         Sample(kind=SampleKind.GOOD, messages=transcript(GrowingLine(), "Go.", steps, train=train), instance=None)
         for train in ([True] * 4, [False, True, True, True])
     ]
-    assert made[0].messages[-1].text == made[1].messages[-1].text
-    assert len({conversation_key(one) for one in made}) == 2
-    assert len({sample_id(one) for one in made}) == 2
+    assert samples[0].messages[-1].text == samples[1].messages[-1].text
+    assert len({conversation_key(sample) for sample in samples}) == 2
+    assert len({sample_id(sample) for sample in samples}) == 2
 
 
 def test_exports_say_which_spans_are_trained() -> None:
-    sample = spliced()
+    sample = splice_sample()
     (trl,) = map(json.loads, export_lines([sample], "trl"))
     assert trl["train"] == [False, False, True]
     assert [span["train"] for span in trl["messages"][2]["spans"]] == [s.train for s in sample.messages[2].spans]
@@ -301,17 +303,20 @@ async def test_an_episode_asks_for_continuations_that_keep_their_stop() -> None:
             return "Action: right\n"
 
         async def __call__(self, request: Request) -> list[Generation]:
-            return [replace(one, token_ids=sampled_ids(one.text)[:-1]) for one in await super().__call__(request)]
+            return [
+                replace(generation, token_ids=sampled_ids(generation.text)[:-1])
+                for generation in await super().__call__(request)
+            ]
 
     policy = Walk()
-    played = await roll_out_episode(instance(1), GrowingLine(), policy, max_steps=5, sampling=Sampling(), seed=0)
-    assert played.success
+    trajectory = await roll_out_episode(instance(1), GrowingLine(), policy, max_steps=5, sampling=Sampling(), seed=0)
+    assert trajectory.success
     assert [len(request.messages[-1].spans) for request in policy.requests] == [0, 2, 4]
     assert {request.sampling for request in policy.requests} == {Sampling(stop=("\n",), include_stop=True)}
-    ids = shipped().render_sample(whole_episode(GrowingLine(), played)).input_ids
-    for request, one in zip(policy.requests, played.steps, strict=True):
+    ids = shipped().render_sample(whole_episode(GrowingLine(), trajectory)).input_ids
+    for request, episode_step in zip(policy.requests, trajectory.steps, strict=True):
         prompt = shipped().render_prompt(request.messages)
-        assert ids[: len(prompt) + len(one.token_ids)] == [*prompt, *one.token_ids]
+        assert ids[: len(prompt) + len(episode_step.token_ids)] == [*prompt, *episode_step.token_ids]
 
 
 def test_only_turns_need_an_acknowledgement() -> None:
@@ -327,14 +332,14 @@ def test_a_server_that_cannot_continue_a_turn_is_refused_before_the_first_reques
     monkeypatch: pytest.MonkeyPatch, tmp_path: File
 ) -> None:
     monkeypatch.setattr(checks, "make_environment", lambda recipe: GrowingLine())
-    served = [
+    overrides = [
         "model={backend: openai, server: {model: m}}",
         "models={}",
         "evaluation.repeats=0",
         f"workspace={tmp_path}",
     ]
-    recipe = load(ROOT / "deployments" / "recipes" / "textcraft-tiny.yaml", served)
-    found = checks.faults_of(recipe, trains=False, asks=False).errors
-    assert any("set model.server.continues" in str(fault) for fault in found)
-    able = load(ROOT / "deployments" / "recipes" / "textcraft-tiny.yaml", [*served, "model.server.continues=true"])
+    recipe = load(ROOT / "deployments" / "recipes" / "textcraft-tiny.yaml", overrides)
+    errors = checks.faults_of(recipe, trains=False, asks=False).errors
+    assert any("set model.server.continues" in str(fault) for fault in errors)
+    able = load(ROOT / "deployments" / "recipes" / "textcraft-tiny.yaml", [*overrides, "model.server.continues=true"])
     assert not any("continues" in str(fault) for fault in checks.faults_of(able, trains=False, asks=False).errors)

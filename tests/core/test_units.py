@@ -22,7 +22,7 @@ async def test_results_keep_the_order_of_the_units() -> None:
         await asyncio.sleep((5 - unit) / 1000)
         return unit * unit
 
-    finished: list[str] = []
+    keys: list[str] = []
     results = await run_all(
         range(5),
         worker,
@@ -30,11 +30,11 @@ async def test_results_keep_the_order_of_the_units() -> None:
         errors=LAX,
         on_error=lambda e: None,
         concurrency=5,
-        on_result=lambda k, r: finished.append(k),
+        on_result=lambda k, r: keys.append(k),
     )
     assert list(results.items()) == [(str(i), i * i) for i in range(5)]
-    assert sorted(finished) == list("01234")
-    assert finished != list("01234")
+    assert sorted(keys) == list("01234")
+    assert keys != list("01234")
 
 
 async def test_concurrency_is_bounded() -> None:
@@ -54,7 +54,7 @@ async def test_concurrency_is_bounded() -> None:
 
 async def test_only_transient_errors_are_tried_again() -> None:
     tries: Counter[str] = Counter()
-    seen: list[UnitError] = []
+    errors: list[UnitError] = []
 
     async def worker(unit: str) -> str:
         tries[unit] += 1
@@ -72,20 +72,20 @@ async def test_only_transient_errors_are_tried_again() -> None:
         worker,
         key=str,
         errors=LAX,
-        on_error=seen.append,
+        on_error=errors.append,
         concurrency=2,
         backoff_seconds=0.001,
     )
     assert results == {"fine": "fine", "heals": "heals"}
     assert tries == {"fine": 1, "heals": 3, "dead": 3, "broken": 1}
-    assert Counter((e.key, e.kind, e.is_final) for e in seen) == {
+    assert Counter((e.key, e.kind, e.is_final) for e in errors) == {
         ("heals", "EnvironmentUnavailable", False): 2,
         ("dead", "EnvironmentUnavailable", False): 2,
         ("dead", "EnvironmentUnavailable", True): 1,
         ("broken", "ZeroDivisionError", True): 1,
     }
-    assert {e.phase for e in seen} == {"inner step"}
-    assert all("raise " in e.traceback for e in seen)
+    assert {e.phase for e in errors} == {"inner step"}
+    assert all("raise " in e.traceback for e in errors)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ async def test_the_budget_is_a_share_of_the_stage(failing: int, total: int | Non
 
 
 async def test_a_users_mistake_stops_everything_at_once() -> None:
-    cancelled = []
+    units = []
 
     async def worker(unit: int) -> None:
         if unit == 1:
@@ -124,12 +124,12 @@ async def test_a_users_mistake_stops_everything_at_once() -> None:
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
-            cancelled.append(unit)
+            units.append(unit)
             raise
 
     with pytest.raises(ConfigError, match="no such option"):
         await run_all([0, 1, 2], worker, key=str, errors=LAX, on_error=lambda e: None, concurrency=3)
-    assert sorted(cancelled) in ([0], [0, 2])  # unit 2 may not have begun
+    assert sorted(units) in ([0], [0, 2])  # unit 2 may not have begun
 
 
 async def test_keys_must_differ() -> None:
@@ -140,28 +140,28 @@ async def test_keys_must_differ() -> None:
 
 
 async def test_environments_are_lent_again_unless_something_broke() -> None:
-    made: list[Line] = []
+    envs: list[Line] = []
     worlds: list[str] = []
 
     def make(world: str) -> Line:
         worlds.append(world)
-        made.append(Line())
-        return made[-1]
+        envs.append(Line())
+        return envs[-1]
 
     environments = EnvironmentPool(make)
-    wanted = instance(0)
-    async with environments.lend(wanted) as one, environments.lend(wanted) as two:
-        assert one is not two
-    async with environments.lend(wanted) as again:
-        assert again in made
-    assert worlds == [wanted.environment] * 2
-    async with environments.lend(replace(wanted, environment="elsewhere")) as other:
-        assert other not in (one, two), "an environment plays the instances of its own world"
+    task = instance(0)
+    async with environments.lend(task) as first, environments.lend(task) as second:
+        assert first is not second
+    async with environments.lend(task) as third:
+        assert third in envs
+    assert worlds == [task.environment] * 2
+    async with environments.lend(replace(task, environment="elsewhere")) as fourth:
+        assert fourth not in (first, second), "an environment plays the instances of its own world"
     assert worlds[2:] == ["elsewhere"]
     with pytest.raises(EnvironmentFault):
-        async with environments.lend(wanted) as env:
+        async with environments.lend(task) as env:
             env.reset(instance(99))
-    assert [env.closed for env in made].count(True) == 1
+    assert [env.closed for env in envs].count(True) == 1
     environments.close()
     environments.close()
-    assert all(env.closed for env in made)
+    assert all(env.closed for env in envs)

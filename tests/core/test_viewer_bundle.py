@@ -21,12 +21,12 @@ pytestmark = pytest.mark.slow
 OTHER = "bbbb000000000001"
 
 
-async def written(tmp_path: Path, *, start: str = "/", most: int = 500) -> tuple[BundleCounts, dict[str, str]]:
+async def write_bundle(tmp_path: Path, *, start: str = "/", most: int = 500) -> tuple[BundleCounts, dict[str, str]]:
     """Return what was written of a store with hostile texts, and its pages by file name."""
     store = gallery.fill(tmp_path / "store.duckdb", HOSTILE)
-    shown = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK)
-    made = await bundle(shown, tmp_path / "site", start=start, max_pages=most)
-    return made, {file.name: file.read_text("utf-8") for file in (tmp_path / "site").glob("*.html")}
+    viewer = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK)
+    counts = await bundle(viewer, tmp_path / "site", start=start, max_pages=most)
+    return counts, {file.name: file.read_text("utf-8") for file in (tmp_path / "site").glob("*.html")}
 
 
 def links(page: str) -> set[str]:
@@ -34,10 +34,10 @@ def links(page: str) -> set[str]:
 
 
 async def test_pages_lead_to_files_beside_them(tmp_path: Path) -> None:
-    made, pages = await written(tmp_path)
-    assert made == BundleCounts(len(pages), 0)
-    there = {file.name for file in (tmp_path / "site").iterdir()}
-    assert set().union(*map(links, pages.values())) <= there
+    counts, pages = await write_bundle(tmp_path)
+    assert counts == BundleCounts(len(pages), 0)
+    files = {file.name for file in (tmp_path / "site").iterdir()}
+    assert set().union(*map(links, pages.values())) <= files
     for kind in ("run", "trajectory", "tree", "node", "pair", "sample", "preference", "group", "family", "differences"):
         assert [name for name in pages if name.startswith(f"{kind}-")], kind
     assert not [name for name, page in pages.items() if "<form" in page]
@@ -53,13 +53,13 @@ async def test_a_page_that_cannot_be_made_is_not_left_out(tmp_path: Path) -> Non
 
 
 async def test_a_browser_shows_the_files_and_obeys_no_text(tmp_path: Path) -> None:
-    _, pages = await written(tmp_path)
+    _, pages = await write_bundle(tmp_path)
     for kind in ("index.html", "tree-", "trajectory-aaaa"):
         name = next(name for name in pages if name.startswith(kind))
-        seen = browse(f"file://{tmp_path}/site/{name}", tmp_path / "profile")
-        assert "agentr" in seen
-        assert 'id="taken"' not in seen
-        assert "<title>taken" not in seen
+        dom = browse(f"file://{tmp_path}/site/{name}", tmp_path / "profile")
+        assert "agentr" in dom
+        assert 'id="taken"' not in dom
+        assert "<title>taken" not in dom
 
 
 @pytest.mark.long
@@ -68,12 +68,12 @@ async def test_a_bundle_of_a_run_has_no_page_of_another(tmp_path: Path) -> None:
     store = gallery.fill(tmp_path / "store.duckdb")
     # The run goes on from a model of the other one.
     store.update("checkpoint", {"checkpoint_id": gallery.BASE, "parent_id": f"{OTHER}-c1"})
-    shown = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK)
-    both = await bundle(shown, tmp_path / "both", start="/", max_pages=500)
-    made = await bundle(shown, tmp_path / "site", start=f"/run/{gallery.RUN}", max_pages=500)
+    viewer = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK)
+    all_counts = await bundle(viewer, tmp_path / "both", start="/", max_pages=500)
+    counts = await bundle(viewer, tmp_path / "site", start=f"/run/{gallery.RUN}", max_pages=500)
     pages = {file.name: file.read_text("utf-8") for file in (tmp_path / "site").glob("*.html")}
-    assert made == BundleCounts(len(pages), 0)
-    assert made.num_pages < both.num_pages
+    assert counts == BundleCounts(len(pages), 0)
+    assert counts.num_pages < all_counts.num_pages
     assert [name for name in pages if name.startswith("trajectory-")]
     # The model that it all began with belongs to no run.
     assert [name[:-14] for name in pages if OTHER in name] == [f"checkpoint-{OTHER}-c0"]
@@ -87,12 +87,12 @@ async def test_few_pages_are_of_all_kinds(tmp_path: Path) -> None:
     """A run has more lists, and more links to trajectories, than anybody shares pages."""
 
     async def site(scope: Scope, receive: Receive, send: Send) -> None:
-        linked = {
+        targets = {
             "/run/r": ["/trees?page=1", *(f"/trajectories?page={n}" for n in range(50))],
             "/trees": ["/tree/t", "/pair/p"],
             "/pair/p": ["/sample/s"],
         }.get(scope["path"], [])
-        page = "".join(f'<a href="{link}">x</a>' for link in linked)
+        page = "".join(f'<a href="{link}">x</a>' for link in targets)
         await HTMLResponse(f"<html><head></head>{page}</html>")(scope, receive, send)
 
     assert await bundle(site, tmp_path / "site", start="/run/r", max_pages=10) == BundleCounts(10, 45)
@@ -101,32 +101,32 @@ async def test_few_pages_are_of_all_kinds(tmp_path: Path) -> None:
 
 
 async def test_no_more_pages_are_written_than_asked_for(tmp_path: Path) -> None:
-    made, pages = await written(tmp_path, start=f"/run/{gallery.RUN}", most=5)
-    assert made.num_pages == len(pages) == 5
-    assert made.num_left_out > 5
+    counts, pages = await write_bundle(tmp_path, start=f"/run/{gallery.RUN}", most=5)
+    assert counts.num_pages == len(pages) == 5
+    assert counts.num_left_out > 5
     assert "Iterations" in pages["index.html"]
     assert links(pages["index.html"]) <= {*pages, "page.css", "viewer.css", "keys.js"}
-    shown = app(tmp_path / "store.duckdb", index=tmp_path / "texts.sqlite", hosts=LOOPBACK)
+    viewer = app(tmp_path / "store.duckdb", index=tmp_path / "texts.sqlite", hosts=LOOPBACK)
     with pytest.raises(ConfigError, match="already exists; name a new folder"):
-        await bundle(shown, tmp_path / "site", start="/", max_pages=5)
+        await bundle(viewer, tmp_path / "site", start="/", max_pages=5)
     with pytest.raises(ConfigError, match="there is nothing at /run/x"):
-        await bundle(shown, tmp_path / "other", start="/run/x", max_pages=5)
+        await bundle(viewer, tmp_path / "other", start="/run/x", max_pages=5)
 
 
 async def test_changed_and_held_out_episodes_come_first(tmp_path: Path) -> None:
     async def site(scope: Scope, receive: Receive, send: Send) -> None:
         query = scope["query_string"].decode()
-        linked = {
+        targets = {
             "/run/r": ["/trajectories?run=r", "/trajectories?evaluation=e", "/differences?before=b&after=e"],
             "/trajectories": [f"/trajectory/{'h' if 'evaluation' in query else 't'}{n}" for n in range(9)],
             "/differences": ["/trajectory/c0", "/trajectory/c1"],
         }.get(scope["path"], [])
-        page = "".join(f'<a href="{link.replace("&", "&amp;")}">x</a>' for link in linked)
+        page = "".join(f'<a href="{link.replace("&", "&amp;")}">x</a>' for link in targets)
         await HTMLResponse(f"<html><head></head>{page}</html>")(scope, receive, send)
 
-    told: list[int] = []
-    await bundle(site, tmp_path / "site", start="/run/r", max_pages=8, on_page=told.append)
-    assert told == list(range(1, 9))
+    numbers: list[int] = []
+    await bundle(site, tmp_path / "site", start="/run/r", max_pages=8, on_page=numbers.append)
+    assert numbers == list(range(1, 9))
     names = {file.name.split("-")[1] for file in (tmp_path / "site").glob("trajectory-*.html")}
     assert {"c0", "c1"} <= names
     assert not [name for name in names if name.startswith("t")]
@@ -137,10 +137,10 @@ async def test_a_bundle_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     store = gallery.fill(tmp_path / "store.duckdb")
-    shown = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK)
+    viewer = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK)
     before = {*tmp_path.iterdir()}
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_text", full)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
         with pytest.raises(DiskError, match="free some disk space"):
-            await bundle(shown, tmp_path / "site", start="/", max_pages=5)
+            await bundle(viewer, tmp_path / "site", start="/", max_pages=5)
     assert {*tmp_path.iterdir()} == before

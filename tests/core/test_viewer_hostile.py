@@ -25,7 +25,7 @@ ELEMENTS = re.compile(r"<(?:script|img|iframe|base|style|meta http-equiv|object|
 """What no page has, but for the one script it loads and what stands in a text."""
 
 
-class Recorded:
+class PathRecorder:
     """Passes requests on, and notes their paths."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -40,18 +40,18 @@ class Recorded:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    made = gallery.fill(tmp_path_factory.mktemp("ws") / "store.duckdb", HOSTILE)
-    TextIndex(made, made.path.with_name("texts.sqlite")).refresh(budget_s=60)
-    return made
+    gallery_store = gallery.fill(tmp_path_factory.mktemp("ws") / "store.duckdb", HOSTILE)
+    TextIndex(gallery_store, gallery_store.path.with_name("texts.sqlite")).refresh(budget_s=60)
+    return gallery_store
 
 
 @pytest.fixture(scope="module")
-def viewer(store: Store) -> Recorded:
-    return Recorded(app(store.path, index=store.path.with_name("texts.sqlite"), hosts=LOOPBACK))
+def viewer(store: Store) -> PathRecorder:
+    return PathRecorder(app(store.path, index=store.path.with_name("texts.sqlite"), hosts=LOOPBACK))
 
 
 @pytest.fixture(scope="module")
-def address(viewer: Recorded) -> Iterator[str]:
+def address(viewer: PathRecorder) -> Iterator[str]:
     with running(viewer) as where:
         yield where
 
@@ -80,14 +80,14 @@ def test_markup_in_texts_is_text(page: str, address: str) -> None:
     "pages", [gallery.PAGES[2::5], pytest.param(gallery.PAGES, marks=pytest.mark.long)], ids=["some", "all"]
 )
 def test_a_browser_runs_and_loads_nothing_of_it(
-    pages: Sequence[str], address: str, viewer: Recorded, tmp_path: Path
+    pages: Sequence[str], address: str, viewer: PathRecorder, tmp_path: Path
 ) -> None:
     """Of all pages it is the test of markup that shows it."""
     for page in pages:
-        seen = browse(f"{address}{page}", tmp_path / "profile")
-        assert "agentr" in seen
-        assert 'id="taken"' not in seen, page
-        assert "<title>taken" not in seen, page
+        html = browse(f"{address}{page}", tmp_path / "profile")
+        assert "agentr" in html
+        assert 'id="taken"' not in html, page
+        assert "<title>taken" not in html, page
     # The page's own script and styles came from here, and nothing that a text asks for.
     assert {"/static/keys.js", "/static/page.css", "/static/viewer.css"} <= set(viewer.paths)
     assert not [path for path in viewer.paths if "taken" in path]
@@ -101,9 +101,9 @@ def test_the_policy_holds_where_escaping_would_fail(tmp_path: Path) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/html")]})
         await send({"type": "http.response.body", "body": page.encode()})
 
-    for sealed in (False, True):
-        made = Recorded(SecurityHeadersApp(unescaped) if sealed else unescaped)
-        with running(made) as where:
-            browse(f"{where}/", tmp_path / f"profile{sealed}")
+    for has_headers in (False, True):
+        recorder = PathRecorder(SecurityHeadersApp(unescaped) if has_headers else unescaped)
+        with running(recorder) as url:
+            browse(f"{url}/", tmp_path / f"profile{has_headers}")
         # A page may load style sheets from its own address, and nothing that runs or is drawn.
-        assert {"/taken-script", "/taken-image", "/taken-frame"}.isdisjoint(made.paths) == sealed
+        assert {"/taken-script", "/taken-image", "/taken-frame"}.isdisjoint(recorder.paths) == has_headers

@@ -31,15 +31,15 @@ pytestmark = pytest.mark.slow
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     store = gallery.fill(tmp_path_factory.mktemp("ws") / "store.duckdb")
     ((key,),) = store.rows("select min(trajectory_id) from trajectory where source = 'episode'")
-    again = {"scoring_id": "5c01", "trajectory_id": key, "reward": 0.25, "success": False, "answer": None}
-    store.write({"scoring": [{"scoring_id": "5c01", "grader": "regex", "settings": "{}"}], "regrade": [again]})
+    regrade_row = {"scoring_id": "5c01", "trajectory_id": key, "reward": 0.25, "success": False, "answer": None}
+    store.write({"scoring": [{"scoring_id": "5c01", "grader": "regex", "settings": "{}"}], "regrade": [regrade_row]})
     return store
 
 
 @pytest.fixture
 async def pages(store: Store) -> Any:
-    made = app(store.path, index=store.path.with_name("texts.sqlite"), hosts=LOOPBACK)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url="http://localhost:4280") as http:
+    viewer = app(store.path, index=store.path.with_name("texts.sqlite"), hosts=LOOPBACK)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(viewer), base_url="http://localhost:4280") as http:
         yield http
 
 
@@ -106,8 +106,8 @@ def test_a_whole_id_is_that_of_one_instance_though_another_begins_with_it(
 ) -> None:
     store = gallery.fill(tmp_path / "store.duckdb")
     longer = Instance(environment="toy", split="train", index=30)
-    other = Trajectory.ended(longer, "Start.", (), StopReason.TIME_LIMIT)
-    store.write(trajectory_rows("aaaa000000000030", other, source="rollout", iteration_id=gallery.ITERATION))
+    trajectory = Trajectory.ended(longer, "Start.", (), StopReason.TIME_LIMIT)
+    store.write(trajectory_rows("aaaa000000000030", trajectory, source="rollout", iteration_id=gallery.ITERATION))
     page = list_page(store, "trajectories", {"instance": instance})
     assert page.total == total
     assert store.count(f"select count(*) from ({page.sql})") == total
@@ -122,8 +122,8 @@ async def test_a_comparison_names_its_models_and_counts(pages: httpx.AsyncClient
     assert f'<a href="/run/{gallery.RUN}">{gallery.RUN}</a>' in page
     run = (await pages.get(f"/run/{gallery.RUN}")).text
     assert f"/differences?before={gallery.BEFORE}&amp;after={gallery.AFTER}&amp;change=changed" in run
-    chosen = (await pages.get("/differences")).text
-    assert f'<option value="{gallery.BEFORE}">toy aaaa0000, base, test</option>' in chosen
+    choices = (await pages.get("/differences")).text
+    assert f'<option value="{gallery.BEFORE}">toy aaaa0000, base, test</option>' in choices
 
 
 async def test_a_list_is_a_file_with_its_sql(pages: httpx.AsyncClient, store: Store) -> None:
@@ -147,44 +147,50 @@ def test_a_spreadsheet_computes_no_text(tmp_path: Path) -> None:
 
 async def test_notes_are_kept_shown_and_filtered_and_only_own_pages_write_them(tmp_path: Path) -> None:
     store = gallery.fill(tmp_path / "store.duckdb", HOSTILE)
-    made = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK)
-    own = {"origin": "http://localhost:4280", "sec-fetch-site": "same-origin"}
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url=own["origin"]) as http:
+    viewer = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK)
+    same_origin = {"origin": "http://localhost:4280", "sec-fetch-site": "same-origin"}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(viewer), base_url=same_origin["origin"]) as http:
         key = (await http.get("/trajectories.json")).json()["rows"][0]["trajectory_id"]
         form = await http.get(f"/notes/{key}")
         assert form.headers["referrer-policy"] == "same-origin"
         assert f"notes on trajectory {key[:8]}" in form.text
         assert "<small>notes, toy" in form.text
         (secret,) = re.findall(r'name="key" value="([^"]*)"', form.text)
-        sent = {"key": secret, "tags": "odd, <b>wrong</b>, odd", "text": "</textarea><script>x</script>"}
-        for headers in ({"origin": "http://elsewhere"}, {"origin": "null"}, {**own, "sec-fetch-site": "cross-site"}):
-            assert (await http.post(f"/notes/{key}", data=sent, headers=headers)).status_code == 403
-        assert (await http.post(f"/notes/{key}", data={**sent, "key": "?"}, headers=own)).status_code == 403
-        assert (await http.post(f"/notes/{key}", data={**sent, "tags": "x" * 99}, headers=own)).status_code == 400
-        assert (await http.post("/notes/none", data=sent, headers=own)).status_code == 404
+        note = {"key": secret, "tags": "odd, <b>wrong</b>, odd", "text": "</textarea><script>x</script>"}
+        for headers in (
+            {"origin": "http://elsewhere"},
+            {"origin": "null"},
+            {**same_origin, "sec-fetch-site": "cross-site"},
+        ):
+            assert (await http.post(f"/notes/{key}", data=note, headers=headers)).status_code == 403
+        assert (await http.post(f"/notes/{key}", data={**note, "key": "?"}, headers=same_origin)).status_code == 403
+        assert (
+            await http.post(f"/notes/{key}", data={**note, "tags": "x" * 99}, headers=same_origin)
+        ).status_code == 400
+        assert (await http.post("/notes/none", data=note, headers=same_origin)).status_code == 404
         assert store.rows("select * from note") == []
-        assert (await http.post(f"/notes/{key}", data=sent, headers=own)).status_code == 303
+        assert (await http.post(f"/notes/{key}", data=note, headers=same_origin)).status_code == 303
         assert store.rows("select trajectory_id, tags, text from note") == [
-            (key, ["odd", "<b>wrong</b>"], sent["text"])
+            (key, ["odd", "<b>wrong</b>"], note["text"])
         ]
-        shown = (await http.get(f"/notes/{key}")).text
-        assert "<b>wrong" not in shown
-        assert "<script>x" not in shown
+        page = (await http.get(f"/notes/{key}")).text
+        assert "<b>wrong" not in page
+        assert "<script>x" not in page
         rows = (await http.get("/trajectories.json?tag=odd&columns=trajectory_id&columns=tags")).json()["rows"]
         assert rows == [{"trajectory_id": key, "tags": ["odd", "<b>wrong</b>"]}]
         assert (await http.get("/trajectories.json?tag=even")).json()["total"] == 0
         assert "odd, &lt;b&gt;wrong" in (await http.get("/trajectories?columns=tags")).text
-    without = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK, takes_notes=False)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(without), base_url=own["origin"]) as http:
+    plain_viewer = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK, takes_notes=False)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(plain_viewer), base_url=same_origin["origin"]) as http:
         assert (await http.get(f"/notes/{key}")).status_code == 404
         assert "tags and notes" not in (await http.get(f"/trajectory/{key}")).text
-        assert (await http.post(f"/notes/{key}", data=sent, headers=own)).status_code == 403
+        assert (await http.post(f"/notes/{key}", data=note, headers=same_origin)).status_code == 403
 
 
 def test_an_address_for_all_names_one_that_opens_elsewhere() -> None:
     assert address_elsewhere("http://127.0.0.1:80") == "http://127.0.0.1:80"
     for where in ("http://0.0.0.0:4280", "http://[::]:4280"):
-        found = address_elsewhere(where)
-        assert found.endswith(":4280")
-        assert "0.0.0.0" not in found
-        assert "[::]" not in found
+        address = address_elsewhere(where)
+        assert address.endswith(":4280")
+        assert "0.0.0.0" not in address
+        assert "[::]" not in address

@@ -38,7 +38,7 @@ def door() -> Iterator[Any]:
         yield SimpleNamespace(port=int(address.rpartition(":")[2]), keeper=keeper)
 
 
-def asked(door: Any, method: str, headers: dict[str, str], body: bytes = b"") -> tuple[int, str]:
+def send_request(door: Any, method: str, headers: dict[str, str], body: bytes = b"") -> tuple[int, str]:
     """Return status and fault of the answer to a request with exactly these headers."""
     connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=5)
     connection.putrequest(method, "/", skip_host=True, skip_accept_encoding=True)
@@ -46,22 +46,22 @@ def asked(door: Any, method: str, headers: dict[str, str], body: bytes = b"") ->
         connection.putheader(name, value)
     connection.endheaders(body)
     response = connection.getresponse()
-    found = response.status, FleetState.model_validate_json(response.read()).fault
+    result = response.status, FleetState.model_validate_json(response.read()).fault
     connection.close()
-    return found
+    return result
 
 
-def posted(door: Any, **changes: str | None) -> tuple[int, str]:
+def post(door: Any, **changes: str | None) -> tuple[int, str]:
     headers = {"Host": f"127.0.0.1:{door.port}", "Content-Type": "application/json", "Content-Length": str(len(WISH))}
     headers |= {name.replace("_", "-"): value for name, value in changes.items() if value is not None}
     headers = {name: value for name, value in headers.items() if changes.get(name.replace("-", "_"), "") is not None}
-    return asked(door, "POST", headers, WISH)
+    return send_request(door, "POST", headers, WISH)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "localhost:8100", "[::1]:8100"])
 def test_a_request_of_this_machine_is_heard(door: Any, host: str) -> None:
-    assert posted(door, Host=host) == (200, "")
-    assert asked(door, "GET", {"Host": host}) == (200, "")
+    assert post(door, Host=host) == (200, "")
+    assert send_request(door, "GET", {"Host": host}) == (200, "")
     assert len(door.keeper.requests) == 1
 
 
@@ -87,16 +87,16 @@ def test_a_request_of_this_machine_is_heard(door: Any, host: str) -> None:
 def test_what_comes_from_elsewhere_or_is_no_request_is_refused_at_once(
     door: Any, changes: dict[str, str | None], status: int
 ) -> None:
-    found, fault = posted(door, **changes)
-    assert found == status
+    code, fault = post(door, **changes)
+    assert code == status
     assert fault
     assert door.keeper.requests == []
-    assert posted(door) == (200, ""), "and the door stays open"
+    assert post(door) == (200, ""), "and the door stays open"
 
 
 def test_a_page_under_another_name_reads_nothing(door: Any) -> None:
-    assert asked(door, "GET", {"Host": "evil.example"})[0] == 403
-    assert asked(door, "GET", {"Host": "localhost", "Origin": "http://evil.example"})[0] == 403
+    assert send_request(door, "GET", {"Host": "evil.example"})[0] == 403
+    assert send_request(door, "GET", {"Host": "localhost", "Origin": "http://evil.example"})[0] == 403
 
 
 def test_a_client_that_says_nothing_more_is_left(door: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,19 +50,19 @@ class Server:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                outer.bodies.append(asked)
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.bodies.append(body)
                 if outer.hangs:
                     outer.closing.wait()
                     return
-                if asked.get("stream") and outer.status == 200:
+                if body.get("stream") and outer.status == 200:
                     # A client that has had enough closes the connection.
                     with suppress(ConnectionError):
-                        self.stream(asked)
+                        self.stream(body)
                     return
                 reply = {"text": "-", "finish_reason": "stop", "token_ids": outer.say, "logprobs": None}
                 content = json.dumps(
-                    {"choices": [{"index": number, **reply} for number in range(asked["n"])]}
+                    {"choices": [{"index": number, **reply} for number in range(body["n"])]}
                     if outer.status == 200
                     else {"error": {"message": "out of order"}}
                 ).encode()
@@ -85,9 +85,9 @@ class Server:
                             self.event({"error": {"message": "the engine is dead", "code": 500}})
                             return
                     logprobs = {"token_logprobs": [-place / 8]} if "logprobs" in asked else None
-                    ended = "stop" if place == last else None
+                    reason = "stop" if place == last else None
                     piece = {"index": 0, "text": "-", "token_ids": [token], "logprobs": logprobs}
-                    self.event({"choices": [{**piece, "finish_reason": ended}]})
+                    self.event({"choices": [{**piece, "finish_reason": reason}]})
                 self.wfile.write(b"data: [DONE]\n\n")
 
             def event(self, value: dict[str, Any]) -> None:
@@ -107,7 +107,7 @@ class Server:
         self.http.server_close()
 
 
-class Given:
+class FixedFleet:
     """A fleet of servers that somebody else started; ready at the second look."""
 
     def __init__(self, *addresses: str) -> None:
@@ -127,7 +127,7 @@ class Given:
         self.closed += 1
 
 
-def asked(text: str = "get oak log", **options: Any) -> Request:
+def make_request(text: str = "get oak log", **options: Any) -> Request:
     fields: dict[str, Any] = {"seed": 1, "n": 2, "sampling": Sampling(max_new_tokens=600, stop=(" END",))}
     return Request(messages=(Message(role="user", text=text),), **(fields | options))
 
@@ -138,23 +138,23 @@ def servers(tiny_model_dir: Path) -> Iterator[list[Server]]:
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
     ids = [*tokenizer("craft table END more")["input_ids"], tokenizer.eos_token_id]
-    made = [Server(ids), Server(ids)]
-    yield made
-    for server in made:
+    http_servers = [Server(ids), Server(ids)]
+    yield http_servers
+    for server in http_servers:
         server.close()
 
 
 @pytest.fixture
-def fleet(servers: list[Server]) -> Given:
-    return Given(*(server.address for server in servers))
+def fleet(servers: list[Server]) -> FixedFleet:
+    return FixedFleet(*(server.address for server in servers))
 
 
 @pytest.fixture
-async def model(tiny_model_dir: Path, fleet: Given, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[VllmModel]:
+async def model(tiny_model_dir: Path, fleet: FixedFleet, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[VllmModel]:
     monkeypatch.setattr("agentr_core.models.vllm.model._POLL_SECONDS", 0.01)
-    made = VllmModel(launch(tiny_model_dir), fleet)
-    yield made
-    await made.close()
+    vllm_model = VllmModel(launch(tiny_model_dir), fleet)
+    yield vllm_model
+    await vllm_model.close()
 
 
 async def test_it_keeps_both_protocols(model: VllmModel) -> None:
@@ -163,7 +163,7 @@ async def test_it_keeps_both_protocols(model: VllmModel) -> None:
 
 
 async def test_prompts_go_out_and_replies_come_back_as_ids(model: VllmModel, servers: list[Server]) -> None:
-    request = asked(session="tree 1")
+    request = make_request(session="tree 1")
     ((first, second),) = await model.generate([request])
     assert first == second
     assert first.token_ids == tuple(servers[0].say)
@@ -181,7 +181,7 @@ async def test_prompts_go_out_and_replies_come_back_as_ids(model: VllmModel, ser
 async def test_requests_of_a_session_go_to_one_replica(model: VllmModel, servers: list[Server]) -> None:
     session_of: dict[tuple[int, ...], str] = {}
     for turn in range(3):
-        requests = [asked(f"{number} {turn}", session=f"tree {number}") for number in range(12)]
+        requests = [make_request(f"{number} {turn}", session=f"tree {number}") for number in range(12)]
         for request in requests:
             session_of[tuple(model.renderer.render_prompt(request.messages))] = str(request.session)
         await model.generate(requests)
@@ -198,10 +198,10 @@ async def test_more_requests_are_under_way_than_a_client_allows_by_itself(
 ) -> None:
     reply = {"index": 0, "text": "-", "finish_reason": "stop", "token_ids": [2], "logprobs": None}
     async with crowd(CROWD, json.dumps({"choices": [reply]}).encode()) as server:
-        model = VllmModel(launch(tiny_model_dir), Given(server.url))
+        model = VllmModel(launch(tiny_model_dir), FixedFleet(server.url))
         try:
             async with asyncio.timeout(600):
-                replies = await model.generate([asked(n=1, session="one")] * CROWD)
+                replies = await model.generate([make_request(n=1, session="one")] * CROWD)
         finally:
             await model.close()
     assert len(replies) == CROWD == server.under_way
@@ -209,46 +209,46 @@ async def test_more_requests_are_under_way_than_a_client_allows_by_itself(
 
 async def test_a_prompt_without_room_is_not_sent(model: VllmModel, servers: list[Server]) -> None:
     with pytest.raises(PromptTooLong, match="leaves no room"):
-        await model.generate([asked(), asked("craft " * 600)])
+        await model.generate([make_request(), make_request("craft " * 600)])
     assert not servers[0].bodies + servers[1].bodies
 
 
 @pytest.mark.parametrize("status", [500, 503, 429, 404])
 async def test_a_fault_of_the_replica_may_heal(
-    model: VllmModel, servers: list[Server], fleet: Given, status: int
+    model: VllmModel, servers: list[Server], fleet: FixedFleet, status: int
 ) -> None:
     for server in servers:
         server.status = status
     with pytest.raises(ModelUnavailable, match=f"answered {status}: .*out of order"):
-        await model.generate([asked()])
+        await model.generate([make_request()])
     assert len(fleet.suspects) == 1
     assert len(servers[0].bodies + servers[1].bodies) == 1, "retries are the caller's"
 
 
-async def test_a_refused_request_does_not(model: VllmModel, servers: list[Server], fleet: Given) -> None:
+async def test_a_refused_request_does_not(model: VllmModel, servers: list[Server], fleet: FixedFleet) -> None:
     for server in servers:
         server.status = 400
-    with pytest.raises(ModelFault, match="answered 400") as raised:
-        await model.generate([asked()])
-    assert not isinstance(raised.value, ModelUnavailable)
+    with pytest.raises(ModelFault, match="answered 400") as error:
+        await model.generate([make_request()])
+    assert not isinstance(error.value, ModelUnavailable)
     assert not fleet.suspects
 
 
-async def test_a_replica_that_is_gone_may_come_back(model: VllmModel, servers: list[Server], fleet: Given) -> None:
+async def test_a_replica_that_is_gone_may_come_back(model: VllmModel, servers: list[Server], fleet: FixedFleet) -> None:
     for server in servers:
         server.close()
     with pytest.raises(ModelUnavailable, match="does not answer"):
-        await model.generate([asked()])
+        await model.generate([make_request()])
     assert fleet.suspects
 
 
 async def test_a_replica_that_hangs_is_given_up(tiny_model_dir: Path, servers: list[Server]) -> None:
-    fleet = Given(servers[0].address)
+    fleet = FixedFleet(servers[0].address)
     model = VllmModel(launch(tiny_model_dir, request_timeout=0.3), fleet)
     servers[0].hangs = True
     try:
         with pytest.raises(ModelUnavailable, match=r"does not answer \(ReadTimeout\)"):
-            await model.generate([asked()])
+            await model.generate([make_request()])
     finally:
         await model.close()
     assert len(servers[0].bodies) == 1, "it had the request"
@@ -257,12 +257,12 @@ async def test_a_replica_that_hangs_is_given_up(tiny_model_dir: Path, servers: l
 
 @pytest.mark.parametrize("part", [0.0, 0.5, 0.99])
 async def test_an_answer_that_is_cut_is_no_reply(
-    model: VllmModel, servers: list[Server], fleet: Given, part: float
+    model: VllmModel, servers: list[Server], fleet: FixedFleet, part: float
 ) -> None:
     for server in servers:
         server.cut = part
     with pytest.raises(ModelUnavailable, match=r"does not answer .*peer closed connection"):
-        await model.generate([asked()])
+        await model.generate([make_request()])
     assert len(fleet.suspects) == 1
 
 
@@ -272,9 +272,9 @@ async def test_nor_is_one_that_ends_too_early_by_its_own_account(
 ) -> None:
     for server in servers:
         server.cut, server.announced = part, False
-    with pytest.raises(MalformedReply, match="malformed") as raised:
-        await model.generate([asked()])
-    assert isinstance(raised.value, Transient)
+    with pytest.raises(MalformedReply, match="malformed") as error:
+        await model.generate([make_request()])
+    assert isinstance(error.value, Transient)
 
 
 async def test_a_reply_is_heard_as_it_is_sampled(model: VllmModel, servers: list[Server]) -> None:
@@ -289,21 +289,21 @@ async def test_a_reply_is_heard_as_it_is_sampled(model: VllmModel, servers: list
                 server.going_on.set()
 
     sampling = Sampling(max_new_tokens=600, stop=(" END",), logprobs=True)
-    ((heard,),) = await model.generate([asked(n=1, sampling=sampling, on_text=hear)])
+    ((reply,),) = await model.generate([make_request(n=1, sampling=sampling, on_text=hear)])
     whole = "craft table"
-    assert heard.text == whole
-    assert heard.token_ids == tuple(servers[0].say)
-    assert heard.logprobs == tuple(-place / 8 for place in range(len(servers[0].say)))
+    assert reply.text == whole
+    assert reply.token_ids == tuple(servers[0].say)
+    assert reply.logprobs == tuple(-place / 8 for place in range(len(servers[0].say)))
     assert texts
     assert all(whole.startswith(text) for text in texts), "nothing that is taken back"
     for server in servers:
         server.pause_at = -1
-    ((plain,),) = await model.generate([asked(n=1)])
-    assert (plain.text, plain.token_ids) == (heard.text, heard.token_ids)
+    ((plain,),) = await model.generate([make_request(n=1)])
+    assert (plain.text, plain.token_ids) == (reply.text, reply.token_ids)
 
 
 async def test_several_replies_are_not_streamed(model: VllmModel, servers: list[Server]) -> None:
-    await model.generate([asked(n=2, on_text=lambda text: None)])
+    await model.generate([make_request(n=2, on_text=lambda text: None)])
     (body,) = servers[0].bodies + servers[1].bodies
     assert "stream" not in body
 
@@ -312,17 +312,19 @@ async def test_several_replies_are_not_streamed(model: VllmModel, servers: list[
 async def test_a_stream_that_is_cut_is_no_reply(model: VllmModel, servers: list[Server], part: float) -> None:
     for server in servers:
         server.cut = part
-    with pytest.raises(MalformedReply, match="is not whole") as raised:
-        await model.generate([asked(n=1, on_text=lambda text: None)])
-    assert isinstance(raised.value, Transient)
+    with pytest.raises(MalformedReply, match="is not whole") as error:
+        await model.generate([make_request(n=1, on_text=lambda text: None)])
+    assert isinstance(error.value, Transient)
 
 
-async def test_a_replica_may_break_off_within_a_stream(model: VllmModel, servers: list[Server], fleet: Given) -> None:
+async def test_a_replica_may_break_off_within_a_stream(
+    model: VllmModel, servers: list[Server], fleet: FixedFleet
+) -> None:
     for server in servers:
         server.pause_at, server.stream_fault = 1, True
         server.going_on.set()
     with pytest.raises(ModelUnavailable, match="broke off: the engine is dead"):
-        await model.generate([asked(n=1, on_text=lambda text: None)])
+        await model.generate([make_request(n=1, on_text=lambda text: None)])
     assert len(fleet.suspects) == 1
 
 
@@ -330,21 +332,21 @@ async def test_a_stream_is_bounded_too(
     tiny_model_dir: Path, servers: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentr_core.models.vllm.model.MIB", 1000)
-    model = VllmModel(launch(tiny_model_dir, answer_mib=1), Given(servers[0].address))
+    model = VllmModel(launch(tiny_model_dir, answer_mib=1), FixedFleet(servers[0].address))
     servers[0].say = servers[0].say * 40
     try:
         with pytest.raises(ModelFault, match=r"gives too large an answer: .* raise model\.vllm\.answer_mib"):
-            await model.generate([asked(n=1, on_text=lambda text: None)])
+            await model.generate([make_request(n=1, on_text=lambda text: None)])
     finally:
         await model.close()
 
 
 async def test_a_stream_of_no_json_is_malformed(tiny_model_dir: Path) -> None:
     async with crowd(1, b"data: {\n\n") as server:
-        model = VllmModel(launch(tiny_model_dir), Given(server.url))
+        model = VllmModel(launch(tiny_model_dir), FixedFleet(server.url))
         try:
             with pytest.raises(MalformedReply, match="an event that is no JSON"):
-                await model.generate([asked(n=1, on_text=lambda text: None)])
+                await model.generate([make_request(n=1, on_text=lambda text: None)])
         finally:
             await model.close()
 
@@ -365,7 +367,7 @@ def test_files_for_connections() -> None:
 
 @pytest.mark.slow
 async def test_a_start_can_be_interrupted(tiny_model_dir: Path) -> None:
-    fleet = Given("http://127.0.0.1:9")
+    fleet = FixedFleet("http://127.0.0.1:9")
     fleet.looks = -10_000
     model = VllmModel(launch(tiny_model_dir), fleet)
     waiting = asyncio.create_task(model.ready())
@@ -377,4 +379,4 @@ async def test_a_start_can_be_interrupted(tiny_model_dir: Path) -> None:
     await model.close()
     assert fleet.closed
     with pytest.raises(ModelFault, match="is closed"):
-        await model.generate([asked()])
+        await model.generate([make_request()])

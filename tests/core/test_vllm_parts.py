@@ -60,7 +60,7 @@ def launch(device: Any = "cpu", **settings: Any) -> Launch:
     )
 
 
-def asked(n: int = 2, *, seed: int = 3, **sampling: Any) -> Request:
+def make_request(n: int = 2, *, seed: int = 3, **sampling: Any) -> Request:
     return Request(messages=(Message(role="user", text="hi"),), sampling=Sampling(**sampling), seed=seed, n=n)
 
 
@@ -69,8 +69,8 @@ def answer(*choices: dict[str, Any]) -> bytes:
 
 
 def choice(index: int, ids: list[int], reason: str = "stop", logprobs: list[float] | None = None) -> dict[str, Any]:
-    told = None if logprobs is None else {"token_logprobs": logprobs}
-    return {"index": index, "text": "", "finish_reason": reason, "token_ids": ids, "logprobs": told}
+    details = None if logprobs is None else {"token_logprobs": logprobs}
+    return {"index": index, "text": "", "finish_reason": reason, "token_ids": ids, "logprobs": details}
 
 
 # ---- the command line of a replica
@@ -122,9 +122,9 @@ def test_further_options_go_to_the_server() -> None:
     assert words[-4:] == ["--async-scheduling", "--no-enable-sleep-mode", "--max-num-seqs", "64"]
     with pytest.raises(ConfigError, match="no-enable-prefix-caching, port is set by agentr itself"):
         replica_command(PYTHON, launch(options={"port": 3, "no-enable-prefix-caching": True}), 1)
-    spelled = {"max_model_len": 64, "generation_config": "auto", "no_enable_prefix_caching": True, "max_num_seqs": 4}
+    options = {"max_model_len": 64, "generation_config": "auto", "no_enable_prefix_caching": True, "max_num_seqs": 4}
     with pytest.raises(ConfigError, match="options: generation_config, max_model_len, no_enable_prefix_caching is set"):
-        replica_command(PYTHON, launch(options=spelled), 1)
+        replica_command(PYTHON, launch(options=options), 1)
     assert "--model-impl" not in replica_command(PYTHON, launch(options={"model_impl": "vllm"}), 1)
 
 
@@ -150,29 +150,29 @@ def on_cpu(**fields: Any) -> ModelConfig:
 
 def test_an_adapter_is_served_over_its_model(tiny_model_dir: Path, tmp_path: Path) -> None:
     adapter = adapter_dir(tmp_path / "a=1,b", tiny_model_dir)
-    made = make_launch(adapter, on_cpu())
-    assert made.model == adapter
-    assert made.adapter == Adapter(base=tiny_model_dir, max_rank=8)
-    assert made.context_length == 512, "as its model's configuration says"
-    words = replica_command(PYTHON, made, 1)
+    adapter_launch = make_launch(adapter, on_cpu())
+    assert adapter_launch.model == adapter
+    assert adapter_launch.adapter == Adapter(base=tiny_model_dir, max_rank=8)
+    assert adapter_launch.context_length == 512, "as its model's configuration says"
+    words = replica_command(PYTHON, adapter_launch, 1)
     options = dict(pairwise(words))
     assert words[2] == str(tiny_model_dir)
     assert options["--tokenizer"] == str(adapter)
-    assert options["--served-model-name"] == BASE_NAME != made.served_name
+    assert options["--served-model-name"] == BASE_NAME != adapter_launch.served_name
     assert "--enable-lora" in words
     assert options["--max-lora-rank"] == "8"
-    assert json.loads(options["--lora-modules"]) == {"name": made.served_name, "path": str(adapter)}
+    assert json.loads(options["--lora-modules"]) == {"name": adapter_launch.served_name, "path": str(adapter)}
     whole = replica_command(PYTHON, make_launch(tiny_model_dir, on_cpu()), 1)
     assert not {"--enable-lora", "--max-lora-rank", "--lora-modules", "--tokenizer"} & set(whole)
 
 
 def test_the_name_of_an_adapter_follows_its_weights_and_settings(tiny_model_dir: Path, tmp_path: Path) -> None:
-    one = adapter_dir(tmp_path / "one", tiny_model_dir)
-    other = adapter_dir(tmp_path / "other", tiny_model_dir)
-    again = adapter_dir(tmp_path / "again", tiny_model_dir, lora_alpha=16)
+    first = adapter_dir(tmp_path / "one", tiny_model_dir)
+    second = adapter_dir(tmp_path / "other", tiny_model_dir)
+    third = adapter_dir(tmp_path / "again", tiny_model_dir, lora_alpha=16)
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
-    save_file({name: np.ones((4, 64), np.float32)}, other / "adapter_model.safetensors")
-    names = [make_launch(path, on_cpu()).served_name for path in (tiny_model_dir, one, other, again)]
+    save_file({name: np.ones((4, 64), np.float32)}, second / "adapter_model.safetensors")
+    names = [make_launch(path, on_cpu()).served_name for path in (tiny_model_dir, first, second, third)]
     assert len(set(names)) == 4
 
 
@@ -232,21 +232,21 @@ def test_models_that_vllm_refuses_run_in_transformers_code(tmp_path: Path) -> No
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"} | fields))
         return implementation_of(tmp_path)
 
-    mixed = ["sliding_attention", "full_attention"]
-    assert implementation(layer_types=mixed) == "transformers"
+    layer_types = ["sliding_attention", "full_attention"]
+    assert implementation(layer_types=layer_types) == "transformers"
     assert implementation(layer_types=["full_attention"] * 2) == "auto"
-    assert implementation(layer_types=mixed, model_type="gemma3_text") == "auto", "vLLM knows that one"
+    assert implementation(layer_types=layer_types, model_type="gemma3_text") == "auto", "vLLM knows that one"
     assert implementation() == "auto"
     options = dict(pairwise(replica_command(PYTHON, replace(launch(), implementation="transformers"), 1)))
     assert options["--model-impl"] == "transformers"
-    own = replace(launch(options={"model-impl": "vllm"}), implementation="transformers")
-    assert replica_command(PYTHON, own, 1).count("--model-impl") == 1
-    assert dict(pairwise(replica_command(PYTHON, own, 1)))["--model-impl"] == "vllm"
+    vllm_launch = replace(launch(options={"model-impl": "vllm"}), implementation="transformers")
+    assert replica_command(PYTHON, vllm_launch, 1).count("--model-impl") == 1
+    assert dict(pairwise(replica_command(PYTHON, vllm_launch, 1)))["--model-impl"] == "vllm"
 
 
 def test_variables_of_a_cpu_replica() -> None:
-    inherited = {"PATH": "/bin", "PYTHONPATH": "/ours", "OMP_NUM_THREADS": "64"}
-    env = environment_variables(launch(num_threads=2, kv_cache_gib=3), 1, inherited)
+    variables = {"PATH": "/bin", "PYTHONPATH": "/ours", "OMP_NUM_THREADS": "64"}
+    env = environment_variables(launch(num_threads=2, kv_cache_gib=3), 1, variables)
     assert env["VLLM_CPU_KVCACHE_SPACE"] == "3"
     assert env["OMP_NUM_THREADS"] == "2"
     assert env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
@@ -283,11 +283,11 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_a_port_in_use_is_one_sentence() -> None:
-    with socket.socket() as taken:
-        taken.bind((HOST, 0))
-        taken.listen()
-        with pytest.raises(ConfigError, match=rf"port {taken.getsockname()[1]} cannot be used .*--port"):
-            check_ports([taken.getsockname()[1]])
+    with socket.socket() as server:
+        server.bind((HOST, 0))
+        server.listen()
+        with pytest.raises(ConfigError, match=rf"port {server.getsockname()[1]} cannot be used .*--port"):
+            check_ports([server.getsockname()[1]])
 
 
 def test_free_ports_differ_and_are_free() -> None:
@@ -347,26 +347,26 @@ def quick_install(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Make an environment of a few files instead of gigabytes, by a real command; lines tell of
     each time.
     """
-    made: list[str] = []
+    devices: list[str] = []
 
     def commands(folder: Path, device: str, constraints: Path) -> list[list[str]]:
-        made.append(device)
+        devices.append(device)
         script = 'mkdir -p "$0/bin" && touch "$0/bin/python" && echo Collecting much'
         return [["sh", "-c", script, str(folder)]]
 
     monkeypatch.setattr(vllm_env, "install_commands", commands)
-    return made
+    return devices
 
 
 def test_environment_is_made_once(tmp_path: Path, quick_install: list[str]) -> None:
-    told: list[str] = []
+    lines: list[str] = []
     for _ in range(2):
         assert (
-            vllm_env.ensure_environment(tmp_path / "env", "cpu", report_line=told.append)
+            vllm_env.ensure_environment(tmp_path / "env", "cpu", report_line=lines.append)
             == tmp_path / "env" / "bin" / "python"
         )
     assert quick_install == ["cpu"]
-    assert "Collecting much" in told
+    assert "Collecting much" in lines
 
 
 def test_a_half_made_environment_is_made_again(tmp_path: Path, quick_install: list[str]) -> None:
@@ -375,9 +375,9 @@ def test_a_half_made_environment_is_made_again(tmp_path: Path, quick_install: li
     (folder / "bin" / "python").touch()
     (folder / "rubbish").touch()
     (folder / vllm_env.MARKER_FILE).touch()
-    told: list[str] = []
-    vllm_env.ensure_environment(folder, "cpu", report_line=told.append)
-    assert "half-made" in told[0]
+    lines: list[str] = []
+    vllm_env.ensure_environment(folder, "cpu", report_line=lines.append)
+    assert "half-made" in lines[0]
     assert not (folder / "rubbish").exists()
 
 
@@ -421,50 +421,55 @@ def test_a_session_stays_with_its_replica_and_few_move() -> None:
     three = {session: replica_of(session, 3) for session in sessions}
     assert three == {session: replica_of(session, 3) for session in sessions}
     assert all(550 < count < 800 for count in Counter(three.values()).values())
-    moved = [session for session in sessions if replica_of(session, 4) != three[session]]
-    assert all(replica_of(session, 4) == 3 for session in moved)
-    assert 400 < len(moved) < 600
+    moved_sessions = [session for session in sessions if replica_of(session, 4) != three[session]]
+    assert all(replica_of(session, 4) == 3 for session in moved_sessions)
+    assert 400 < len(moved_sessions) < 600
 
 
 # ---- the wire
 
 
 def test_body_asks_for_ids_with_a_seed() -> None:
-    made = make_body(
-        asked(stop=("\n",), logprobs=True), [5, 6], served_name="abc", max_tokens=9, stop_ids={2, 1}, send_seed=True
+    body = make_body(
+        make_request(stop=("\n",), logprobs=True),
+        [5, 6],
+        served_name="abc",
+        max_tokens=9,
+        stop_ids={2, 1},
+        send_seed=True,
     )
-    assert (made["model"], made["prompt"], made["n"], made["max_tokens"]) == ("abc", [5, 6], 2, 9)
-    assert made["stop_token_ids"] == [1, 2]
-    assert made["return_token_ids"] is True
-    assert made["logprobs"] == 0
-    assert 0 <= made["seed"] < 2**62
+    assert (body["model"], body["prompt"], body["n"], body["max_tokens"]) == ("abc", [5, 6], 2, 9)
+    assert body["stop_token_ids"] == [1, 2]
+    assert body["return_token_ids"] is True
+    assert body["logprobs"] == 0
+    assert 0 <= body["seed"] < 2**62
 
 
 def test_body_has_the_filters_that_are_set() -> None:
     options: dict[str, Any] = {"served_name": "abc", "max_tokens": 9, "stop_ids": (), "send_seed": True}
     filters: dict[str, Any] = {"top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1}
-    assert filters.items() <= make_body(asked(**filters), [5], **options).items()
-    assert filters.keys().isdisjoint(make_body(asked(), [5], **options))
+    assert filters.items() <= make_body(make_request(**filters), [5], **options).items()
+    assert filters.keys().isdisjoint(make_body(make_request(), [5], **options))
 
 
 def test_stop_strings_are_kept_on_demand() -> None:
     options: dict[str, Any] = {"served_name": "abc", "max_tokens": 9, "stop_ids": (), "send_seed": True}
-    kept = make_body(asked(stop=("\n",), include_stop=True), [5], **options)
-    assert (kept["stop"], kept["include_stop_str_in_output"]) == (["\n"], True)
-    assert "include_stop_str_in_output" not in make_body(asked(stop=("\n",)), [5], **options)
+    body = make_body(make_request(stop=("\n",), include_stop=True), [5], **options)
+    assert (body["stop"], body["include_stop_str_in_output"]) == (["\n"], True)
+    assert "include_stop_str_in_output" not in make_body(make_request(stop=("\n",)), [5], **options)
 
 
 def test_no_seed_where_it_means_nothing_or_is_not_wanted() -> None:
     options: dict[str, Any] = {"served_name": "abc", "max_tokens": 9, "stop_ids": ()}
-    assert "seed" not in make_body(asked(temperature=0.0), [5], send_seed=True, **options)
-    assert "seed" not in make_body(asked(), [5], send_seed=False, **options)
-    seeds = [make_body(asked(seed=seed), [5], send_seed=True, **options)["seed"] for seed in (3, 4)]
+    assert "seed" not in make_body(make_request(temperature=0.0), [5], send_seed=True, **options)
+    assert "seed" not in make_body(make_request(), [5], send_seed=False, **options)
+    seeds = [make_body(make_request(seed=seed), [5], send_seed=True, **options)["seed"] for seed in (3, 4)]
     assert abs(seeds[0] - seeds[1]) > 1000, "reply i is drawn from seed + i, so near seeds must be far apart"
 
 
 def test_choices_come_in_the_order_of_their_numbers() -> None:
     payload = answer(choice(1, [7, 2], logprobs=[-1.0, -2.0]), choice(0, [8], "length", logprobs=[-0.5]))
-    replies = read_choices(payload, asked(logprobs=True))
+    replies = read_choices(payload, make_request(logprobs=True))
     assert [reply.token_ids for reply in replies] == [[8], [7, 2]]
 
 
@@ -482,7 +487,7 @@ def test_choices_come_in_the_order_of_their_numbers() -> None:
 )
 def test_no_fault_becomes_a_reply(payload: bytes, message: str) -> None:
     with pytest.raises(MalformedReply, match=message):
-        read_choices(payload, asked(logprobs=True))
+        read_choices(payload, make_request(logprobs=True))
 
 
 # ---- the recipe

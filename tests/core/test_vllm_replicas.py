@@ -42,7 +42,7 @@ def addresses(fleet: Fleet) -> tuple[str, ...]:
     return tuple(until(fleet.poll_addresses, "replicas answer"))
 
 
-def served(folder: Path, number: int = 0) -> list[int]:
+def server_pids(folder: Path, number: int = 0) -> list[int]:
     """Return the process ids of a replica's servers, one for each start."""
     log = folder / f"replica-{number}.log"
     return [int(pid) for pid in re.findall(r"as (\d+)", log.read_text())] if log.exists() else []
@@ -57,11 +57,11 @@ def alive(pid: int) -> bool:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Replicas]]:
-    made: list[Replicas] = []
+    fleets: list[Replicas] = []
 
     def make(program: str = WELL, *, told: list[str] | None = None, **settings: Any) -> Replicas:
         lines = [] if told is None else told
-        made.append(
+        fleets.append(
             Replicas(
                 launch(tmp_path / "model", **settings),
                 python=Path(sys.executable),
@@ -70,10 +70,10 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Replicas]]:
                 make_command=command(program),
             )
         )
-        return made[-1]
+        return fleets[-1]
 
     yield make
-    for replicas in made:
+    for replicas in fleets:
         replicas.close()
 
 
@@ -82,7 +82,7 @@ def test_replicas_answer_and_end(start: Callable[..., Replicas], tmp_path: Path)
     replicas = start(replicas=2)
     assert replicas.poll_addresses() is None
     assert len(set(addresses(replicas))) == 2
-    pids = served(tmp_path, 0) + served(tmp_path, 1)
+    pids = server_pids(tmp_path, 0) + server_pids(tmp_path, 1)
     assert all(map(alive, pids))
     replicas.close()
     replicas.close()
@@ -110,22 +110,22 @@ def test_one_that_does_not_answer_in_time(start: Callable[..., Replicas]) -> Non
 
 @pytest.mark.slow
 def test_one_that_dies_is_started_anew_within_its_budget(start: Callable[..., Replicas], tmp_path: Path) -> None:
-    told: list[str] = []
-    replicas = start(told=told, restarts=1)
+    lines: list[str] = []
+    replicas = start(told=lines, restarts=1)
     before = addresses(replicas)
-    os.kill(served(tmp_path)[0], signal.SIGKILL)
-    until(lambda: told or (replicas.poll_addresses() is None and told), "the death is noticed")
-    assert "ended with status 137" in told[0]
+    os.kill(server_pids(tmp_path)[0], signal.SIGKILL)
+    until(lambda: lines or (replicas.poll_addresses() is None and lines), "the death is noticed")
+    assert "ended with status 137" in lines[0]
     assert addresses(replicas) == before
-    os.kill(served(tmp_path)[1], signal.SIGKILL)
+    os.kill(server_pids(tmp_path)[1], signal.SIGKILL)
     with pytest.raises(ModelFault, match=r"it has died 2 times, model\.vllm\.restarts allows 1"):
         until(lambda: replicas.poll_addresses() is None, "the death is noticed")
 
 
 @pytest.mark.slow
 def test_one_under_suspicion_is_looked_at(start: Callable[..., Replicas], tmp_path: Path) -> None:
-    told: list[str] = []
-    replicas = start(told=told)
+    lines: list[str] = []
+    replicas = start(told=lines)
     (address,) = addresses(replicas)
     replicas.report_failure(address)
     assert replicas.poll_addresses() == (address,), "it was well"
@@ -134,7 +134,7 @@ def test_one_under_suspicion_is_looked_at(start: Callable[..., Replicas], tmp_pa
     assert replicas.poll_addresses() == (address,), "nobody complained"
     replicas.report_failure(address)
     assert replicas.poll_addresses() is None
-    assert "no longer answers" in told[0]
+    assert "no longer answers" in lines[0]
     ill.unlink()
     assert addresses(replicas) == (address,)
 
@@ -178,7 +178,7 @@ time.sleep(600)
         try:
             assert parent.stdout is not None
             assert parent.stdout.readline() == b"ready\n"
-            (pid,) = served(tmp_path)
+            (pid,) = server_pids(tmp_path)
             assert alive(pid)
         finally:
             with suppress(ProcessLookupError):
@@ -187,8 +187,8 @@ time.sleep(600)
 
 
 def _paths() -> dict[str, str]:
-    ours = [Path(__file__).parents[2], Path(__file__).parents[1] / "support"]
-    return dict(os.environ) | {"PYTHONPATH": os.pathsep.join(map(str, ours))}
+    folders = [Path(__file__).parents[2], Path(__file__).parents[1] / "support"]
+    return dict(os.environ) | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
 
 
 # ---- the door
@@ -207,16 +207,16 @@ def test_a_run_finds_the_replicas_and_has_them_serve_its_weights(
     door: tuple[ReplicaMonitor, str], tmp_path: Path
 ) -> None:
     monitor, address = door
-    same = RemoteFleet(address, launch(tmp_path / "model"))
-    assert same.poll_addresses() is None
+    fleet = RemoteFleet(address, launch(tmp_path / "model"))
+    assert fleet.poll_addresses() is None
     before = until(lambda: monitor.check().addresses, "replicas answer")
-    assert same.poll_addresses() == before
-    other = RemoteFleet(address, launch(tmp_path / "better"))
-    assert other.poll_addresses() is None
+    assert fleet.poll_addresses() == before
+    better = RemoteFleet(address, launch(tmp_path / "better"))
+    assert better.poll_addresses() is None
     assert until(lambda: monitor.check().addresses, "replicas answer anew") == before
-    assert other.poll_addresses() == before
+    assert better.poll_addresses() == before
     assert monitor.state.model == tmp_path / "better"
-    other.close()
+    better.close()
     assert monitor.check().addresses == before, "they outlive the run"
 
 
@@ -248,19 +248,19 @@ def test_what_cannot_be_served_is_refused(start: Callable[..., Replicas], tmp_pa
 
 def test_two_runs_do_not_end_each_others_replicas_for_ever(door: tuple[ReplicaMonitor, str], tmp_path: Path) -> None:
     monitor, address = door
-    one = RemoteFleet(address, launch(tmp_path / "model"))
-    other = RemoteFleet(address, launch(tmp_path / "better"))
+    first = RemoteFleet(address, launch(tmp_path / "model"))
+    second = RemoteFleet(address, launch(tmp_path / "better"))
 
     def take_turns() -> None:
         for _ in range(20):
-            one.poll_addresses()
-            other.poll_addresses()
+            first.poll_addresses()
+            second.poll_addresses()
 
     with pytest.raises(ModelServerError, match=r"made to serve .*better instead of .*model 3 times: another run, or"):
         take_turns()
     with pytest.raises(ModelServerError, match=r"4 times.*start one for each, and give each its own AGENTR_VLLM"):
-        one.poll_addresses()
-    assert until(lambda: other.poll_addresses() or (monitor.check() and None), "one of the two is served")
+        first.poll_addresses()
+    assert until(lambda: second.poll_addresses() or (monitor.check() and None), "one of the two is served")
     assert monitor.state.model == tmp_path / "better"
 
 
@@ -283,14 +283,14 @@ def test_a_door_with_other_settings_says_which(
         start(seeds=False, options={"max-num-seqs": 8}), ModelConfig(backend="vllm"), report_line=lambda line: None
     )
     with open_control_server(monitor, 0) as address:
-        with pytest.raises(ModelServerError) as raised:
+        with pytest.raises(ModelServerError) as error:
             RemoteFleet(address, launch(tmp_path / "better")).poll_addresses()
         for part in (
             "model.vllm.seeds is true in the recipe and false there",
             'model.vllm.options is {} in the recipe and {"max-num-seqs": 8} there',
             "give `agentr models serve` the same",
         ):
-            assert part in str(raised.value)
+            assert part in str(error.value)
         same = launch(tmp_path / "better", seeds=False, options={"max-num-seqs": 8})
         with pytest.raises(ModelServerError, match="another version of agentr"):
             RemoteFleet(address, same).poll_addresses()

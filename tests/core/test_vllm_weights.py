@@ -121,7 +121,7 @@ class Replica:
             connection.close()
 
 
-class Given:
+class FixedReplicas:
     """A fleet of replicas that runs already."""
 
     def __init__(self, *replicas: Replica) -> None:
@@ -138,11 +138,11 @@ class Given:
         pass
 
 
-def asked(text: str = "get oak log") -> Request:
+def make_request(text: str = "get oak log") -> Request:
     return Request(messages=(Message(role="user", text=text),), sampling=Sampling(max_new_tokens=9), seed=1)
 
 
-def owned(path: Path, key: str = KEY) -> Launch:
+def launch_with_key(path: Path, key: str = KEY) -> Launch:
     return dataclasses.replace(launch(path), key=key)
 
 
@@ -151,12 +151,12 @@ def replicas(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
-    made = [Replica([*tokenizer("craft")["input_ids"], tokenizer.eos_token_id], monkeypatch) for _ in range(2)]
-    yield made
+    fleet = [Replica([*tokenizer("craft")["input_ids"], tokenizer.eos_token_id], monkeypatch) for _ in range(2)]
+    yield fleet
     # A server looks ten times a second whether it shall exit: both at once.
-    for replica in made:
+    for replica in fleet:
         replica.server.should_exit = True
-    for replica in made:
+    for replica in fleet:
         replica.close()
 
 
@@ -165,16 +165,16 @@ async def model(
     tiny_model_dir: Path, replicas: list[Replica], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[VllmModel]:
     monkeypatch.setattr("agentr_core.models.vllm.model._POLL_SECONDS", 0.01)
-    made = VllmModel(owned(tiny_model_dir), Given(*replicas))
-    yield made
-    await made.close()
+    vllm_model = VllmModel(launch_with_key(tiny_model_dir), FixedReplicas(*replicas))
+    yield vllm_model
+    await vllm_model.close()
 
 
 def weights(model_dir: Path, folder: Path) -> Path:
     """Return a file with other weights of a model, alone in its folder."""
     folder.mkdir(parents=True)
-    found = load_file(model_dir / "model.safetensors")
-    save_file({name: value + 1 for name, value in found.items()}, folder / "model.safetensors")
+    tensors = load_file(model_dir / "model.safetensors")
+    save_file({name: value + 1 for name, value in tensors.items()}, folder / "model.safetensors")
     return folder / "model.safetensors"
 
 
@@ -182,7 +182,7 @@ async def test_all_replicas_take_new_weights_before_the_next_reply(
     model: VllmModel, replicas: list[Replica], tiny_model_dir: Path, tmp_path: Path
 ) -> None:
     assert isinstance(model, Reloading)
-    await model.generate([asked()])
+    await model.generate([make_request()])
     await model.reload(weights(tiny_model_dir, tmp_path / "step-1"))
     for replica in replicas:
         assert [call for call in replica.engine.calls if call != "reply"] == [
@@ -192,7 +192,7 @@ async def test_all_replicas_take_new_weights_before_the_next_reply(
             "resume",
         ]
         assert replica.engine.version == "step-1 (1)"
-    await model.generate([asked(text) for text in "abcdefgh"])
+    await model.generate([make_request(text) for text in "abcdefgh"])
     assert [replica.engine.calls[-1] for replica in replicas] == ["reply", "reply"]
     await model.reload(weights(tiny_model_dir, tmp_path / "step-2"))
     assert {replica.engine.version for replica in replicas} == {"step-2 (2)"}
@@ -202,15 +202,15 @@ async def test_a_replica_that_was_started_anew_answers_only_once_it_has_the_weig
     tiny_model_dir: Path, replicas: list[Replica], tmp_path: Path
 ) -> None:
     replica = replicas[0]
-    model = VllmModel(owned(tiny_model_dir), Given(replica))
+    model = VllmModel(launch_with_key(tiny_model_dir), FixedReplicas(replica))
     try:
         await model.reload(weights(tiny_model_dir, tmp_path / "step-1"))
         replica.close()
         replica.start()
         with pytest.raises(ModelUnavailable, match=r"answered 409: .*the weights here are '', not 'step-1"):
-            await model.generate([asked()])
+            await model.generate([make_request()])
         assert "reply" not in replica.engine.calls, "the old weights said nothing"
-        await model.generate([asked()])
+        await model.generate([make_request()])
         assert replica.engine.calls[-1] == "reply"
         assert replica.engine.version == "step-1 (1)"
     finally:
@@ -225,8 +225,8 @@ async def test_a_replica_that_fails_to_take_them_ends_the_run_and_says_nothing_m
         replicas[1].engine.fault = "no room"
     else:
         replicas[1].engine.clears = False
-    said = {"rpc": "RuntimeError: no room", "cache": "the prefix cache could not be emptied"}[fault]
-    with pytest.raises(ModelFault, match=rf"{replicas[1].address} did not take the weights in .*{said}"):
+    message = {"rpc": "RuntimeError: no room", "cache": "the prefix cache could not be emptied"}[fault]
+    with pytest.raises(ModelFault, match=rf"{replicas[1].address} did not take the weights in .*{message}"):
         await model.reload(weights(tiny_model_dir, tmp_path / "step-1"))
     bearer = {"Authorization": f"Bearer {KEY}"}
     for version in ("", "step-1 (1)"):
@@ -237,7 +237,7 @@ async def test_replicas_that_sleep_answer_again_with_the_next_weights(
     model: VllmModel, replicas: list[Replica], tiny_model_dir: Path, tmp_path: Path
 ) -> None:
     assert isinstance(model, Sleeping)
-    await model.generate([asked()])
+    await model.generate([make_request()])
     await model.sleep()
     await model.sleep()
     for replica in replicas:
@@ -252,19 +252,19 @@ async def test_replicas_that_sleep_answer_again_with_the_next_weights(
     woken = [("wake", "weights"), ("take_weights", "step-1"), ("wake", "kv_cache"), "reset", "resume"]
     assert replicas[0].engine.calls[-5:] == woken
     assert replicas[1].engine.calls == [("pause", "wait", True), ("take_weights", "step-1"), "reset", "resume"]
-    await model.generate([asked(text) for text in "abcdefgh"])
+    await model.generate([make_request(text) for text in "abcdefgh"])
     assert [replica.engine.calls[-1] for replica in replicas] == ["reply", "reply"]
 
 
 async def test_a_replica_that_cannot_sleep_ends_the_run(model: VllmModel, replicas: list[Replica]) -> None:
-    await model.generate([asked()])
+    await model.generate([make_request()])
     replicas[0].engine.fault = "no allocator"
     with pytest.raises(ModelFault, match=rf"{replicas[0].address} does not sleep: .*RuntimeError: no allocator"):
         await model.sleep()
 
 
 def test_a_server_sleeps_only_where_the_recipe_says_so_and_on_a_gpu(tmp_path: Path) -> None:
-    ours = owned(tmp_path)
+    ours = launch_with_key(tmp_path)
     asleep = dataclasses.replace(ours, device="cuda", settings=dataclasses.replace(ours.settings, sleep=True))
     assert "--enable-sleep-mode" in replica_command(Path("python"), asleep, 1)
     assert "--enable-sleep-mode" not in replica_command(Path("python"), dataclasses.replace(asleep, key=""), 1), (
@@ -284,29 +284,29 @@ async def test_only_the_owner_is_answered(replicas: list[Replica]) -> None:
 
 
 def test_a_server_is_started_with_the_middleware_only_where_it_is_ours_alone(tmp_path: Path) -> None:
-    ours, shared = owned(tmp_path), owned(tmp_path, key="")
+    ours, shared_launch = launch_with_key(tmp_path), launch_with_key(tmp_path, key="")
     words = replica_command(Path("python"), ours, 1)
     assert words[words.index("--middleware") + 1] == "agentr_weights.Weights"
     assert words[words.index("--worker-extension-cls") + 1] == "agentr_weights.Worker"
-    assert not {"--middleware", "--worker-extension-cls"} & set(replica_command(Path("python"), shared, 1))
+    assert not {"--middleware", "--worker-extension-cls"} & set(replica_command(Path("python"), shared_launch, 1))
     assert KEY not in " ".join(words), "others see command lines"
     assert KEY not in repr(ours)
-    made = environment_variables(ours, 0, {"PYTHONPATH": "/elsewhere"})
-    assert made[agentr_weights.KEY_VARIABLE] == KEY
-    assert (Path(made["PYTHONPATH"]) / "agentr_weights.py").is_file()
-    assert "PYTHONPATH" not in environment_variables(shared, 0, {"PYTHONPATH": "/elsewhere"})
+    variables = environment_variables(ours, 0, {"PYTHONPATH": "/elsewhere"})
+    assert variables[agentr_weights.KEY_VARIABLE] == KEY
+    assert (Path(variables["PYTHONPATH"]) / "agentr_weights.py").is_file()
+    assert "PYTHONPATH" not in environment_variables(shared_launch, 0, {"PYTHONPATH": "/elsewhere"})
 
 
 async def test_what_is_shared_or_an_adapter_is_not_replaced(tiny_model_dir: Path, tmp_path: Path) -> None:
     file = weights(tiny_model_dir, tmp_path / "step-1")
     adapter = Adapter(base=tiny_model_dir, max_rank=8)
-    for made, said in (
-        (owned(tiny_model_dir, key=""), "unset AGENTR_VLLM"),
-        (dataclasses.replace(owned(tiny_model_dir), adapter=adapter), "begin with a merged model"),
+    for launch_spec, message in (
+        (launch_with_key(tiny_model_dir, key=""), "unset AGENTR_VLLM"),
+        (dataclasses.replace(launch_with_key(tiny_model_dir), adapter=adapter), "begin with a merged model"),
     ):
-        model = VllmModel(made, Given())
+        model = VllmModel(launch_spec, FixedReplicas())
         try:
-            with pytest.raises(ConfigError, match=said):
+            with pytest.raises(ConfigError, match=message):
                 await model.reload(file)
         finally:
             await model.close()
@@ -315,18 +315,18 @@ async def test_what_is_shared_or_an_adapter_is_not_replaced(tiny_model_dir: Path
 def test_a_replacement_has_every_parameter_and_no_other(tiny_model_dir: Path, tmp_path: Path) -> None:
     file = weights(tiny_model_dir, tmp_path / "step-1")
     check_replacement(file, tiny_model_dir)
-    found = load_file(file)
-    first, second, *_ = sorted(found)
-    for number, others in enumerate(
+    tensors = load_file(file)
+    first, second, *_ = sorted(tensors)
+    for number, replacement in enumerate(
         (
-            {name: value for name, value in found.items() if name != first},
-            found | {second: torch.zeros(3)},
-            found | {"more": torch.zeros(3)},
+            {name: value for name, value in tensors.items() if name != first},
+            tensors | {second: torch.zeros(3)},
+            tensors | {"more": torch.zeros(3)},
         )
     ):
         folder = tmp_path / f"wrong-{number}"
         folder.mkdir()
-        save_file(others, folder / "model.safetensors")
+        save_file(replacement, folder / "model.safetensors")
         with pytest.raises(ModelFault, match="are not those of"):
             check_replacement(folder / "model.safetensors", tiny_model_dir)
     shutil.copyfile(file, file.with_name("another.safetensors"))
@@ -339,11 +339,13 @@ def test_a_file_without_the_tied_output_layer_is_whole(tiny_model_dir: Path, tmp
     shutil.copytree(tiny_model_dir, model)
     config = json.loads((model / "config.json").read_text()) | {"tie_word_embeddings": True}
     (model / "config.json").write_text(json.dumps(config))
-    found = load_file(model / "model.safetensors")
-    embedding = found.get("model.embed_tokens.weight")
+    tensors = load_file(model / "model.safetensors")
+    embedding = tensors.get("model.embed_tokens.weight")
     assert embedding is not None
-    save_file(found | {"lm_head.weight": embedding.clone()}, model / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": embedding.clone()}, model / "model.safetensors")
     folder = tmp_path / "step-1"
     folder.mkdir()
-    save_file({name: value for name, value in found.items() if name != "lm_head.weight"}, folder / "model.safetensors")
+    save_file(
+        {name: value for name, value in tensors.items() if name != "lm_head.weight"}, folder / "model.safetensors"
+    )
     check_replacement(folder / "model.safetensors", model)

@@ -58,10 +58,10 @@ def test_human_goals_keep_the_contract(cache: str) -> None:
 
 def test_shipped_splits_share_no_product_and_no_text(env: WebShop) -> None:
     goals = {split: [env.goal(instance) for instance in env.instances(split)] for split in env.splits()}
-    assert {split: len(found) for split, found in goals.items()} == {"test": 317, "dev": 163, "train": 1084}
+    assert {split: len(split_goals) for split, split_goals in goals.items()} == {"test": 317, "dev": 163, "train": 1084}
     for part in ("row", "instruction"):
-        held = [{getattr(goal, part) for goal in found} for found in goals.values()]
-        assert sum(map(len, held)) == len(set.union(*held)), part
+        value_sets = [{getattr(goal, part) for goal in split_goals} for split_goals in goals.values()]
+        assert sum(map(len, value_sets)) == len(set.union(*value_sets)), part
 
 
 @pytest.mark.parametrize(
@@ -86,35 +86,35 @@ def test_parser(env: WebShop, reply: str, action: str) -> None:
 
 
 def test_an_action_that_cannot_be_done_leaves_the_page(env: WebShop) -> None:
-    first = env.reset(env.instances("test")[0])
+    page = env.reset(env.instances("test")[0])
     for action in ("click[buy now]", "dance", "search[]"):
         transition = env.step(action)
-        assert transition[:4] == (first, 0.0, False, False)
+        assert transition[:4] == (page, 0.0, False, False)
         assert transition.info == {"success": False, "valid": False}
-    assert env.step("").observation == f"Invalid Action.\n\n{first}"
+    assert env.step("").observation == f"Invalid Action.\n\n{page}"
 
 
 def test_an_action_that_cannot_be_done_can_be_explained(cache: str) -> None:
     env = WebShop(explain=True, cache_dir=cache)
-    first = env.reset(env.instances("test")[0])
+    page = env.reset(env.instances("test")[0])
     assert env.step("dance").observation == (
-        f"'dance' cannot be done here; search[words], or click one of: nothing.\n\n{first}"
+        f"'dance' cannot be done here; search[words], or click one of: nothing.\n\n{page}"
     )
     env.step("search[zzz]")
-    told = env.step("click[buy now]").observation
-    assert told.startswith(
+    observation = env.step("click[buy now]").observation
+    assert observation.startswith(
         "'click[buy now]' cannot be done here; search[words], or click one of: back to search, next >."
     )
 
 
 def test_a_wrong_purchase_earns_a_part_and_is_no_success(tmp_path: Path) -> None:
-    asked = {
+    instruction = {
         "attributes": ["big", "blue"],
         "instruction": "Find me big mugs",
         "instruction_attributes": ["big", "blue"],
     }
     raw = [entry(f"B{number:02}", "Mug", options={"size": ["large", "x-large"]}) for number in range(20)]
-    folder = write(tmp_path, raw, {each["asin"]: {**asked, "instruction": each["asin"]} for each in raw})
+    folder = write(tmp_path, raw, {each["asin"]: {**instruction, "instruction": each["asin"]} for each in raw})
     env = WebShop(data_dir=str(folder), cache_dir=str(tmp_path / "cache"))
     instance = next(i for i in env.instances("train") if env.goal(i).options == (("size", "large"),))
     env.reset(instance)
@@ -128,15 +128,15 @@ def test_a_wrong_purchase_earns_a_part_and_is_no_success(tmp_path: Path) -> None
 
 
 def test_snapshots_are_copies(env: WebShop) -> None:
-    instance, other = env.instances("test")[:2]
+    instance, second = env.instances("test")[:2]
     env.reset(instance)
     page = env.step("search[coffee]").observation
-    kept = env.snapshot()
+    snapshot = env.snapshot()
     env.step("click[next >]")
-    env.reset(other)
-    env.restore(kept)
+    env.reset(second)
+    env.restore(snapshot)
     assert env.step("dance").observation == page
-    assert env.snapshot() == kept
+    assert env.snapshot() == snapshot
 
 
 async def test_a_search_tree_over_the_shop_replays(env: WebShop) -> None:
@@ -151,8 +151,8 @@ async def test_a_search_tree_over_the_shop_replays(env: WebShop) -> None:
     assert {path.reward for path in paths if path.success} == {1.0}
     assert any(0 < path.reward < 1 and not path.success for path in paths)
     for path in paths:
-        first, outcomes = play_replies(env, instance, [step.reply for step in path.steps])
-        assert first == path.first_observation
+        observation, outcomes = play_replies(env, instance, [step.reply for step in path.steps])
+        assert observation == path.first_observation
         assert [(o.step.observation, o.step.reward) for o in outcomes] == [
             (s.observation, s.reward) for s in path.steps
         ]

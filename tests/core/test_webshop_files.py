@@ -132,12 +132,12 @@ def test_a_catalogue_is_built_once_for_one_content(tmp_path: Path, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr("agentr_core.environments.webshop.goals.read_products", None)
         # Another time of change, the same content.
-        again = opened(tmp_path, raw)
-    assert again.product(2) == first.product(2)
+        second = opened(tmp_path, raw)
+    assert second.product(2) == first.product(2)
     assert {path.name for path in (tmp_path / "cache").iterdir()} == folders
 
-    other = opened(tmp_path, raw[:2])
-    assert len(other) == 2
+    third = opened(tmp_path, raw[:2])
+    assert len(third) == 2
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
@@ -145,11 +145,11 @@ def test_a_damaged_catalogue_is_told(tmp_path: Path) -> None:
     catalogue = opened(tmp_path, [entry("B01")])
     (folder,) = (tmp_path / "cache").iterdir()
     index = folder / "index" / "params.index.json"
-    kept = index.read_text()
+    text = index.read_text()
     index.write_text("{")
     with pytest.raises(DataFileError, match=r"index is damaged .*; delete it to have it rebuilt"):
         opened(tmp_path, [entry("B01")])
-    index.write_text(kept)
+    index.write_text(text)
     folder.joinpath("starts.npy").write_bytes(b"")
     with pytest.raises(DataFileError, match=rf"catalogue .*{folder.name} is damaged"):
         opened(tmp_path, [entry("B01")])

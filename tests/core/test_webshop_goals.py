@@ -69,8 +69,8 @@ def test_bounds_of_dear_products_and_of_those_without_a_price(
     tmp_path: Path, tag: str | None, bounds: set[float]
 ) -> None:
     catalogue = opened(tmp_path, [entry("B01", pricing=tag)], {"B01": ASKED})
-    found = {make_goals(catalogue, "synthetic", seed)[0].price_bound for seed in range(30)}
-    assert found == bounds
+    price_bounds = {make_goals(catalogue, "synthetic", seed)[0].price_bound for seed in range(30)}
+    assert price_bounds == bounds
 
 
 def test_a_price_within_a_range_follows_from_seed_and_number(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_split_by_product() -> None:
     goals = [goal(number, row=number % 50) for number in range(400)]
     split = split_goals(goals, "product")
     rows = {name: {goals[index].row for index in indices} for name, indices in split.items()}
-    assert {name: len(found) for name, found in rows.items()} == {"test": 10, "dev": 5, "train": 35}
+    assert {name: len(members) for name, members in rows.items()} == {"test": 10, "dev": 5, "train": 35}
     assert sum(map(len, split.values())) == 400
     assert set.union(*rows.values()) == set(range(50))
 
@@ -114,14 +114,14 @@ def test_too_few_goals(count: int, rule: str) -> None:
         split_goals([goal(number, row=number) for number in range(count)], rule)  # type: ignore[arg-type]
 
 
-def listed(folder: Path, **names: object) -> Path:
+def write_lists(folder: Path, **names: object) -> Path:
     for name, value in names.items():
         folder.joinpath(f"webshop_{name}.json").write_text(json.dumps(value))
     return folder
 
 
 def test_agentgyms_lists_are_splits(tmp_path: Path) -> None:
-    folder = listed(
+    folder = write_lists(
         tmp_path,
         train=[{"item_id": "webshop_7", "conversations": [{"from": "human"}]}, {"item_id": "webshop_3"}],
         test=[{"item_id": "webshop_5", "conversations": None}],
@@ -139,7 +139,7 @@ def test_agentgyms_lists_are_splits(tmp_path: Path) -> None:
 )
 def test_lists_that_do_not_fit(tmp_path: Path, test: object, told: str) -> None:
     with pytest.raises(DataFileError, match=told):
-        listed_goals([goal(number) for number in range(9)], listed(tmp_path, train=[], test=test))
+        listed_goals([goal(number) for number in range(9)], write_lists(tmp_path, train=[], test=test))
 
 
 def test_missing_lists(tmp_path: Path) -> None:
@@ -149,9 +149,9 @@ def test_missing_lists(tmp_path: Path) -> None:
 
 def test_lists_reach_the_environment(tmp_path: Path) -> None:
     raw = [entry(f"B{number}", f"Mug {number}") for number in range(5)]
-    asked = {each["asin"]: {**ASKED, "instruction": f"Find me mug {each['asin']}"} for each in raw}
-    folder = write(tmp_path, raw, asked, suffix="_1000")
-    listed(tmp_path, train=[{"item_id": "webshop_4"}], test=[{"item_id": "webshop_0"}, {"item_id": "webshop_1"}])
+    wishes = {row["asin"]: {**ASKED, "instruction": f"Find me mug {row['asin']}"} for row in raw}
+    folder = write(tmp_path, raw, wishes, suffix="_1000")
+    write_lists(tmp_path, train=[{"item_id": "webshop_4"}], test=[{"item_id": "webshop_0"}, {"item_id": "webshop_1"}])
     env = WebShop(data_dir=str(folder), suffix="_1000", ids_dir=str(tmp_path), cache_dir=str(tmp_path / "cache"))
-    assert [each.key for each in env.instances("test")] == ["webshop/test/0", "webshop/test/1"]
+    assert [instance.key for instance in env.instances("test")] == ["webshop/test/0", "webshop/test/1"]
     assert env.splits() == ("test", "train")

@@ -53,9 +53,9 @@ def test_results(shop: Catalogue) -> None:
         page(shop, "search[MUG]")
         == HEAD + "Page 1 (Total results: 1) [SEP] Next > [SEP] B0MUG [SEP] Blue Mug [SEP] $9.5"
     )
-    third = page(shop, "search[pot]", "click[Next >]", "click[next >]")
+    third_page = page(shop, "search[pot]", "click[Next >]", "click[next >]")
     rows = [f"B{number:02} [SEP] Pot {number} [SEP] $5.0 to $7.5" for number in range(20, 25)]
-    assert third == HEAD + " [SEP] ".join(["Page 3 (Total results: 25)", "< Prev", "Next >", *rows])
+    assert third_page == HEAD + " [SEP] ".join(["Page 3 (Total results: 25)", "< Prev", "Next >", *rows])
     assert page(shop, "search[pot]", "click[Next >]", "click[< Prev]") == page(shop, "search[pot]")
     assert (
         page(shop, "search[pot]", *["click[Next >]"] * 3)
@@ -65,16 +65,16 @@ def test_results(shop: Catalogue) -> None:
 
 
 def test_product_and_its_subpages(shop: Catalogue) -> None:
-    there = ["search[mug]", "click[b0mug]"]
+    actions = ["search[mug]", "click[b0mug]"]
     options = "color [SEP] blue [SEP] red | white [SEP] size [SEP] 12 oz [SEP] red | white [SEP] look [SEP] features"
     item = f"{HEAD}< Prev [SEP] {options} [SEP] Blue Mug [SEP] Price: $9.5 [SEP] Rating: N.A. [SEP] {BUTTONS}"
-    assert page(shop, *there) == item
-    assert page(shop, *there, "click[blue]") == item
-    assert page(shop, *there, "click[Description]") == HEAD + "< Prev [SEP] Holds tea."
-    assert page(shop, *there, "click[Features]") == HEAD + "< Prev [SEP] Big. [SEP]  [SEP] Blue & <round>."
-    assert page(shop, *there, "click[Reviews]") == HEAD + "< Prev"
-    assert page(shop, *there, "click[Features]", "click[< Prev]") == item
-    assert page(shop, *there, "click[Back to Search]") == page(shop)
+    assert page(shop, *actions) == item
+    assert page(shop, *actions, "click[blue]") == item
+    assert page(shop, *actions, "click[Description]") == HEAD + "< Prev [SEP] Holds tea."
+    assert page(shop, *actions, "click[Features]") == HEAD + "< Prev [SEP] Big. [SEP]  [SEP] Blue & <round>."
+    assert page(shop, *actions, "click[Reviews]") == HEAD + "< Prev"
+    assert page(shop, *actions, "click[Features]", "click[< Prev]") == item
+    assert page(shop, *actions, "click[Back to Search]") == page(shop)
 
 
 @pytest.mark.parametrize(
@@ -91,37 +91,35 @@ def test_blanks_are_parts_as_in_the_public_text_mode(
 ) -> None:
     blank = entry("B0MUG", "Blue Mug", small_description=bullets, full_description=description)
     shop = opened(tmp_path, [blank, entry("B1", "Pot")])
-    there = ["search[mug]", "click[b0mug]"]
-    assert page(shop, *there, "click[Features]") == HEAD + features
-    assert page(shop, *there, "click[Description]") == HEAD + described
-    assert page(shop, *there, "click[Reviews]") == HEAD + "< Prev"
+    actions = ["search[mug]", "click[b0mug]"]
+    assert page(shop, *actions, "click[Features]") == HEAD + features
+    assert page(shop, *actions, "click[Description]") == HEAD + described
+    assert page(shop, *actions, "click[Reviews]") == HEAD + "< Prev"
 
 
 def test_an_option_called_search_cannot_be_clicked(tmp_path: Path) -> None:
     shop = opened(tmp_path, [entry("B0MUG", "Blue Mug", options={"kind": ["Search", "find"]}), entry("B1", "Pot")])
-    there = after(shop, "search[mug]", "click[b0mug]")
-    assert "[SEP] kind [SEP] search [SEP] find [SEP]" in page_text(shop, there, WISH)
-    assert visit_after(shop, there, "click[search]") is None
-    assert "search" not in buttons(shop, there)
-    assert visit_after(shop, there, "click[find]").chosen_options == (("kind", "find"),)  # type: ignore[union-attr]
+    visit = after(shop, "search[mug]", "click[b0mug]")
+    assert "[SEP] kind [SEP] search [SEP] find [SEP]" in page_text(shop, visit, WISH)
+    assert visit_after(shop, visit, "click[search]") is None
+    assert "search" not in buttons(shop, visit)
+    assert visit_after(shop, visit, "click[find]").chosen_options == (("kind", "find"),)  # type: ignore[union-attr]
 
 
 def test_choices_last_until_the_product_is_left(shop: Catalogue) -> None:
-    there = ["search[pot]", "click[Next >]", "click[B12]"]
-    back = after(shop, *there, "click[< Prev]")
+    actions = ["search[pot]", "click[Next >]", "click[B12]"]
+    back = after(shop, *actions, "click[< Prev]")
     assert (back.page, back.page_number, back.chosen_options) == ("results", 2, ())
 
-    chosen = after(
-        shop, "search[mug]", "click[B0MUG]", "click[blue]", "click[Reviews]", "click[< Prev]", "click[12 oz]"
-    )
-    assert chosen.chosen_options == (("color", "blue"), ("size", "12 oz"))
-    assert visit_after(shop, chosen, "search[mug]") == after(shop, "search[mug]")
+    visit = after(shop, "search[mug]", "click[B0MUG]", "click[blue]", "click[Reviews]", "click[< Prev]", "click[12 oz]")
+    assert visit.chosen_options == (("color", "blue"), ("size", "12 oz"))
+    assert visit_after(shop, visit, "search[mug]") == after(shop, "search[mug]")
 
 
 def test_a_value_of_two_options_is_the_last_ones_and_button_names_win(shop: Catalogue) -> None:
-    there = after(shop, "search[mug]", "click[B0MUG]")
-    assert visit_after(shop, there, "click[red | white]").chosen_options == (("size", "red | white"),)  # type: ignore[union-attr]
-    assert visit_after(shop, there, "click[features]").page == "features"  # type: ignore[union-attr]
+    visit = after(shop, "search[mug]", "click[B0MUG]")
+    assert visit_after(shop, visit, "click[red | white]").chosen_options == (("size", "red | white"),)  # type: ignore[union-attr]
+    assert visit_after(shop, visit, "click[features]").page == "features"  # type: ignore[union-attr]
 
 
 def test_the_last_page_has_every_label_and_no_way_on(shop: Catalogue) -> None:

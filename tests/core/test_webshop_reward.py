@@ -47,7 +47,7 @@ def goal(attributes: tuple[str, ...], options: tuple[tuple[str, str], ...] = (),
     return Goal(row=0, instruction="", attributes=attributes, options=options, price_bound=bound)
 
 
-def earned(
+def reward_of(
     wish: Goal, bought: Product, chosen: dict[str, str], cost: float = 35.0, wanted: Product | None = None
 ) -> float:
     return purchase_reward(wish, wanted or product(), bought, chosen, cost, word_nouns)
@@ -59,7 +59,7 @@ OPTIONS = (("color", "grey"), ("size", "xl"))
 
 
 def test_everything_met_is_one() -> None:
-    assert earned(goal(OILS, OPTIONS), MUG, {"color": "grey", "size": "xl"}) == 1.0
+    assert reward_of(goal(OILS, OPTIONS), MUG, {"color": "grey", "size": "xl"}) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_everything_met_is_one() -> None:
 def test_each_term_has_its_part(
     wish: Goal, bought: Product, chosen: dict[str, str], cost: float, expected: float
 ) -> None:
-    assert earned(wish, bought, chosen, cost) == pytest.approx(expected)
+    assert reward_of(wish, bought, chosen, cost) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -122,9 +122,9 @@ def test_a_title_that_shares_less_than_a_tenth_counts_a_tenth() -> None:
 
 
 def test_a_wanted_title_without_nouns_counts_as_a_fifth() -> None:
-    wanted = product("2 in 1")
-    assert type_reward(wanted, product("Mug", query="pots", product_category="z"), word_nouns) == 0.5
-    assert type_reward(wanted, product("Mug"), word_nouns) == 1.0
+    target = product("2 in 1")
+    assert type_reward(target, product("Mug", query="pots", product_category="z"), word_nouns) == 0.5
+    assert type_reward(target, product("Mug"), word_nouns) == 1.0
 
 
 def test_nouns_of_a_title_may_repeat() -> None:

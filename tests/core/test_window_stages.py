@@ -92,14 +92,14 @@ SEARCH = "search={dives: 3, width: 3, depth: 5, max_new_tokens: 2}"
 
 async def test_paths_and_splices_become_stretches_that_fit(make: Make) -> None:
     ctx = make(SEARCH, "splice.mode=blind", "critique.unparsable=bad")
-    made = await spliced(ctx)
+    counts = await spliced(ctx)
     assert ctx.store.rows("select count(*) from node where stop = 'context_limit'") == [(0,)]
     assert ctx.store.rows("select distinct step.dropped from node where depth > 0 order by 1") == [(0,), (1,)]
 
     renderer = load_renderer(ctx.policy(1).path)
     samples = load_samples(ctx.store, iteration_id=ctx.iteration_id(1)).values()
-    stretched = [sample for sample in samples if "stretch" in sample.provenance.extra]
-    assert {str(sample.kind) for sample in stretched} == {"revision", "good"}
+    stretches = [sample for sample in samples if "stretch" in sample.provenance.extra]
+    assert {str(sample.kind) for sample in stretches} == {"revision", "good"}
     for sample in samples:
         check_flags(sample)
         if str(sample.kind) != "revision":
@@ -107,7 +107,7 @@ async def test_paths_and_splices_become_stretches_that_fit(make: Make) -> None:
         for position, message in enumerate(sample.messages):
             if message.train and position > 4:
                 assert len(renderer.render_prompt(sample.messages[:position])) + ROOM <= TOKENS
-    assert made["revision"] == sum(str(sample.kind) == "revision" for sample in samples)
+    assert counts["revision"] == sum(str(sample.kind) == "revision" for sample in samples)
     assert (await dataset(ctx, 1))["rows"] > 0
     assert ctx.store.rows("select * from v_orphans") == []
 
@@ -115,11 +115,11 @@ async def test_paths_and_splices_become_stretches_that_fit(make: Make) -> None:
 async def test_a_template_that_prints_the_date_is_spliced_with_that_of_the_run(
     make: Make, tmp_path: Path, tiny_model_dir: Path
 ) -> None:
-    dated = tmp_path / "dated"
-    shutil.copytree(tiny_model_dir, dated)
-    template = dated / "chat_template.jinja"
+    model_dir = tmp_path / "dated"
+    shutil.copytree(tiny_model_dir, model_dir)
+    template = model_dir / "chat_template.jinja"
     template.write_text("{{ strftime_now('%d %b %Y') }}" + template.read_text(encoding="utf-8"), encoding="utf-8")
-    ctx = make(SEARCH, "splice.mode=blind", "critique.unparsable=bad", f"model.path={dated}")
+    ctx = make(SEARCH, "splice.mode=blind", "critique.unparsable=bad", f"model.path={model_dir}")
     assert (await spliced(ctx))["revision"] > 0
 
 
@@ -134,22 +134,22 @@ async def test_windowed_paths_are_turned_away_with_their_reason(make: Make) -> N
 
 @pytest.mark.parametrize("way", ["stretches", "reject"])
 async def test_explored_episodes_are_read_through_the_window_too(make: Make, way: str) -> None:
-    explored = ("eto.phases=[rft]", "eto.explore={samples: 12, max_steps: 5, max_new_tokens: 2}")
-    ctx = make(*explored, f"data.windowed={way}", method="eto")
+    overrides = ("eto.phases=[rft]", "eto.explore={samples: 12, max_steps: 5, max_new_tokens: 2}")
+    ctx = make(*overrides, f"data.windowed={way}", method="eto")
     await start_run(ctx)
     await begin_iteration(ctx, 1)
-    found = await explore_and_keep(ctx, 1)
+    counts = await explore_and_keep(ctx, 1)
     samples = load_samples(ctx.store, iteration_id=ctx.iteration_id(1)).values()
-    ((rejected,),) = ctx.store.rows("select count(*) from rejection where reason = 'windowed'")
-    ((windowed,),) = ctx.store.rows(
+    ((num_rejected,),) = ctx.store.rows("select count(*) from rejection where reason = 'windowed'")
+    ((num_windowed,),) = ctx.store.rows(
         "select count(distinct trajectory_id) from step join trajectory t using (trajectory_id) "
         "where dropped > 0 and t.success"
     )
-    assert windowed > 0
+    assert num_windowed > 0
     if way == "reject":
-        assert (rejected, len(samples)) == (windowed, found["successes"] - windowed)
+        assert (num_rejected, len(samples)) == (num_windowed, counts["successes"] - num_windowed)
     else:
-        assert (rejected, len(samples)) == (0, found["successes"] + windowed)
+        assert (num_rejected, len(samples)) == (0, counts["successes"] + num_windowed)
 
 
 async def test_an_evaluation_goes_on_where_it_would_have_ended(make: Make) -> None:
@@ -177,33 +177,37 @@ async def test_explored_episodes_are_summed_up_stored_shown_and_played_again_ali
     await begin_iteration(ctx, 1)
     await explore_and_keep(ctx, 1)
 
-    def stored() -> tuple[object, ...]:
-        played = sorted(load_trajectories(ctx.store).items())
-        return played, sorted(load_samples(ctx.store, iteration_id=ctx.iteration_id(1)))
+    def state() -> tuple[object, ...]:
+        items = sorted(load_trajectories(ctx.store).items())
+        return items, sorted(load_samples(ctx.store, iteration_id=ctx.iteration_id(1)))
 
-    before = stored()
-    summed = {key: one for key, one in load_trajectories(ctx.store).items() if summary_positions(one.steps)}
-    won = {key for key, one in summed.items() if one.success}
-    assert 0 < len(won) < len(summed)
+    before = state()
+    trajectories = {
+        key: trajectory
+        for key, trajectory in load_trajectories(ctx.store).items()
+        if summary_positions(trajectory.steps)
+    }
+    wins = {key for key, trajectory in trajectories.items() if trajectory.success}
+    assert 0 < len(wins) < len(trajectories)
     ((rows, cut),) = ctx.store.rows(
         "select count(*), count_if(completion_tokens > 4) from v_steps where summary_of is not null"
     )
-    assert (rows, cut) == (sum(len(summary_positions(one.steps)) for one in summed.values()), 0)
+    assert (rows, cut) == (sum(len(summary_positions(trajectory.steps)) for trajectory in trajectories.values()), 0)
     samples = load_samples(ctx.store, iteration_id=ctx.iteration_id(1)).values()
-    parts = [sample for sample in samples if sample.provenance.extra["trajectory"] in won]
-    assert len(parts) == sum(1 + len(summary_positions(summed[key].steps)) for key in won)
+    parts = [sample for sample in samples if sample.provenance.extra["trajectory"] in wins]
+    assert len(parts) == sum(1 + len(summary_positions(trajectories[key].steps)) for key in wins)
     assert ctx.store.rows("select * from v_orphans") == []
 
     # Episodes that were under way when a run was killed are played from their beginning.
     with ctx.store.transaction() as con:
         con.execute("delete from sample")
         con.execute("delete from trajectory where trajectory_id < '8'")
-    assert stored() != before
+    assert state() != before
     await explore_and_keep(ctx, 1)
-    assert stored() == before
+    assert state() == before
 
-    key = min(won)
-    assert f"[summary up to reply 2, reply 3]\n{summed[key].steps[3].reply}" in traced(ctx.root, key, "text")
+    key = min(wins)
+    assert f"[summary up to reply 2, reply 3]\n{trajectories[key].steps[3].reply}" in traced(ctx.root, key, "text")
     viewer = app(ctx.store.path, index=ctx.root / "texts.sqlite", hosts=LOOPBACK)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(viewer), base_url="http://localhost:4280") as http:
         page = (await http.get(f"/trajectory/{key}")).text

@@ -68,18 +68,18 @@ class Walk(Policy):
         self.looks = looks
 
     def reply(self, request: Request, number: int) -> str:
-        made = len([r for r in self.requests if len(r.messages) <= self.max_messages])
-        return f"Thought: {made}\nAction: {'look' if made <= self.looks else 'right'}"
+        num_requests = len([r for r in self.requests if len(r.messages) <= self.max_messages])
+        return f"Thought: {num_requests}\nAction: {'look' if num_requests <= self.looks else 'right'}"
 
 
-async def played(policy: Policy, *, window: bool = True) -> Trajectory:
+async def play(policy: Policy, *, window: bool = True) -> Trajectory:
     sampling = Sampling(max_new_tokens=5)
     return await roll_out_episode(
         instance(0), Line(), policy, max_steps=20, sampling=sampling, seed=1, fits=fits if window else None
     )
 
 
-def published(messages: list[Message], limit: int) -> list[Message]:
+def drop_as_published(messages: list[Message], limit: int) -> list[Message]:
     """The published rule: while the history is too long, the messages 4 and 5 go."""
     while len(messages) > limit and len(messages) > 5:
         del messages[4:6]
@@ -91,8 +91,8 @@ def test_the_oldest_exchanges_go_and_the_beginning_stays() -> None:
     steps = ToyTree(3).path(*["look"] * 4, "right").trajectory.steps
     whole = AlternatingTurns().prompt(env, "The goal.", steps)
     for limit in range(1, 16):
-        dropped = min_dropped_to_fit(whole, lambda messages, limit=limit: len(messages) <= limit)  # type: ignore[misc]
-        assert list(without_exchanges(whole, dropped)) == published(list(whole), limit)
+        num_dropped = min_dropped_to_fit(whole, lambda messages, limit=limit: len(messages) <= limit)  # type: ignore[misc]
+        assert list(without_exchanges(whole, num_dropped)) == drop_as_published(list(whole), limit)
     assert max_droppable(whole) == 4
     assert texts(without_exchanges(whole, 4)) == [*texts(whole[:4]), *texts(whole[-1:])]
     assert min_dropped_to_fit(whole[:3], lambda _: False) == 0
@@ -100,37 +100,39 @@ def test_the_oldest_exchanges_go_and_the_beginning_stays() -> None:
 
 async def test_an_episode_goes_on_and_each_stretch_is_what_was_read() -> None:
     policy = Walk(looks=6)
-    made = await played(policy)
-    assert (made.stop, len(made.steps)) == (StopReason.SUCCESS, 8)
-    assert [step.dropped for step in made.steps] == [0, 0, 0, 0, 1, 2, 3, 4]
+    trajectory = await play(policy)
+    assert (trajectory.stop, len(trajectory.steps)) == (StopReason.SUCCESS, 8)
+    assert [step.dropped for step in trajectory.steps] == [0, 0, 0, 0, 1, 2, 3, 4]
     assert max(len(request.messages) for request in policy.requests) == READ
 
     path = ToyTree(0).path("look")
-    whole = good_sample(type(path)(tree_id="t", nodes=tuple(range(1, 9)), trajectory=made), Line())
-    found = split_windowed(whole, [step.dropped for step in made.steps], "stretches", stage="splice", subject="t:8")
-    assert isinstance(found, tuple)
-    assert len(found) == 5
-    said = [("assistant", step.reply) for step in made.steps]
-    read = [[*texts(request.messages), reply] for request, reply in zip(policy.requests, said, strict=True)]
-    assert prompts_of(found) == read
-    for sample in found:
+    whole = good_sample(type(path)(tree_id="t", nodes=tuple(range(1, 9)), trajectory=trajectory), Line())
+    samples = split_windowed(
+        whole, [step.dropped for step in trajectory.steps], "stretches", stage="splice", subject="t:8"
+    )
+    assert isinstance(samples, tuple)
+    assert len(samples) == 5
+    replies = [("assistant", step.reply) for step in trajectory.steps]
+    prompts = [[*texts(request.messages), reply] for request, reply in zip(policy.requests, replies, strict=True)]
+    assert prompts_of(samples) == prompts
+    for sample in samples:
         check_flags(sample)
         assert turn_classes(sample) == ("good_path",) * len(turn_classes(sample))
-    assert [sample.provenance.extra["stretch"] for sample in found] == [0, 1, 2, 3, 4]
+    assert [sample.provenance.extra["stretch"] for sample in samples] == [0, 1, 2, 3, 4]
 
 
 async def test_without_a_window_the_episode_ends_where_the_context_does() -> None:
-    made = await played(Walk(looks=6, max_messages=READ), window=False)
-    assert (made.stop, len(made.steps)) == (StopReason.CONTEXT_LIMIT, 4)
-    assert {step.dropped for step in made.steps} == {0}
+    trajectory = await play(Walk(looks=6, max_messages=READ), window=False)
+    assert (trajectory.stop, len(trajectory.steps)) == (StopReason.CONTEXT_LIMIT, 4)
+    assert {step.dropped for step in trajectory.steps} == {0}
 
 
 async def test_a_model_that_counts_more_than_we_do_is_asked_again_with_less() -> None:
     policy = Walk(looks=6, max_messages=READ - 2)
-    made = await played(policy)
-    assert made.stop is StopReason.SUCCESS
-    assert [step.dropped for step in made.steps] == [0, 0, 0, 1, 2, 3, 4, 5]
-    tiny = await played(Walk(looks=6, max_messages=4))
+    trajectory = await play(policy)
+    assert trajectory.stop is StopReason.SUCCESS
+    assert [step.dropped for step in trajectory.steps] == [0, 0, 0, 1, 2, 3, 4, 5]
+    tiny = await play(Walk(looks=6, max_messages=4))
     assert (tiny.stop, len(tiny.steps)) == (StopReason.CONTEXT_LIMIT, 1)
 
 
@@ -143,17 +145,17 @@ async def test_paths_of_a_tree_are_trained_as_they_were_read_also_after_an_inter
     assert max(node.step.dropped for node in tree.nodes if node.step) == 5
     assert StopReason.CONTEXT_LIMIT not in {node.stop for node in tree.nodes}
 
-    read = {tuple(texts(request.messages)) for request in policy.requests}
+    sent_prompts = {tuple(texts(request.messages)) for request in policy.requests}
     paths = leaf_paths(tree, "t")
     for path in paths:
-        dropped = [step.dropped for step in path.trajectory.steps]
-        samples = split_windowed(good_sample(path, Line()), dropped, "stretches", stage="splice", subject="t")
+        drops = [step.dropped for step in path.trajectory.steps]
+        samples = split_windowed(good_sample(path, Line()), drops, "stretches", stage="splice", subject="t")
         assert isinstance(samples, tuple)
         prompts = prompts_of(samples)
-        assert len(prompts) == len(dropped)
-        assert all(tuple(prompt[:-1]) in read for prompt in prompts)
+        assert len(prompts) == len(drops)
+        assert all(tuple(prompt[:-1]) in sent_prompts for prompt in prompts)
         # Measured again, as a splice is, the same exchanges are left out.
-        assert list(count_dropped(good_sample(path, Line()).messages, fits)) == dropped
+        assert list(count_dropped(good_sample(path, Line()).messages, fits)) == drops
 
 
 @pytest.mark.slow
@@ -171,29 +173,29 @@ async def test_what_was_left_out_is_stored(tmp_path: File) -> None:
         seed=4,
         config=SearchConfig(),
     )
-    made = await played(Walk(looks=6))
-    store.write(merge([tree_rows(head, tree), trajectory_rows("e", made, source="rollout", iteration_id="i")]))
-    loaded = load_trees(store, ["t"])["t"]
-    assert [n.step.dropped for n in loaded.nodes if n.step] == [n.step.dropped for n in tree.nodes if n.step]
-    assert [s.dropped for s in load_trajectories(store, ["e"])["e"].steps] == [s.dropped for s in made.steps]
+    trajectory = await play(Walk(looks=6))
+    store.write(merge([tree_rows(head, tree), trajectory_rows("e", trajectory, source="rollout", iteration_id="i")]))
+    stored_tree = load_trees(store, ["t"])["t"]
+    assert [n.step.dropped for n in stored_tree.nodes if n.step] == [n.step.dropped for n in tree.nodes if n.step]
+    assert [s.dropped for s in load_trajectories(store, ["e"])["e"].steps] == [s.dropped for s in trajectory.steps]
 
 
-def spliced(good: Sequence[str], bad: Sequence[str], error: int) -> Sample:
-    made = splice(ToyTree(2).pair(good, bad), critique(error), Line(), SpliceConfig(mode="blind"), alpha=1.0, seed=0)
-    assert isinstance(made, Sample)
-    return made
+def splice_sample(good: Sequence[str], bad: Sequence[str], error: int) -> Sample:
+    sample = splice(ToyTree(2).pair(good, bad), critique(error), Line(), SpliceConfig(mode="blind"), alpha=1.0, seed=0)
+    assert isinstance(sample, Sample)
+    return sample
 
 
 def test_a_splice_is_trained_through_the_window_that_it_would_be_read_through() -> None:
-    whole = spliced(["look", "right", "right", "right", "right"], ["look", *["left"] * 4, "look"], 3)
+    whole = splice_sample(["look", "right", "right", "right", "right"], ["look", *["left"] * 4, "look"], 3)
     replies = [position for position in range(3, len(whole.messages), 2)]
-    dropped = count_dropped(whole.messages, fits)
-    assert dropped == (0, 0, 0, 0, 1, 2, 3, 4, 5)
-    samples = split_windowed(whole, dropped, "stretches", stage="splice", subject="t:1:2")
+    drops = count_dropped(whole.messages, fits)
+    assert drops == (0, 0, 0, 0, 1, 2, 3, 4, 5)
+    samples = split_windowed(whole, drops, "stretches", stage="splice", subject="t:1:2")
     assert isinstance(samples, tuple)
     expected = [
         [*texts(without_exchanges(whole.messages[:reply], number)), *texts(whole.messages[reply : reply + 1])]
-        for reply, number in zip(replies, dropped, strict=True)
+        for reply, number in zip(replies, drops, strict=True)
         if whole.messages[reply].train
     ]
     assert prompts_of(samples) == expected
@@ -205,12 +207,12 @@ def test_a_splice_is_trained_through_the_window_that_it_would_be_read_through() 
 
 
 def test_a_windowed_path_is_turned_away_if_the_recipe_says_so() -> None:
-    whole = spliced(["look", "right", "right", "right", "right"], ["look", *["left"] * 4, "look"], 3)
-    found = split_windowed(whole, count_dropped(whole.messages, fits), "reject", stage="splice", subject="t:1:2")
-    assert isinstance(found, Rejection)
-    assert (found.subject, found.reason) == ("t:1:2", "windowed")
-    assert found.detail.startswith("from step 4 on")
-    short = spliced(["right", "right", "right", "right"], ["left", "look"], 0)
+    whole = splice_sample(["look", "right", "right", "right", "right"], ["look", *["left"] * 4, "look"], 3)
+    rejection = split_windowed(whole, count_dropped(whole.messages, fits), "reject", stage="splice", subject="t:1:2")
+    assert isinstance(rejection, Rejection)
+    assert (rejection.subject, rejection.reason) == ("t:1:2", "windowed")
+    assert rejection.detail.startswith("from step 4 on")
+    short = splice_sample(["right", "right", "right", "right"], ["left", "look"], 0)
     assert split_windowed(
         short, count_dropped(short.messages, lambda _: True), "reject", stage="splice", subject="t"
     ) == (short,)
@@ -219,36 +221,38 @@ def test_a_windowed_path_is_turned_away_if_the_recipe_says_so() -> None:
 async def test_the_stretches_of_a_path_count_once_under_the_cap() -> None:
     samples: list[Sample] = []
     for leaf, looks in enumerate((6, 4, 5)):
-        made = await played(Walk(looks=looks))
+        trajectory = await play(Walk(looks=looks))
         path = ToyTree(0).path("look")
-        whole = good_sample(type(path)(tree_id="t", nodes=(leaf,), trajectory=made), Line())
-        found = split_windowed(whole, [step.dropped for step in made.steps], "stretches", stage="splice", subject="t")
-        assert isinstance(found, tuple)
-        samples += found
-    kept, rejected = cap_good_per_tree(samples, 1)
-    assert {sample.provenance.good_leaf for sample in kept} == {1}
-    assert len(kept) == 3
-    assert len(kept) + len(rejected) == len(samples)
+        whole = good_sample(type(path)(tree_id="t", nodes=(leaf,), trajectory=trajectory), Line())
+        stretches = split_windowed(
+            whole, [step.dropped for step in trajectory.steps], "stretches", stage="splice", subject="t"
+        )
+        assert isinstance(stretches, tuple)
+        samples += stretches
+    good_samples, rejections = cap_good_per_tree(samples, 1)
+    assert {sample.provenance.good_leaf for sample in good_samples} == {1}
+    assert len(good_samples) == 3
+    assert len(good_samples) + len(rejections) == len(samples)
 
 
 async def test_no_pair_has_a_windowed_side() -> None:
-    good = await played(Script(["right"]))
-    bad = await played(Walk(looks=99))
+    good = await play(Script(["right"]))
+    bad = await play(Walk(looks=99))
     assert bad.stop is StopReason.STEP_LIMIT
     pairs = [StoredTrajectory("good", good), StoredTrajectory("bad", bad)]
-    made, rejected = pair_of_own(pairs, Line(), PreferencesConfig(extra_rounds=9))
-    assert made == ()
-    assert [(one.subject, one.reason) for one in rejected] == [("bad", "windowed")]
+    preferences, rejections = pair_of_own(pairs, Line(), PreferencesConfig(extra_rounds=9))
+    assert preferences == ()
+    assert [(rejection.subject, rejection.reason) for rejection in rejections] == [("bad", "windowed")]
     # The losing side is cut before it was read through a window.
-    made, rejected = pair_of_own(pairs, Line(), PreferencesConfig(extra_rounds=2))
-    assert (len(made), rejected) == (1, ())
+    preferences, rejections = pair_of_own(pairs, Line(), PreferencesConfig(extra_rounds=2))
+    assert (len(preferences), rejections) == (1, ())
 
 
 async def test_the_conversation_that_fits_is_the_one_that_is_sent() -> None:
     async def deaf(request: Request) -> list[Generation]:
         raise PromptTooLong("nothing fits")
 
-    made = await roll_out_episode(
+    trajectory = await roll_out_episode(
         instance(0), Line(), deaf, max_steps=3, sampling=Sampling(), seed=derive_seed(1), fits=lambda _: False
     )
-    assert (made.stop, made.steps) == (StopReason.CONTEXT_LIMIT, ())
+    assert (trajectory.stop, trajectory.steps) == (StopReason.CONTEXT_LIMIT, ())

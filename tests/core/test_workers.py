@@ -50,16 +50,16 @@ def ask(seed: int, session: str = "") -> Request:
 
 def children() -> set[int]:
     """Return the worker processes of this one."""
-    shown = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True)
-    return {int(line.split()[0]) for line in shown.stdout.splitlines() if f" -m {module._WORKER_MODULE} " in line}
+    result = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True)
+    return {int(line.split()[0]) for line in result.stdout.splitlines() if f" -m {module._WORKER_MODULE} " in line}
 
 
 @pytest.fixture
 def model(tiny_model_dir: Path) -> Iterator[Workers]:
-    found = load_local(loading(tiny_model_dir), num_workers=2)
-    assert isinstance(found, Workers)
-    yield found
-    asyncio.run(found.close())
+    workers = load_local(loading(tiny_model_dir), num_workers=2)
+    assert isinstance(workers, Workers)
+    yield workers
+    asyncio.run(workers.close())
     assert not children()
 
 
@@ -68,17 +68,19 @@ async def test_a_worker_that_dies_fails_its_batch_and_is_started_anew(model: Wor
     sampler = sampler_of(model, ModelConfig(path="m"))
     assert isinstance(sampler, WorkerBatchers)
     requests = [ask(seed, session=f"tree-{seed}") for seed in range(8)]
-    before = [await sampler.sample(one) for one in requests]
+    before = [await sampler.sample(request) for request in requests]
     (victim, *_) = children()
     os.kill(victim, signal.SIGKILL)
-    given = await asyncio.gather(*(sampler.sample(one) for one in requests), return_exceptions=True)
-    lost = [one for one, said in zip(requests, given, strict=True) if isinstance(said, ModelUnavailable)]
-    assert 0 < len(lost) < len(requests)
-    assert len({model.worker_of(one) for one in lost}) == 1
-    assert all("was killed" in str(said) for said in given if isinstance(said, Exception))
-    assert [await sampler.sample(one) for one in requests] == before
+    answers = await asyncio.gather(*(sampler.sample(request) for request in requests), return_exceptions=True)
+    failures = [
+        request for request, answer in zip(requests, answers, strict=True) if isinstance(answer, ModelUnavailable)
+    ]
+    assert 0 < len(failures) < len(requests)
+    assert len({model.worker_of(request) for request in failures}) == 1
+    assert all("was killed" in str(answer) for answer in answers if isinstance(answer, Exception))
+    assert [await sampler.sample(request) for request in requests] == before
     stats = sampler.stats()
-    assert stats.requests == len(requests) * 3 - len(lost)
+    assert stats.requests == len(requests) * 3 - len(failures)
     assert stats.failures >= 1
     await sampler.close()
 
@@ -88,15 +90,15 @@ async def test_a_worker_that_dies_fails_its_batch_and_is_started_anew(model: Wor
 async def test_a_worker_that_dies_again_and_again_is_given_up(model: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_RESTARTS", 1)
     worker = model.workers[0]
-    said = []
+    errors = []
     for _ in range(2):
         worker._process.kill()
         with pytest.raises(ModelFault) as caught:
             await worker.generate([ask(0)])
-        said.append(caught.value)
-    assert isinstance(said[0], ModelUnavailable)
-    assert not isinstance(said[1], ModelUnavailable)
-    assert "has died 2 times" in str(said[1])
+        errors.append(caught.value)
+    assert isinstance(errors[0], ModelUnavailable)
+    assert not isinstance(errors[1], ModelUnavailable)
+    assert "has died 2 times" in str(errors[1])
     with pytest.raises(ModelFault, match="has died 2 times"):
         await worker.generate([ask(0)])
 
@@ -131,11 +133,11 @@ async def test_a_worker_that_is_lost_is_replaced_whatever_it_does(
         stalled(f"{how} {place}")
         model = await asyncio.to_thread(load_local, loading(tiny_model_dir), num_workers=2, timeout_seconds=patience)
         await model.reload(tmp_path / "weights")
-        asked = asyncio.gather(*(model.generate([ask(seed)]) for seed in range(4)), return_exceptions=True)
-        lost = [one for one in await asked if isinstance(one, Exception)]
-        assert (bool(lost), {type(one) for one in lost} <= {ModelUnavailable}) == (place == "ask", True)
-        said = "was silent for 3 seconds and was ended (if it only was slow, raise" if how == "hang" else "status 7"
-        assert all(said in str(one) and str(one).endswith("; it was restarted") for one in lost)
+        replies = asyncio.gather(*(model.generate([ask(seed)]) for seed in range(4)), return_exceptions=True)
+        errors = [reply for reply in await replies if isinstance(reply, Exception)]
+        assert (bool(errors), {type(error) for error in errors} <= {ModelUnavailable}) == (place == "ask", True)
+        message = "was silent for 3 seconds and was ended (if it only was slow, raise" if how == "hang" else "status 7"
+        assert all(message in str(error) and str(error).endswith("; it was restarted") for error in errors)
         assert await model.generate([ask(seed) for seed in range(4)])
         await model.close()
     assert not children()
@@ -157,12 +159,12 @@ async def test_a_run_that_is_cancelled_does_not_wait_for_a_hung_worker(
     tiny_model_dir: Path, stalled: Callable[..., None], place: str
 ) -> None:
     stalled(f"hang {place}", each=True)
-    asked = loading(tiny_model_dir)
+    command = loading(tiny_model_dir)
     equipment = Equipment(
         recipe=parse({"name": "r", "model": {"path": str(tiny_model_dir)}}),
         run_id="run",
         make_environment=lambda _: Line(),
-        load_model=lambda role, path: load_local(asked, num_workers=2),
+        load_model=lambda role, path: load_local(command, num_workers=2),
         progress=lambda done, total, note: None,
     )
 
@@ -204,14 +206,14 @@ class Counting:
 
 async def test_a_worker_shows_that_it_computes_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "_PROGRESS_SECONDS", 0.001)
-    sent: list[object] = []
-    model, connection = Counting(5), SimpleNamespace(send=sent.append)
+    messages: list[object] = []
+    model, connection = Counting(5), SimpleNamespace(send=messages.append)
     batch = GenerateCommand(requests=(ask(0),), streamed_indices=frozenset())
     await worker._answer(model, batch, connection)  # type: ignore[arg-type]
-    assert 0 < len(sent) <= model.going
-    written = [sign.num_sampled_tokens for sign in sent if isinstance(sign, Progress)]
-    assert written == sorted(written)
-    assert len(written) == len(sent)
+    assert 0 < len(messages) <= model.going
+    counts = [sign.num_sampled_tokens for sign in messages if isinstance(sign, Progress)]
+    assert counts == sorted(counts)
+    assert len(counts) == len(messages)
 
 
 async def test_a_model_in_this_process_gives_up_at_its_next_pass(tiny_model_dir: Path) -> None:
@@ -231,24 +233,24 @@ async def test_a_request_that_breaks_the_computation_fails_alone(model: Workers)
     wrong = replace(ask(0, session="one"), sampling=Sampling(max_new_tokens=None))  # type: ignore[arg-type]
     requests = [ask(1, session="one"), wrong, ask(2, session="one"), ask(3, session="one")]
     for _ in range(module._MAX_RESTARTS + 2):
-        given = await asyncio.gather(*(sampler.sample(one) for one in requests), return_exceptions=True)
-        assert [isinstance(said, ModelFault) for said in given] == [False, True, False, False]
-        assert "failed with TypeError" in str(given[1])
+        answers = await asyncio.gather(*(sampler.sample(request) for request in requests), return_exceptions=True)
+        assert [isinstance(answer, ModelFault) for answer in answers] == [False, True, False, False]
+        assert "failed with TypeError" in str(answers[1])
     assert children() == before
     await sampler.close()
 
 
 async def test_a_token_that_the_model_cannot_read_is_named(tiny_model_dir: Path, tmp_path: Path) -> None:
-    grown = shutil.copytree(tiny_model_dir, tmp_path / "grown")
-    tokenizer = AutoTokenizer.from_pretrained(grown)
+    folder = shutil.copytree(tiny_model_dir, tmp_path / "grown")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens(["zebra"])
-    tokenizer.save_pretrained(grown)
-    model = load_local(loading(grown), num_workers=1)
+    tokenizer.save_pretrained(folder)
+    model = load_local(loading(folder), num_workers=1)
     sampler = sampler_of(model, ModelConfig(path="m"))
     strange = replace(ask(1), messages=(Message(role="user", text="get a zebra"),))
-    given = await asyncio.gather(sampler.sample(ask(0)), sampler.sample(strange), return_exceptions=True)
-    assert [isinstance(said, DataFault) for said in given] == [False, True]
-    assert "reads 'zebra' as token 384, but the model has embeddings for 384 tokens" in str(given[1])
+    answers = await asyncio.gather(sampler.sample(ask(0)), sampler.sample(strange), return_exceptions=True)
+    assert [isinstance(answer, DataFault) for answer in answers] == [False, True]
+    assert "reads 'zebra' as token 384, but the model has embeddings for 384 tokens" in str(answers[1])
     await sampler.close()
     await model.close()
 
@@ -263,13 +265,13 @@ def test_workers_end_with_the_process_that_started_them(tiny_model_dir: Path) ->
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    started = [int(pid) for pid in parent.stdout.readline().split()]
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    assert len(started) == 2
+    assert len(pids) == 2
     deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{pid}").exists() for pid in started):
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline, "a worker outlived its parent"
         time.sleep(0.1)
 
@@ -282,11 +284,11 @@ def test_a_directory_that_cannot_be_loaded_is_told_as_without_workers(tiny_model
     for file in tiny_model_dir.iterdir():
         if file.name != "model.safetensors":
             (broken / file.name).write_bytes(file.read_bytes())
-    with pytest.raises(ModelDirectoryError) as here:
+    with pytest.raises(ModelDirectoryError) as first:
         load_local(loading(broken), num_workers=1)
-    with pytest.raises(ModelDirectoryError) as there:
+    with pytest.raises(ModelDirectoryError) as second:
         load_local(loading(broken), num_workers=2)
-    assert str(here.value) == str(there.value)
+    assert str(first.value) == str(second.value)
     assert not children()
 
 
@@ -311,10 +313,10 @@ def test_workers_are_placed(
 ) -> None:
     monkeypatch.setattr(module, "processors", lambda: processors)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    asked = LoadCommand(
+    command = LoadCommand(
         path=Path(), dtype="float32", device=device, max_batch=128, context_length=0, prefix_cache_bytes=0, at=None
     )
-    assert module._devices(asked, workers) == expected
+    assert module._devices(command, workers) == expected
 
 
 def test_workers_are_no_part_of_what_a_recipe_asks_for() -> None:

@@ -64,7 +64,7 @@ class Gate(Door):
         return super().reset(instance).replace("Door", "Gate")
 
 
-class Rusted(Gate):
+class RustyGate(Gate):
     """A gate that nobody can even try."""
 
     def step(self, action: str) -> Transition:
@@ -82,10 +82,10 @@ def site(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
     """Return a maker of workplaces on one store, with a recipe of the doors and gates."""
 
     def make(*overrides: str, worlds: Any = None, gate: type[Door] = Gate, method: str = "agent-r") -> RunContext:
-        own: dict[str, Any] = {"search": {"dives": 3, "width": 3, "depth": 5, "max_new_tokens": 8}}
+        sections: dict[str, Any] = {"search": {"dives": 3, "width": 3, "depth": 5, "max_new_tokens": 8}}
         if method == "eto":
             worlds = EXPLORED
-            own = {"eto": {"phases": ["dpo"], "explore": {"samples": 3}, "preferences": {"against": "own"}}}
+            sections = {"eto": {"phases": ["dpo"], "explore": {"samples": 3}, "preferences": {"against": "own"}}}
         recipe = parse(
             {
                 "name": "worlds",
@@ -95,7 +95,7 @@ def site(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
                 "data": {"max_length": 4096},
                 "evaluation": {"max_steps": 5, "revision_test": {"cuts": 2, "max_steps": 5}},
                 "errors": {"budget": 0.4},
-                **own,
+                **sections,
             },
             overrides,
         )
@@ -198,32 +198,32 @@ async def test_each_world_draws_the_instances_that_it_would_draw_alone(site: Cal
     together = site()
     apart = [site(worlds={name: world}) for name, world in WORLDS.items()]
 
-    drawn = [await chosen_instances(ctx, 1) for ctx in apart]
-    assert await chosen_instances(together, 1) == drawn[0] + drawn[1]
-    assert [len(found) for found in drawn] == [6, 4]
+    instance_lists = [await chosen_instances(ctx, 1) for ctx in apart]
+    assert await chosen_instances(together, 1) == instance_lists[0] + instance_lists[1]
+    assert [len(instances) for instances in instance_lists] == [6, 4]
 
 
 @pytest.mark.slow
 async def test_every_stage_works_in_the_world_of_each_instance(site: Callable[..., RunContext]) -> None:
     ctx = site("splice.mode=verified")
-    made = await make_data(ctx)
+    summary = await make_data(ctx)
     await evaluate(ctx, 0)
 
     samples = load_samples(ctx.store, iteration_id=ctx.iteration_id(1)).values()
-    told = {(s.kind, s.instance.environment, s.messages[0].text) for s in samples if s.instance}
-    assert told == {(kind, env.name, env.instruction) for kind in ("revision", "good") for env in (Door(), Gate())}, (
-        "a sample begins with the instruction of its own world"
-    )
+    openings = {(s.kind, s.instance.environment, s.messages[0].text) for s in samples if s.instance}
+    assert openings == {
+        (kind, env.name, env.instruction) for kind in ("revision", "good") for env in (Door(), Gate())
+    }, "a sample begins with the instruction of its own world"
     deepest = ctx.store.rows(
         "select i.environment, max(n.depth) from node n join tree using (tree_id) join instance i using (instance_id) "
         "group by 1 order by 1"
     )
     assert dict(deepest) == {"door": 4, "gate": 3}, "a node at the depth of the search has children, which have none"
-    tested = load_episodes(ctx.store, evaluation_id(ctx, 0, TEST))
-    assert {e.instance.environment: 0 for e in tested} == {"door": 0, "gate": 0}
-    assert [len(e.trajectory.steps) for e in tested if e.instance.environment == "gate"] == [1, 1, 1]
-    assert max(len(e.trajectory.steps) for e in tested) > 1
-    assert (await make_data(ctx))["dataset_hash"] == made["dataset_hash"]
+    episodes = load_episodes(ctx.store, evaluation_id(ctx, 0, TEST))
+    assert {e.instance.environment: 0 for e in episodes} == {"door": 0, "gate": 0}
+    assert [len(e.trajectory.steps) for e in episodes if e.instance.environment == "gate"] == [1, 1, 1]
+    assert max(len(e.trajectory.steps) for e in episodes) > 1
+    assert (await make_data(ctx))["dataset_hash"] == summary["dataset_hash"]
     assert (await collect(ctx, 1))["new"] == 0
 
 
@@ -242,7 +242,7 @@ async def test_a_report_tells_of_each_world_and_of_all(site: Callable[..., RunCo
     assert gate.reward is not None
     report = build_report(ctx, 1)
     assert report.environment == "door, gate"
-    trees = {world: made["trees"] for world, made in report.item_counts_by_world.items()}
+    trees = {world: counts["trees"] for world, counts in report.item_counts_by_world.items()}
     assert trees == {"door": 6, "gate": 4}
     page = render_markdown(report)
     assert "mean of worlds" in page
@@ -254,17 +254,17 @@ async def test_a_report_tells_of_each_world_and_of_all(site: Callable[..., RunCo
 
 @pytest.mark.slow
 async def test_the_error_budget_is_that_of_all_worlds_together(site: Callable[..., RunContext]) -> None:
-    ctx = site("errors.budget=0.4", gate=Rusted)
+    ctx = site("errors.budget=0.4", gate=RustyGate)
     await start_run(ctx)
     await begin_iteration(ctx, 1)
 
     assert (await collect(ctx, 1))["trees"] == 10, "4 of 10 trees may fail, and all 4 gates do"
-    again = site("errors.budget=0.39", gate=Rusted)
-    await start_run(again)
-    await begin_iteration(again, 1)
+    second_ctx = site("errors.budget=0.39", gate=RustyGate)
+    await start_run(second_ctx)
+    await begin_iteration(second_ctx, 1)
     with pytest.raises(ErrorBudgetSpent):
-        await collect(again, 1)
-    assert len(instances_by_tree_id(again, 1, await chosen_instances(again, 1))) == 10
+        await collect(second_ctx, 1)
+    assert len(instances_by_tree_id(second_ctx, 1, await chosen_instances(second_ctx, 1))) == 10
 
 
 @pytest.mark.slow
@@ -308,14 +308,14 @@ async def test_a_dataset_holds_the_shares_of_its_worlds(site: Callable[..., RunC
 def test_shares_are_held_by_the_most_units_that_there_are() -> None:
     units = ["a"] * 10 + ["b"] * 4
 
-    kept, rejected = balance_shares(units, {"a": 0.5, "b": 0.5}, world_of=str, subject_of=str, seed=1)
-    assert (kept.count("a"), kept.count("b"), len(rejected)) == (4, 4, 6)
+    items, rejected = balance_shares(units, {"a": 0.5, "b": 0.5}, world_of=str, subject_of=str, seed=1)
+    assert (items.count("a"), items.count("b"), len(rejected)) == (4, 4, 6)
     assert balance_shares(units, {}, world_of=str, subject_of=str, seed=1).kept_items == tuple(units)
     some = balance_shares(units, {"a": 0.2, "b": 0.3, "c": 0.5}, world_of=str, subject_of=str, seed=1).kept_items
     assert (some.count("a"), some.count("b")) == (3, 4), "a world without units leaves its share to the others"
 
 
-async def played(ctx: RunContext) -> RunContext:
+async def run_evaluation(ctx: RunContext) -> RunContext:
     await start_run(ctx)
     await evaluate(ctx, 0)
     return ctx
@@ -325,19 +325,21 @@ async def played(ctx: RunContext) -> RunContext:
 @pytest.mark.slow
 async def test_one_model_stands_beside_a_model_for_each_world(site: Callable[..., RunContext]) -> None:
     off = "evaluation.revision_test.enabled=false"
-    together = await played(site(off))
-    door, gate = [await played(site(off, worlds={name: world})) for name, world in WORLDS.items()]
+    together = await run_evaluation(site(off))
+    door, gate = [await run_evaluation(site(off, worlds={name: world})) for name, world in WORLDS.items()]
 
-    one, apart = world_comparison(together, [door, gate])
-    assert (one.mode, apart.mode) == ("one model", "a model a world")
-    assert (one.success, one.reward) == (apart.success, apart.reward), "the same model on the same instances"
-    assert set(one.success) == {"door", "gate"}
+    single, apart = world_comparison(together, [door, gate])
+    assert (single.mode, apart.mode) == ("one model", "a model a world")
+    assert (single.success, single.reward) == (apart.success, apart.reward), "the same model on the same instances"
+    assert set(single.success) == {"door", "gate"}
     assert recipe_differences(together, [door, gate]) == []
-    other = await played(site(off, "seed=3", "environments.door.instances.test_limit=2", worlds={"door": {}}))
-    assert recipe_differences(together, [other]) == [f"run {other.run_id} also differs in instances, seed"]
+    other_ctx = await run_evaluation(
+        site(off, "seed=3", "environments.door.instances.test_limit=2", worlds={"door": {}})
+    )
+    assert recipe_differences(together, [other_ctx]) == [f"run {other_ctx.run_id} also differs in instances, seed"]
     with pytest.raises(ConfigError, match="played other held-out instances of door"):
-        world_comparison(together, [other])
+        world_comparison(together, [other_ctx])
     with pytest.raises(ConfigError, match="are both of door"):
-        world_comparison(together, [door, other])
+        world_comparison(together, [door, other_ctx])
     with pytest.raises(ConfigError, match="has one world"):
         world_comparison(door, [gate])

@@ -31,7 +31,7 @@ CHECKOUT = ("make ", ".venv/bin/")
 
 def commands(text: str) -> list[str]:
     lines = [line for language, block in BLOCK.findall(text) if language == "sh" for line in block.splitlines()]
-    return [found for line in lines if (found := re.sub(r"\s+#.*", "", line).strip())]
+    return [command for line in lines if (command := re.sub(r"\s+#.*", "", line).strip())]
 
 
 @pytest.fixture
@@ -54,9 +54,9 @@ def test_commands_are_run_in_an_empty_folder(text: str, folder: Path, monkeypatc
         if program == "agentr" and words[0] == "run":
             assert load(Path(words[1]))
         elif program == "agentr":
-            done = CliRunner().invoke(cli, words, catch_exceptions=False)
-            assert done.exit_code == 0, (command, done.output)
-            assert done.output.strip(), command
+            result = CliRunner().invoke(cli, words, catch_exceptions=False)
+            assert result.exit_code == 0, (command, result.output)
+            assert result.output.strip(), command
         elif program == "pip":
             monkeypatch.syspath_prepend(str(register_package(folder / words[-1])))
         else:
@@ -75,9 +75,9 @@ def test_commands_of_a_checkout_name_what_there_is(command: str) -> None:
 
 @pytest.mark.parametrize("text", [AGENTS, SKILL], ids=["AGENTS.md", "SKILL.md"])
 def test_commands_between_words_are_there(text: str) -> None:
-    named = re.findall(r"`agentr\s+([a-z][^`]*)`", BLOCK.sub("", text))
-    assert named
-    for words in map(shlex.split, named):
+    mentions = re.findall(r"`agentr\s+([a-z][^`]*)`", BLOCK.sub("", text))
+    assert mentions
+    for words in map(shlex.split, mentions):
         inside = [word for word in words[:2] if word.isalpha() and word.islower()]
         assert CliRunner().invoke(cli, [*inside, "--help"]).exit_code == 0, words
 
@@ -90,7 +90,7 @@ def test_paths_are_there(path: tuple[str, str]) -> None:
 def test_they_are_short_and_the_skill_says_when_to_use_it() -> None:
     assert len(AGENTS.splitlines()) <= 70
     _, front, body = SKILL.split("---\n", 2)
-    told = yaml.safe_load(front)
-    assert told["name"] == "agentr"
-    assert len(told["description"]) <= 1024
+    fields = yaml.safe_load(front)
+    assert fields["name"] == "agentr"
+    assert len(fields["description"]) <= 1024
     assert len(body.splitlines()) <= 90

@@ -41,25 +41,25 @@ def test_it_has_what_a_team_needs() -> None:
 
 def test_services_wait_for_what_can_be_waited_for() -> None:
     for service in SERVICES.values():
-        for other, how in service.get("depends_on", {}).items():
-            healthy = "healthcheck" in SERVICES[other]
+        for dependency, how in service.get("depends_on", {}).items():
+            healthy = "healthcheck" in SERVICES[dependency]
             assert how["condition"] == ("service_healthy" if healthy else "service_completed_successfully")
-            assert healthy or SERVICES[other]["restart"] == "no"
-        shared = service.get("network_mode", "service:postgres").removeprefix("service:")
-        assert shared in SERVICES
+            assert healthy or SERVICES[dependency]["restart"] == "no"
+        network = service.get("network_mode", "service:postgres").removeprefix("service:")
+        assert network in SERVICES
     for name in ("postgres", "prefect", "vllm"):
         assert SERVICES[name]["healthcheck"]["test"][0] == "CMD"
 
 
 def test_volumes_are_declared_and_folders_are_those_of_the_checkout() -> None:
-    used = {volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])}
-    assert {name for name in used if not name.startswith(".")} == set(COMPOSE["volumes"])
-    assert {name for name in used if name.startswith(".")} == {"../models"}
+    volumes = {volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])}
+    assert {name for name in volumes if not name.startswith(".")} == set(COMPOSE["volumes"])
+    assert {name for name in volumes if name.startswith(".")} == {"../models"}
     worker = SERVICES["worker-cpu"]
     assert worker["environment"]["AGENTR_HOME"] == worker["working_dir"] == HERE
     assert (FILE.parent / COMPOSE["x-agentr"]["build"]["context"]).resolve() == ROOT
-    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    assert {".venv", "runs", "models"} <= set(ignored), "the image is not made of what lies in a checkout by chance"
+    patterns = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert {".venv", "runs", "models"} <= set(patterns), "the image is not made of what lies in a checkout by chance"
 
 
 def test_nothing_is_open_beyond_this_machine() -> None:
@@ -86,10 +86,10 @@ def test_commands_exist(name: str, words: list[str]) -> None:
 
 
 def test_workers_are_those_of_the_deployments() -> None:
-    asked = [words for _, words in ALL if words[:3] == ["prefect", "worker", "start"]]
-    deployed = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8"))
-    queues = {(each["work_pool"]["name"], each["work_pool"]["work_queue_name"]) for each in deployed["deployments"]}
-    assert {(words[4], words[6]) for words in asked} == queues
+    worker_commands = [words for _, words in ALL if words[:3] == ["prefect", "worker", "start"]]
+    config = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8"))
+    queues = {(each["work_pool"]["name"], each["work_pool"]["work_queue_name"]) for each in config["deployments"]}
+    assert {(words[4], words[6]) for words in worker_commands} == queues
 
 
 def test_variables_are_known() -> None:

@@ -21,8 +21,8 @@ def test_files_are_there(path: str) -> None:
 @pytest.mark.parametrize("target", re.findall(r"`make ([\w-]+)`|^make ([\w-]+)", TEXT, re.M))
 def test_make_has_the_target(target: str) -> None:
     name = "".join(target)
-    asked = subprocess.run(["make", "-n", name], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert asked.returncode == 0, asked.stderr
+    process = subprocess.run(["make", "-n", name], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
 
 
 def test_every_package_is_on_the_map() -> None:

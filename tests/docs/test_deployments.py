@@ -32,9 +32,9 @@ POOL: dict[str, Any] = yaml.safe_load((KUBERNETES / "work-pool.yaml").read_text(
 
 def flow_of(deployment: dict[str, Any]) -> Flow[..., Any]:
     file, name = deployment["entrypoint"].split(":")
-    found: Flow[..., Any] = load_flow_from_entrypoint(f"{ROOT / file}:{name}")
-    assert isinstance(found, Flow)
-    return found
+    flow: Flow[..., Any] = load_flow_from_entrypoint(f"{ROOT / file}:{name}")
+    assert isinstance(flow, Flow)
+    return flow
 
 
 def test_every_recipe_has_a_deployment_of_its_name() -> None:
@@ -61,16 +61,16 @@ def test_the_recipe_exists_and_belongs_to_the_flow(deployment: dict[str, Any]) -
     if path is None:
         return
     recipe = load(ROOT / path, deployment["parameters"].get("overrides", ()))
-    wanted = {"compare": "compare", "compare-runs": "compare"}.get(recipe.method, "flywheel")
+    expected = {"compare": "compare", "compare-runs": "compare"}.get(recipe.method, "flywheel")
     name = flow_of(deployment).name
-    assert name == wanted or (name in ("collect-only", "improve") and plan_of(recipe, 1).gathering_stages)
+    assert name == expected or (name in ("collect-only", "improve") and plan_of(recipe, 1).gathering_stages)
 
 
 def test_each_stage_has_a_deployment() -> None:
-    wanted = {stage.name for method in SHIPPED for stage in method_named(method).stages}
-    served = [each for each in DEPLOYMENTS if flow_of(each).name == "stage"]
-    assert {each["name"] for each in served} == {*wanted, "report"}
-    assert all(flow_of(each).fn.__name__ == each["name"] for each in served)
+    names = {stage.name for method in SHIPPED for stage in method_named(method).stages}
+    stage_deployments = [each for each in DEPLOYMENTS if flow_of(each).name == "stage"]
+    assert {each["name"] for each in stage_deployments} == {*names, "report"}
+    assert all(flow_of(each).fn.__name__ == each["name"] for each in stage_deployments)
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["entrypoint"])
@@ -81,8 +81,8 @@ def test_a_deployment_names_a_queue_and_says_what_it_is(deployment: dict[str, An
     for schedule in deployment.get("schedules", ()):
         assert schedule["active"] is False, "nothing runs by itself before its owner says so"
         assert "parameters" not in schedule, "Prefect 3.9 empties those of a schedule that is paused or resumed"
-        asked = inspect.signature(flow_of(deployment).fn).bind(**deployment["parameters"]).arguments
-        assert asked.get("more") == 1 or "limit" in asked, "each time does new work"
+        arguments = inspect.signature(flow_of(deployment).fn).bind(**deployment["parameters"]).arguments
+        assert arguments.get("more") == 1 or "limit" in arguments, "each time does new work"
 
 
 def test_improve_is_started_by_what_collect_only_tells_and_by_nothing_of_its_own() -> None:
@@ -100,23 +100,23 @@ def test_improve_is_started_by_what_collect_only_tells_and_by_nothing_of_its_own
 
 
 def test_the_automations_are_what_prefect_takes() -> None:
-    told = yaml.safe_load((ROOT / "deployments" / "automations.yaml").read_text())["automations"]
-    failed, alarm, gone = (AutomationCore.model_validate(each) for each in told)
-    assert isinstance(failed.trigger, EventTrigger)
+    automations = yaml.safe_load((ROOT / "deployments" / "automations.yaml").read_text())["automations"]
+    failure, alarm, loss = (AutomationCore.model_validate(each) for each in automations)
+    assert isinstance(failure.trigger, EventTrigger)
     assert isinstance(alarm.trigger, EventTrigger)
-    assert isinstance(gone.trigger, EventTrigger)
-    assert [action.type for action in (*failed.actions, *alarm.actions, *gone.actions)] == [
+    assert isinstance(loss.trigger, EventTrigger)
+    assert [action.type for action in (*failure.actions, *alarm.actions, *loss.actions)] == [
         "send-notification",
         "send-notification",
         "change-flow-run-state",
     ]
-    assert failed.trigger.expect == {"prefect.flow-run.Failed", "prefect.flow-run.Crashed"}
-    assert gone.trigger.posture.value == "Proactive"
+    assert failure.trigger.expect == {"prefect.flow-run.Failed", "prefect.flow-run.Crashed"}
+    assert loss.trigger.posture.value == "Proactive"
     # A run that sends signs of life at Prefect's own pace may miss two of them.
-    assert gone.trigger.within.total_seconds() > 3 * (FlowsSettings().heartbeat_frequency or 0)
+    assert loss.trigger.within.total_seconds() > 3 * (FlowsSettings().heartbeat_frequency or 0)
     tags = {tag for each in DEPLOYMENTS for tag in each["tags"]}
     assert alarm.trigger.expect == {events.ALARM}
-    for each in (failed, alarm, gone):
+    for each in (failure, alarm, loss):
         assert isinstance(each.trigger, EventTrigger)
         assert isinstance(each.trigger.match_related, ResourceSpecification)
         (tag,) = each.trigger.match_related["prefect.resource.id"]
@@ -127,11 +127,11 @@ def test_the_template_of_pods_is_that_of_prefect_with_volumes_and_gpus() -> None
     """Prefect carries the template of its Kubernetes worker; ours keeps its shape and names every
     variable it uses.
     """
-    (known,) = Path(prefect.__file__).parent.rglob("aggregate-worker-metadata.json")
-    official = json.loads(known.read_text())["prefect-kubernetes"]["kubernetes"]["default_base_job_configuration"]
-    used = set(re.findall(r"{{ (\w+) }}", json.dumps(POOL["job_configuration"])))
+    (path,) = Path(prefect.__file__).parent.rglob("aggregate-worker-metadata.json")
+    official = json.loads(path.read_text())["prefect-kubernetes"]["kubernetes"]["default_base_job_configuration"]
+    variables = set(re.findall(r"{{ (\w+) }}", json.dumps(POOL["job_configuration"])))
 
-    assert used == set(POOL["variables"]["properties"])
+    assert variables == set(POOL["variables"]["properties"])
     assert set(POOL["job_configuration"]) == set(official["job_configuration"]) - {"cluster_config"}
     manifest, theirs = (each["job_configuration"]["job_manifest"] for each in (POOL, official))
     assert set(manifest) == set(theirs)
@@ -140,7 +140,7 @@ def test_the_template_of_pods_is_that_of_prefect_with_volumes_and_gpus() -> None
         if name in official["variables"]["properties"]:
             assert field["type"] == official["variables"]["properties"][name]["type"], name
     for deployment in PODS:
-        assert set(deployment["work_pool"]["job_variables"]) <= used
+        assert set(deployment["work_pool"]["job_variables"]) <= variables
 
 
 def test_the_parts_of_the_cluster_fit_together() -> None:

@@ -27,9 +27,9 @@ def functions(node: ast.AST, name: str = "") -> Iterator[tuple[str, int]]:
             continue
         path = f"{name}.{child.name}".lstrip(".")
         if not isinstance(child, ast.ClassDef):
-            first = child.body[0]
-            documented = ast.get_docstring(child, clean=False) is not None
-            yield path, length(child) - (length(first) if documented else 0)
+            statement = child.body[0]
+            has_docstring = ast.get_docstring(child, clean=False) is not None
+            yield path, length(child) - (length(statement) if has_docstring else 0)
         yield from functions(child, path)
 
 
@@ -52,7 +52,7 @@ def test_modules_are_short() -> None:
     assert not [file for file in FILES if file.read_text(encoding="utf-8").count("\n") > LINES_OF_MODULE]
 
 
-def named(node: ast.AST) -> str | None:
+def name_of(node: ast.AST) -> str | None:
     """Return the name that a node gives to something, if it does."""
     match node:
         case ast.Name(id=name, ctx=ast.Store()):
@@ -67,10 +67,10 @@ def test_no_name_is_empty() -> None:
         f"{file.relative_to(ROOT)}: {name}"
         for file in FILES
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if (name := named(node)) in EMPTY_NAMES
+        if (name := name_of(node)) in EMPTY_NAMES
     }
     code = "for one in them:\n  pass\ndef made(mine):\n  found = [theirs for theirs in found]"
-    assert {named(node) for node in ast.walk(ast.parse(code))} == {None, *EMPTY_NAMES - {"ones"}}
+    assert {name_of(node) for node in ast.walk(ast.parse(code))} == {None, *EMPTY_NAMES - {"ones"}}
 
 
 @pytest.mark.parametrize(("lines", "documented"), [(60, False), (61, False), (60, True)])

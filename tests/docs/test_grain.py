@@ -43,15 +43,15 @@ def test_no_package_only_re_exports() -> None:
 @pytest.mark.parametrize("kind", ["layers", "acyclic_siblings"])
 def test_contracts_have_no_exceptions(kind: str) -> None:
     settings = tomllib.loads(ROOT.joinpath("pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
-    contracts = [one for one in settings["contracts"] if one["type"] == kind]
+    contracts = [contract for contract in settings["contracts"] if contract["type"] == kind]
     assert contracts
     assert "exclude_type_checking_imports" not in settings
-    assert not [one for one in contracts if {"ignore_imports", "skip_descendants", "depth"} & one.keys()]
+    assert not [contract for contract in contracts if {"ignore_imports", "skip_descendants", "depth"} & contract.keys()]
 
 
 def test_circles_are_looked_for_everywhere() -> None:
     settings = tomllib.loads(ROOT.joinpath("pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
-    (contract,) = [one for one in settings["contracts"] if one["type"] == "acyclic_siblings"]
+    (contract,) = [entry for entry in settings["contracts"] if entry["type"] == "acyclic_siblings"]
     assert set(contract["ancestors"]) == set(settings["root_packages"])
 
 

@@ -21,26 +21,28 @@ def requirements(file: str) -> list[Requirement]:
     return [Requirement(line) for line in lines if line and not line.startswith("#")]
 
 
-def locked(python: str) -> dict[NormalizedName, str]:
+def lock_versions(python: str) -> dict[NormalizedName, str]:
     """Return the version of each package, by name, for a Python on this system."""
-    here = {"python_version": python, "python_full_version": f"{python}.9"}
-    wanted = [each for each in requirements("constraints.txt") if each.marker is None or each.marker.evaluate(here)]
-    names = [canonicalize_name(each.name) for each in wanted]
+    env = {"python_version": python, "python_full_version": f"{python}.9"}
+    pins = [each for each in requirements("constraints.txt") if each.marker is None or each.marker.evaluate(env)]
+    names = [canonicalize_name(each.name) for each in pins]
     assert len(set(names)) == len(names)
-    return {name: str(each.specifier).removeprefix("==") for name, each in zip(names, wanted, strict=True)}
+    return {name: str(each.specifier).removeprefix("==") for name, each in zip(names, pins, strict=True)}
 
 
-def asked() -> list[Requirement]:
+def project_requirements() -> list[Requirement]:
     project = tomllib.loads(ROOT.joinpath("pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"].values()
-    wanted = [Requirement(text) for text in (*project["dependencies"], *(text for some in extras for text in some))]
-    return [each for each in wanted if each.name != project["name"]]
+    dependencies = [
+        Requirement(text) for text in (*project["dependencies"], *(text for some in extras for text in some))
+    ]
+    return [each for each in dependencies if each.name != project["name"]]
 
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_each_dependency_has_a_version_that_is_asked_for(python: str) -> None:
-    versions = locked(python)
-    for each in (*asked(), *requirements("constraints.in")):
+    versions = lock_versions(python)
+    for each in (*project_requirements(), *requirements("constraints.in")):
         name = canonicalize_name(each.name)
         assert name in versions, f"{each} is not in constraints.txt; run `make lock`"
         assert versions[name] in each.specifier, f"{each} is not what constraints.txt has; run `make lock`"
@@ -54,7 +56,13 @@ def test_the_lock_has_exact_versions_and_no_addresses() -> None:
 
 def test_what_is_installed_is_what_is_locked() -> None:
     """Builds of one version, such as PyTorch's for CPUs, count as that version."""
-    versions = locked(f"{sys.version_info.major}.{sys.version_info.minor}")
-    found = {canonicalize_name(each.metadata["Name"]): each.version.partition("+")[0] for each in distributions()}
-    assert "torch" in found
-    assert {name: found[name] for name in versions.keys() & found.keys() if found[name] != versions[name]} == {}
+    versions = lock_versions(f"{sys.version_info.major}.{sys.version_info.minor}")
+    env_versions = {
+        canonicalize_name(each.metadata["Name"]): each.version.partition("+")[0] for each in distributions()
+    }
+    assert "torch" in env_versions
+    assert {
+        name: env_versions[name]
+        for name in versions.keys() & env_versions.keys()
+        if env_versions[name] != versions[name]
+    } == {}

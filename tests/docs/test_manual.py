@@ -55,10 +55,10 @@ def blocks(name: str, language: str) -> list[str]:
     return [text for kind, text in BLOCK.findall(text_of(name)) if kind == language]
 
 
-def listed(nav: Any) -> Iterator[str]:
+def nav_targets(nav: Any) -> Iterator[str]:
     for entry in nav:
         for target in entry.values():
-            yield from [target] if isinstance(target, str) else listed(target)
+            yield from [target] if isinstance(target, str) else nav_targets(target)
 
 
 def table_rows(text: str) -> list[list[str]]:
@@ -73,21 +73,21 @@ def anchors(text: str) -> set[str]:
 
 
 def test_the_contents_list_every_page_once() -> None:
-    assert sorted(listed(NAVIGATION)) == [str(page.relative_to(MANUAL)) for page in PAGES]
+    assert sorted(nav_targets(NAVIGATION)) == [str(page.relative_to(MANUAL)) for page in PAGES]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.stem))
 def test_links_and_pictures_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", BLOCK.sub("", page.read_text("utf-8"))):
         path, _, anchor = target.partition("#")
-        found = (page.parent / path).resolve() if path else page
-        assert found.is_file(), target
-        assert MANUAL in found.parents, f"{target} is not in the built pages"
-        assert not anchor or anchor in anchors(found.read_text("utf-8")), target
+        file = (page.parent / path).resolve() if path else page
+        assert file.is_file(), target
+        assert MANUAL in file.parents, f"{target} is not in the built pages"
+        assert not anchor or anchor in anchors(file.read_text("utf-8")), target
 
 
 def test_the_minutes_are_those_of_a_reader() -> None:
-    told = 0
+    total = 0
     for title, minutes, _ in table_rows(text_of("index")):
         (page,) = re.findall(r"\((\w+)\.md\)", title)
         if minutes != "as needed":
@@ -95,8 +95,8 @@ def test_the_minutes_are_those_of_a_reader() -> None:
             # Tables of fields are looked things up in.
             words = words // 3 if page == "methods" else words
             assert words / WORDS_A_MINUTE <= int(minutes) + 0.5, (page, words)
-            told += int(minutes)
-    assert told <= 20
+            total += int(minutes)
+    assert total <= 20
 
 
 class Loads(HTMLParser):
@@ -107,9 +107,9 @@ class Loads(HTMLParser):
         self.found: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
+        attributes = dict(attrs)
         if tag in ("script", "img", "iframe", "source", "link"):
-            self.found += [address for name in ("src", "href") if (address := given.get(name))]
+            self.found += [address for name in ("src", "href") if (address := attributes.get(name))]
 
 
 @pytest.fixture(scope="module")
@@ -127,13 +127,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_pages_are_built_and_load_nothing_from_elsewhere(site: Path) -> None:
     for page in PAGES:
-        built = (site / page.relative_to(MANUAL)).with_suffix(".html")
+        file = (site / page.relative_to(MANUAL)).with_suffix(".html")
         loads = Loads()
-        loads.feed(built.read_text(encoding="utf-8"))
+        loads.feed(file.read_text(encoding="utf-8"))
         assert loads.found
         for address in loads.found:
-            assert "//" not in address, f"{built.name} loads {address}"
-            assert (built.parent / address.partition("#")[0].partition("?")[0]).exists(), address
+            assert "//" not in address, f"{file.name} loads {address}"
+            assert (file.parent / address.partition("#")[0].partition("?")[0]).exists(), address
     for sheet in site.rglob("*.css"):
         assert not re.search(r"(@import|url\()\s*[\"']?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet
 
@@ -161,9 +161,9 @@ def test_words_are_found_in_pages_on_a_disk_and_behind_a_server(site: Path, tmp_
     page = site / f"probe-{scheme}.html"
     page.write_text((site / "index.html").read_text("utf-8").replace("</body>", f"{SEARCH}</body>"), encoding="utf-8")
     with running(StaticFiles(directory=site)) as address:
-        seen = browse(page.as_uri() if scheme == "file" else f"{address}/{page.name}", tmp_path, seconds=20)
-    (found,) = re.findall(r'data-found="([^"]*)"', seen)
-    assert {"concepts.html", "glossary.html"} <= set(found.split()), found
+        dom = browse(page.as_uri() if scheme == "file" else f"{address}/{page.name}", tmp_path, seconds=20)
+    (hits,) = re.findall(r'data-found="([^"]*)"', dom)
+    assert {"concepts.html", "glossary.html"} <= set(hits.split()), hits
 
 
 def test_the_picture_is_drawn_by_itself_and_is_readable_on_any_ground() -> None:
@@ -178,18 +178,18 @@ def test_the_picture_is_drawn_by_itself_and_is_readable_on_any_ground() -> None:
 def sentences() -> tuple[str, ...]:
     """Return every text of the program, with `…` for what is filled in."""
 
-    def told(node: ast.JoinedStr) -> str:
+    def template(node: ast.JoinedStr) -> str:
         return "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
 
-    found = []
+    texts = []
     for folder in ("agentr_core", "flows", "tasks"):
         for file in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.JoinedStr):
-                    found.append(told(node))
+                    texts.append(template(node))
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    found.append(node.value)
-    return tuple(found)
+                    texts.append(node.value)
+    return tuple(texts)
 
 
 @pytest.mark.parametrize("told", blocks("troubleshooting", "text"))
@@ -214,9 +214,9 @@ def test_recipes_have_the_fields_of_the_papers(name: str, field: str, default: s
 def test_the_page_of_alarms_has_each_with_its_default() -> None:
     rows = [row for row in table_rows(text_of("alarms")) if len(row) == 5]
     assert [name.strip("`") for name, *_ in rows] == [rule.name for rule in RULES]
-    for name, default, *told in rows:
+    for name, default, *cells in rows:
         assert yaml.safe_load(default.strip("`")) == RECIPE["alarms"][name.strip("`")]
-        assert all(told)
+        assert all(cells)
 
 
 def test_the_recipes_and_folders_of_the_methods_are_there() -> None:
@@ -230,14 +230,14 @@ def test_the_recipes_and_folders_of_the_methods_are_there() -> None:
 def test_the_page_of_questions_has_every_source_and_column() -> None:
     page = text_of("questions")
 
-    def told(mark: str) -> dict[str, list[str]]:
+    def read_table(mark: str) -> dict[str, list[str]]:
         part = page.partition(f"<!-- {mark} -->")[2].partition("<!-- end -->")[0]
         return {row[0].strip("`"): re.findall(r"`([^`]+)`", row[1]) for row in table_rows(part)}
 
-    assert told("sources") == {domain: list(names) for domain, names in problems.SOURCES.items()}
-    columns = told("columns")
-    read = {"question": problems._QUESTION_COLUMNS, "answer": problems._ANSWER_COLUMNS, "id": problems._ID_COLUMNS}
-    assert {what: tuple(columns[what][: len(names)]) for what, names in read.items()} == read
+    assert read_table("sources") == {domain: list(names) for domain, names in problems.SOURCES.items()}
+    columns = read_table("columns")
+    expected = {"question": problems._QUESTION_COLUMNS, "answer": problems._ANSWER_COLUMNS, "id": problems._ID_COLUMNS}
+    assert {field: tuple(columns[field][: len(names)]) for field, names in expected.items()} == expected
 
 
 def test_results_are_those_of_the_log() -> None:
@@ -247,10 +247,10 @@ def test_results_are_those_of_the_log() -> None:
     assert len(sections) > 3
     for section in sections:
         heading = section.splitlines()[0].removeprefix("LOG: ")
-        found = " ".join(log[heading].split())
+        entry = " ".join(log[heading].split())
         for cell in (cell for row in table_rows(section) for cell in row[1:] if cell):
             for number in re.findall(r"[-+]?\d+(?:\.\d+)?", cell):
-                assert re.search(rf"(?<![\d.]){re.escape(number.lstrip('+'))}(?![\d.]*\d)", found), (heading, cell)
+                assert re.search(rf"(?<![\d.]){re.escape(number.lstrip('+'))}(?![\d.]*\d)", entry), (heading, cell)
 
 
 def test_panels_have_the_hashes_that_the_store_gives_them(tmp_path: Path) -> None:
@@ -258,13 +258,13 @@ def test_panels_have_the_hashes_that_the_store_gives_them(tmp_path: Path) -> Non
         return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
 
     store = gallery.fill(tmp_path / "store.duckdb")
-    stored = store.rows(examples()["panels"].sql)
-    assert stored
-    for evaluation, *_, panel, run, iteration in stored:
-        played = (
+    panels = store.rows(examples()["panels"].sql)
+    assert panels
+    for evaluation, *_, panel, run, iteration in panels:
+        query = (
             "select instance_id, repeat from v_episodes where (evaluation, run_id, iteration) = (?, ?, ?) and cut = 0"
         )
-        assert panel == hash_of(f"{key}#{repeat}" for key, repeat in store.rows(played, evaluation, run, iteration))
+        assert panel == hash_of(f"{key}#{repeat}" for key, repeat in store.rows(query, evaluation, run, iteration))
 
     part = text_of("results").partition("## Reproduce")[2].partition("\n## ")[0]
     rows = table_rows(part)
@@ -304,33 +304,33 @@ def test_a_filter_of_ones_own_is_a_method_that_takes_fewer_samples(early: str, m
     from agentr_core.methods.table import method_of
 
     def sample(bad: int) -> Sample:
-        said = [Message(role="assistant", text=str(n), train=n > bad) for n in range(bad + 3)]
-        return Sample(kind=SampleKind.REVISION, messages=tuple(said), instance=None)
+        messages = [Message(role="assistant", text=str(n), train=n > bad) for n in range(bad + 3)]
+        return Sample(kind=SampleKind.REVISION, messages=tuple(messages), instance=None)
 
     monkeypatch.chdir(ROOT)
-    made = ROOT / "deployments" / "recipes" / "textcraft-tiny.yaml"
-    recipe = load(made, [f"method={early}"])
+    path = ROOT / "deployments" / "recipes" / "textcraft-tiny.yaml"
+    recipe = load(path, [f"method={early}"])
     takes = method_of(recipe).plan(recipe, 1).takes_sample
     assert takes is not None
     assert [takes(sample(bad)) for bad in (0, 4, 5)] == [True, True, False]
-    assert "Agent-R, early revisions" in describe(made, [f"method={early}"])
+    assert "Agent-R, early revisions" in describe(path, [f"method={early}"])
 
 
 def test_the_method_that_is_shown_is_one_that_is_run() -> None:
-    _, shown = blocks("cookbook", "python")
-    assert shown in (ROOT / "data" / "templates" / "method" / "reply_recital.py").read_text(encoding="utf-8")
+    _, block = blocks("cookbook", "python")
+    assert block in (ROOT / "data" / "templates" / "method" / "reply_recital.py").read_text(encoding="utf-8")
 
 
 def test_group_rl_on_vllm_is_set_as_shown() -> None:
-    shown = [text for text in blocks("learning", "yaml") if "backend: vllm" in text]
-    alone, turns = (parse({"name": "manual", "method": "grpo"} | yaml.safe_load(text)) for text in shown)
+    texts = [text for text in blocks("learning", "yaml") if "backend: vllm" in text]
+    alone, turns = (parse({"name": "manual", "method": "grpo"} | yaml.safe_load(text)) for text in texts)
     assert alone.model.backend == turns.model.backend == "vllm"
     assert 0 not in alone.model.vllm.gpus, "the trainer has it"
     assert turns.model.shares_gpus
     assert turns.model.vllm.gpus == tuple(range(turns.training.num_processes))
 
 
-def written(script: str) -> dict[str, str]:
+def script_files(script: str) -> dict[str, str]:
     """Return the files that a script writes with `cat`, by name."""
     return dict(re.findall(r"^cat > (\S+) <<'END'\n(.*?)^END$", script, re.M | re.S))
 
@@ -345,21 +345,21 @@ def test_the_tutorial_names_commands_that_there_are() -> None:
     assert {line.split()[0] for line in inside} == {"new", "env", "plan", "run", "runs", "sql"}
     done = subprocess.run(["make", "install", "--dry-run"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0
-    recipe = parse(yaml.safe_load(written(TUTORIAL_SCRIPT)["my-recipe.yaml"]))
+    recipe = parse(yaml.safe_load(script_files(TUTORIAL_SCRIPT)["my-recipe.yaml"]))
     assert f"agentr new world {recipe.environment.name}\n{INSTALL}\n" in TUTORIAL_SCRIPT
 
 
 def test_the_model_of_the_tutorial_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = re.findall(r"^python \$AGENTR_HOME/(\S+) my-model$", TUTORIAL_SCRIPT, re.M)
-    subprocess.run([sys.executable, str(ROOT / line), "my-model"], cwd=tmp_path, env=known(), check=True)
-    (tmp_path / "my-recipe.yaml").write_text(written(TUTORIAL_SCRIPT)["my-recipe.yaml"])
+    subprocess.run([sys.executable, str(ROOT / line), "my-model"], cwd=tmp_path, env=program_environment(), check=True)
+    (tmp_path / "my-recipe.yaml").write_text(script_files(TUTORIAL_SCRIPT)["my-recipe.yaml"])
     monkeypatch.chdir(tmp_path)
-    planned = describe(tmp_path / "my-recipe.yaml", ["environment.name=textcraft"])
+    plan = describe(tmp_path / "my-recipe.yaml", ["environment.name=textcraft"])
     (parameters,) = set(re.findall(r"([\d,]+) (?:random )?parameters", text_of("tutorial")))
-    assert f"actor, transformers: {parameters} parameters" in planned
+    assert f"actor, transformers: {parameters} parameters" in plan
 
 
-def known(**more: str) -> dict[str, str]:
+def program_environment(**more: str) -> dict[str, str]:
     """Return an environment in which the programs of this one are found."""
     return {
         **{name: value for name, value in os.environ.items() if name not in ("AGENTR_VLLM", "PREFECT_API_URL")},
@@ -382,7 +382,7 @@ END
 """
     _, script = TUTORIAL_SCRIPT.split("export AGENTR_HOME=$PWD\n")
     assert script.count(INSTALL) == 1
-    env = known(AGENTR_HOME=str(ROOT), PYTHONPATH=f"{ROOT}:{tmp_path / 'my-agent' / 'my-lock'}")
+    env = program_environment(AGENTR_HOME=str(ROOT), PYTHONPATH=f"{ROOT}:{tmp_path / 'my-agent' / 'my-lock'}")
     done = subprocess.run(
         ["bash", "-e", "-c", script.replace(INSTALL, registering)],
         cwd=tmp_path,
@@ -395,5 +395,5 @@ END
     (report,) = re.findall(r"^report  (\S+)$", done.stdout, re.M)
     page = (tmp_path / "my-agent" / report).read_text(encoding="utf-8")
     assert "my-agent" in page
-    (shown,) = (text for kind, text in BLOCK.findall(text_of("tutorial")) if not kind)
-    assert shown in done.stdout
+    (output,) = (text for kind, text in BLOCK.findall(text_of("tutorial")) if not kind)
+    assert output in done.stdout

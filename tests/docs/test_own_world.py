@@ -31,8 +31,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The package of the guide, made by its commands and registered as `pip install` would."""
     make, install, *_ = blocks("sh")
     monkeypatch.chdir(tmp_path)
-    made = CliRunner().invoke(cli, shlex.split(make)[1:], catch_exceptions=False)
-    assert install in made.output
+    result = CliRunner().invoke(cli, shlex.split(make)[1:], catch_exceptions=False)
+    assert install in result.output
     folder = register_package(tmp_path / shlex.split(install)[-1])
     monkeypatch.syspath_prepend(str(folder))
     return folder
@@ -42,14 +42,14 @@ def test_the_guide_leads_to_a_world_that_is_sound_and_can_be_played(package: Pat
     run = CliRunner()
     doctor, play, serve = (shlex.split(text)[1:] for text in blocks("sh")[2:])
 
-    checked = run.invoke(cli, doctor, catch_exceptions=False)
-    assert (checked.exit_code, checked.output) == (0, "my-lock: ok - keeps the contract\n")
+    check_result = run.invoke(cli, doctor, catch_exceptions=False)
+    assert (check_result.exit_code, check_result.output) == (0, "my-lock: ok - keeps the contract\n")
 
     # Lock 37 is at 829.
-    played = run.invoke(cli, play, input="open\ntry 4 4 4\ntry 8 2 9\n", catch_exceptions=False)
-    assert "Say: try DIGIT DIGIT DIGIT." in played.output
-    assert "too low, too high, too low." in played.output
-    assert played.output.endswith("The lock opens.\nThe episode is over: reward 1, success.\n")
+    play_result = run.invoke(cli, play, input="open\ntry 4 4 4\ntry 8 2 9\n", catch_exceptions=False)
+    assert "Say: try DIGIT DIGIT DIGIT." in play_result.output
+    assert "too low, too high, too low." in play_result.output
+    assert play_result.output.endswith("The lock opens.\nThe episode is over: reward 1, success.\n")
 
     assert serve[:2] == ["env", "serve"]
     assert env_serve.make_context("serve", serve[2:]).params["name"] == "my-lock"
@@ -63,17 +63,19 @@ def test_parts_of_recipes_are_valid(text: str) -> None:
 
 def test_the_program_runs() -> None:
     (program,) = blocks("python")
-    told: dict[str, object] = {}
-    exec(program, told)
-    assert len(told["dataset"]) == 374  # type: ignore[arg-type]
+    namespace: dict[str, object] = {}
+    exec(program, namespace)
+    assert len(namespace["dataset"]) == 374  # type: ignore[arg-type]
 
 
 def test_the_world_of_the_manual_is_short_and_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (program,), (points,) = ([text for kind, text in IN_THE_MANUAL if kind == wanted] for wanted in ("python", "toml"))
+    (program,), (points,) = (
+        [text for kind, text in IN_THE_MANUAL if kind == language] for language in ("python", "toml")
+    )
     assert len(program.splitlines()) <= 30
     (tmp_path / "dial.py").write_text(program, encoding="utf-8")
     ((name, target),) = tomllib.loads(points)["project"]["entry-points"]["agentr.environments"].items()
     monkeypatch.syspath_prepend(str(register(tmp_path, "dial", f"[agentr.environments]\n{name} = {target}\n")))
-    checked = CliRunner().invoke(cli, ["env", "doctor", name], catch_exceptions=False)
+    result = CliRunner().invoke(cli, ["env", "doctor", name], catch_exceptions=False)
     sys.modules.pop("dial", None)
-    assert (checked.exit_code, checked.output) == (0, "dial: ok - keeps the contract\n")
+    assert (result.exit_code, result.output) == (0, "dial: ok - keeps the contract\n")

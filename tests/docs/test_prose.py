@@ -47,8 +47,8 @@ def test_each_decision_is_a_line_that_names_the_file_with_its_reason() -> None:
     assert len(subjects) > 5
     for subject in subjects:
         lines = subject.strip().splitlines()
-        listed = [re.fullmatch(r"- (2\d{3}-\d\d-\d\d) .*\w.*: `(\S+)`", line) for line in lines]
-        assert all(listed), [line for line, found in zip(lines, listed, strict=True) if not found]
-        dates, files = zip(*(found.groups() for found in listed if found), strict=True)
+        matches = [re.fullmatch(r"- (2\d{3}-\d\d-\d\d) .*\w.*: `(\S+)`", line) for line in lines]
+        assert all(matches), [line for line, match in zip(lines, matches, strict=True) if not match]
+        dates, files = zip(*(match.groups() for match in matches if match), strict=True)
         assert list(dates) == sorted(dates)
         assert not [file for file in files if not (ROOT / "agentr_core" / file).exists() and not (ROOT / file).exists()]

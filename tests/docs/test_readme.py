@@ -30,7 +30,7 @@ from flows.serving import deployments
 ENTER = "source .venv/bin/activate"
 
 
-def named(start: str) -> list[str]:
+def commands_from(start: str) -> list[str]:
     return [command for command in COMMANDS if command.startswith(start)]
 
 
@@ -102,34 +102,34 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("command", named("make "))
+@pytest.mark.parametrize("command", commands_from("make "))
 def test_make_targets_exist(command: str) -> None:
-    done = subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True)
+    process = subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True)
     expected = {"make run": "agentr run deployments/recipes/textcraft-agent-r-rl-tiny.yaml", "make test": "pytest"}
     expected |= {"make test-vllm": "AGENTR_TEST_VLLM=1", "make manual": "zensical build"}
-    assert expected[command] in done.stdout
+    assert expected[command] in process.stdout
 
 
 def test_the_environment_that_is_entered_is_the_one_that_make_run_makes() -> None:
-    done = subprocess.run(["make", "run", "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert f"{ENTER.split()[1].removesuffix('activate')}agentr run" in done.stdout
+    process = subprocess.run(["make", "run", "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert f"{ENTER.split()[1].removesuffix('activate')}agentr run" in process.stdout
 
 
-@pytest.mark.parametrize("command", named("pip install -c "))
+@pytest.mark.parametrize("command", commands_from("pip install -c "))
 def test_extras_that_are_installed_exist(command: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (extra,) = re.findall(r"^pip install -c constraints\.txt -e '\.\[(\w+)\]'$", command)
     assert extra in project["optional-dependencies"]
 
 
-@pytest.mark.parametrize("command", named("agentr run "))
+@pytest.mark.parametrize("command", commands_from("agentr run "))
 @pytest.mark.usefixtures("checkout")
 def test_recipes_that_are_run_take_what_is_changed(command: str) -> None:
     _, _, recipe, *changes = shlex.split(command)
     assert load(Path(recipe), changes[1::2])
 
 
-@pytest.mark.parametrize("command", named("python -m "))
+@pytest.mark.parametrize("command", commands_from("python -m "))
 def test_a_further_machine_waits_for_a_training(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Waited(Exception):
         pass
@@ -145,14 +145,14 @@ def test_a_further_machine_waits_for_a_training(command: str, tmp_path: Path, mo
     assert words[:3] == ["python", "-m", join.__name__]
 
 
-@pytest.mark.parametrize("command", named("agentr sql "))
+@pytest.mark.parametrize("command", commands_from("agentr sql "))
 def test_queries_are_valid_on_a_store(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Store(tmp_path / "store.duckdb").write(
         run_rows("r", recipe="x", method="agent-r", config={}, versions={}, workspace=str(tmp_path))
     )
-    done = CliRunner().invoke(cli, [*shlex.split(command)[1:], "-w", str(tmp_path)], catch_exceptions=False)
-    assert done.exit_code == 0
+    result = CliRunner().invoke(cli, [*shlex.split(command)[1:], "-w", str(tmp_path)], catch_exceptions=False)
+    assert result.exit_code == 0
 
 
 # Those of the manual's cookbook are run by test_manual.py.
@@ -160,15 +160,18 @@ def test_queries_are_valid_on_a_store(command: str, tmp_path: Path, monkeypatch:
 def test_code_in_python_runs_in_a_workspace(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Store(tmp_path / "runs" / "store.duckdb").write({})
-    found: dict[str, object] = {}
-    exec(compile(text, "README.md", "exec"), found)
-    assert (len(found["table"]), len(found["frame"])) == (0, 0)  # type: ignore[arg-type]
+    namespace: dict[str, object] = {}
+    exec(compile(text, "README.md", "exec"), namespace)
+    assert (len(namespace["table"]), len(namespace["frame"])) == (0, 0)  # type: ignore[arg-type]
 
 
 # tests/flows/test_handover.py imports trainings.
 @pytest.mark.parametrize(
     "command",
-    [*named("agentr store "), *(command for command in named("agentr import ") if "--as iteration" not in command)],
+    [
+        *commands_from("agentr store "),
+        *(command for command in commands_from("agentr import ") if "--as iteration" not in command),
+    ],
 )
 def test_commands_on_stores_and_files_are_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -179,12 +182,14 @@ def test_commands_on_stores_and_files_are_run(command: str, tmp_path: Path, monk
     index = TextCraft().instances("train")[0].index
     turns = [{"from": ("human", "gpt")[n % 2], "value": "Action: inventory"} for n in range(4)]
     (tmp_path / "demonstrations.json").write_text(json.dumps([{"id": index, "conversations": turns}]))
-    done = CliRunner().invoke(cli, shlex.split(command)[1:], catch_exceptions=False)
-    assert done.exit_code == 0
-    assert done.output.strip()
+    result = CliRunner().invoke(cli, shlex.split(command)[1:], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert result.output.strip()
 
 
-@pytest.mark.parametrize("command", [*named("agentr plan "), *named("agentr env doctor "), *named("agentr new ")])
+@pytest.mark.parametrize(
+    "command", [*commands_from("agentr plan "), *commands_from("agentr env doctor "), *commands_from("agentr new ")]
+)
 @pytest.mark.usefixtures("checkout")
 def test_commands_that_only_look_are_run(command: str) -> None:
     words = shlex.split(command)[1:]
@@ -192,25 +197,25 @@ def test_commands_that_only_look_are_run(command: str) -> None:
         # The splits of an OpenEnv server are those that it lists.
         if "openenv" in command:
             instances = {split: TextCraft().instances(split) for split in ("train", "test")}
-            served = openenv_app(TextCraft, "textcraft", instances)
-            words += ["-o", f"environment.options.url={stack.enter_context(running(served, sockets=True))}"]
-        done = CliRunner().invoke(cli, words, catch_exceptions=False)
-    assert done.exit_code == 0
-    assert done.output.strip()
+            server = openenv_app(TextCraft, "textcraft", instances)
+            words += ["-o", f"environment.options.url={stack.enter_context(running(server, sockets=True))}"]
+        result = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert result.output.strip()
 
 
 def test_what_a_plan_tells_is_what_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    (shown,) = (text for _, text in BLOCKS if text.startswith("each iteration samples"))
+    (output,) = (text for _, text in BLOCKS if text.startswith("each iteration samples"))
     (command,) = (command for command in COMMANDS if "textcraft-qwen3-4b" in command)
-    assert shown in CliRunner().invoke(cli, shlex.split(command)[1:], catch_exceptions=False).output
+    assert output in CliRunner().invoke(cli, shlex.split(command)[1:], catch_exceptions=False).output
 
 
-@pytest.mark.parametrize("command", named("prefect deployment run "))
+@pytest.mark.parametrize("command", commands_from("prefect deployment run "))
 def test_served_deployments_have_the_names_that_are_run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    served = {f"{each.flow_name}/{each.name}" for each in deployments([])}
-    assert shlex.split(command)[3] in served
+    names = {f"{deployment.flow_name}/{deployment.name}" for deployment in deployments([])}
+    assert shlex.split(command)[3] in names
 
 
 @pytest.mark.parametrize("text", [text for language, text in BLOCKS if language == "yaml"])

@@ -27,13 +27,13 @@ WORLD = "agentr_core.environments.crafting.textcraft"
 
 def imports() -> dict[str, set[str]]:
     """Return the names that the file imports, by module."""
-    found: dict[str, set[str]] = {}
+    modules: dict[str, set[str]] = {}
     for node in ast.walk(ast.parse(TEXT)):
         if isinstance(node, ast.Import):
-            found |= {alias.name: set() for alias in node.names}
+            modules |= {alias.name: set() for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found[node.module or "."] = {alias.name for alias in node.names}
-    return found
+            modules[node.module or "."] = {alias.name for alias in node.names}
+    return modules
 
 
 def start(*words: str, begin: Sequence[str] = (str(FILE),)) -> subprocess.Popen[str]:
@@ -47,23 +47,23 @@ def test_it_is_short() -> None:
 
 def test_it_imports_the_world_and_nothing_else_of_agentr() -> None:
     assert imports()[WORLD] == {"TextCraft"}
-    others = {module.partition(".")[0] for module in imports() if module != WORLD}
-    assert others <= sys.stdlib_module_names | {"torch", "transformers"}
+    modules = {module.partition(".")[0] for module in imports() if module != WORLD}
+    assert modules <= sys.stdlib_module_names | {"torch", "transformers"}
 
 
 def test_the_page_and_the_file_tell_the_same_gains() -> None:
-    told = re.findall(r"[+-]\d+\.\d \([+-]\d+\.\d to [+-]\d+\.\d\)", ast.get_docstring(ast.parse(TEXT)) or "")
-    assert told
-    assert all(gain in PAGE for gain in told)
+    gains = re.findall(r"[+-]\d+\.\d \([+-]\d+\.\d to [+-]\d+\.\d\)", ast.get_docstring(ast.parse(TEXT)) or "")
+    assert gains
+    assert all(gain in PAGE for gain in gains)
 
 
 def test_the_page_names_what_is_there() -> None:
     rows = re.findall(r"^\| (.*`.*) \| (.*`.*) \|$", PAGE, re.M)
     assert len(rows) >= 5
     names = {node.name for node in ast.walk(ast.parse(TEXT)) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    for here, there in rows:
-        assert {name.rpartition(".")[2] for name in re.findall(r"`([\w.]+)`", here)} <= names
-        assert all((ROOT / path).is_file() for path in re.findall(r"`([\w/]+\.py)`", there))
+    for code_cell, path_cell in rows:
+        assert {name.rpartition(".")[2] for name in re.findall(r"`([\w.]+)`", code_cell)} <= names
+        assert all((ROOT / path).is_file() for path in re.findall(r"`([\w/]+\.py)`", path_cell))
 
 
 @pytest.fixture(scope="module")
@@ -91,12 +91,12 @@ def test_a_splice_goes_on_where_the_good_path_leaves_what_is_kept(wheel: ModuleT
     bad = good[:3]
     for number in range(3):
         bad.append(bad[-1].step(f"Thought: {number}\nAction: inventory"))
-    chat, first = wheel.splice(good, bad, error, random.Random(0))
-    assert first == error + 1
-    spliced = [turn["content"] for turn in chat[3::2]]
-    assert spliced[:error] == [node.reply for node in bad[1 : error + 1]]
-    assert spliced[error].endswith("Action: wait")
-    assert spliced[error + 1 :] == replies[goes_on - 1 :]
+    chat, first_turn = wheel.splice(good, bad, error, random.Random(0))
+    assert first_turn == error + 1
+    texts = [turn["content"] for turn in chat[3::2]]
+    assert texts[:error] == [node.reply for node in bad[1 : error + 1]]
+    assert texts[error].endswith("Action: wait")
+    assert texts[error + 1 :] == replies[goes_on - 1 :]
 
 
 @pytest.mark.slow
@@ -112,10 +112,10 @@ def test_loss_is_on_replies_from_the_reflection_on_and_on_their_ends(wheel: Modu
 @pytest.mark.slow
 def test_it_turns_and_repeats_itself_to_the_letter(tmp_path: Path) -> None:
     process = start("--instances", "2", "--test", "2", "--seed", "0", "0", "--out", str(tmp_path))
-    told, wrong = process.communicate()
-    assert process.returncode == 0, wrong
-    lines = [line.split("  ", 1)[1] for line in told.splitlines()]
-    assert all(len(line) <= 80 for line in told.splitlines())
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    lines = [line.split("  ", 1)[1] for line in out.splitlines()]
+    assert all(len(line) <= 80 for line in out.splitlines())
     half = (len(lines) - 2) // 2
     assert lines[1 : 1 + half] == lines[1 + half : 1 + 2 * half]
     assert {"model.safetensors", "tokenizer.json"} <= {file.name for file in (tmp_path / "seed-0").iterdir()}
@@ -127,9 +127,9 @@ def test_wrong_arguments_end_in_one_sentence(
     wheel: ModuleType, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["wheel.py", *words])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exc_info:
         wheel.main()
-    assert ended.value.code == 2
+    assert exc_info.value.code == 2
     out, err = capsys.readouterr()
     assert not out
     assert re.fullmatch(r"wheel\.py: .+\n", err)

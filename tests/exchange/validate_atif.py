@@ -31,35 +31,35 @@ def write(folder: Path) -> None:
     from agentr_core.exchange.formats import export
     from agentr_core.exchange.training_set import SampleRow, TrainingSet
 
-    called = cases.calling(call_text("look", '{"at":"door"}', before="I look."), "a door")
+    call_sample = cases.calling(call_text("look", '{"at":"door"}', before="I look."), "a door")
     rows = [
         SampleRow(id=f"s{number}", sample=sample, origin=cases.ORIGIN, logprobs=((-0.5, -0.25), (float("-inf"),)))
-        for number, sample in enumerate((called, cases.grown(), *cases.samples()))
+        for number, sample in enumerate((call_sample, cases.grown(), *cases.samples()))
     ]
     export(TrainingSet(name="toy-1", facts={}, samples=rows), folder / "samples", "atif")
     export(cases.pairs(), folder / "pairs", "atif")
 
 
-def read(folder: Path) -> None:
+def read_folder(folder: Path) -> None:
     """Validate and read all trajectories of a folder with Harbor; fail unless they are what the
     files say.
     """
     validator = import_module("harbor.utils.trajectory_validator").TrajectoryValidator()
     model = import_module("harbor.models.trajectories").Trajectory
     files = sorted(folder.rglob("trajectories/*.json"))
-    calls = logprobs = copied = 0
+    num_calls = num_logprobs = num_copied = 0
     for file in files:
         assert validator.validate(file), (file, validator.errors)
-        written = json.loads(file.read_text(encoding="utf-8"))
-        read_back = model.model_validate(written)
-        for step, record in zip(read_back.steps, written["steps"], strict=True):
+        data = json.loads(file.read_text(encoding="utf-8"))
+        read_back = model.model_validate(data)
+        for step, record in zip(read_back.steps, data["steps"], strict=True):
             assert step.model_dump(exclude_none=True, mode="json") == _without_nulls(record), (file, step)
-            calls += len(step.tool_calls or ())
-            logprobs += len((step.metrics and step.metrics.logprobs) or ())
-            copied += bool(step.is_copied_context)
+            num_calls += len(step.tool_calls or ())
+            num_logprobs += len((step.metrics and step.metrics.logprobs) or ())
+            num_copied += bool(step.is_copied_context)
     assert files, f"{folder} has no trajectory"
-    told = f"{calls} calls, {logprobs} log-probabilities, {copied} copied steps"
-    print(f"harbor {version('harbor')}: {len(files)} trajectories read, with {told}")  # noqa: T201
+    counts = f"{num_calls} calls, {num_logprobs} log-probabilities, {num_copied} copied steps"
+    print(f"harbor {version('harbor')}: {len(files)} trajectories read, with {counts}")  # noqa: T201
 
 
 def _without_nulls(value: object) -> object:
@@ -71,12 +71,12 @@ def _without_nulls(value: object) -> object:
 def main() -> None:
     """Write here and read with the Python that is named, or read here."""
     if sys.argv[1] == "--read":
-        read(Path(sys.argv[2]))
+        read_folder(Path(sys.argv[2]))
         return
-    with TemporaryDirectory() as made:
+    with TemporaryDirectory() as folder:
         if len(sys.argv) == 2:
-            write(Path(made))
-        subprocess.run([sys.argv[1], __file__, "--read", *(sys.argv[2:] or [made])], check=True)
+            write(Path(folder))
+        subprocess.run([sys.argv[1], __file__, "--read", *(sys.argv[2:] or [folder])], check=True)
 
 
 if __name__ == "__main__":

@@ -118,10 +118,10 @@ def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 
     def ask(*words: str | Path) -> str:
         monkeypatch.setattr(sys, "argv", ["agentr", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as error:
             main()
         out, err = capsys.readouterr()
-        assert (ended.value.code, out) == (2, "")
+        assert (error.value.code, out) == (2, "")
         return sentence(err)
 
     return ask

@@ -47,8 +47,8 @@ def told(tmp_path_factory: pytest.TempPathFactory, door_model: Path, door_instal
 
 def weights(file: Path) -> dict[object, object]:
     """Return the hashes of published weights by the end of their ids: `@` and a step, or none."""
-    made = rows(file, "select checkpoint_id, weights_sha256 from checkpoint where parent_id is not null")
-    return {str(name)[16:]: sha256 for name, sha256 in made}
+    checkpoints = rows(file, "select checkpoint_id, weights_sha256 from checkpoint where parent_id is not null")
+    return {str(name)[16:]: sha256 for name, sha256 in checkpoints}
 
 
 @pytest.mark.usefixtures("door_installed")
@@ -59,8 +59,8 @@ def test_a_sound_training_raises_no_alarm(tmp_path: Path, door_model: Path) -> N
 
 
 def test_a_rate_a_hundred_times_too_large_is_noticed_at_once(told: Path) -> None:
-    raised = rows(told, "select name, stage, step, reaction from v_alarms where step = 2 order by name")
-    assert raised[:2] == [("clip_share", "reinforce", 2, "tell"), ("sampler_kl", "reinforce", 2, "tell")]
+    alarms = rows(told, "select name, stage, step, reaction from v_alarms where step = 2 order by name")
+    assert alarms[:2] == [("clip_share", "reinforce", 2, "tell"), ("sampler_kl", "reinforce", 2, "tell")]
     assert rows(told, "select name, count(*) from alarm group by name having count(*) > 1") == []
     assert set(weights(told)) == {"", "@1", "@2"}, "it went on to its last step"
 
@@ -69,17 +69,17 @@ def test_a_training_that_is_stopped_goes_on_once_the_alarm_is_silent(
     told: Path, tmp_path: Path, door_model: Path
 ) -> None:
     file = groups.write(tmp_path, door_model, more=HOT)
-    said = r"alarm clip_share in step 2: .*; alarms.reaction ends the run here, .* the same command trains on"
-    sampled = "select count(*) from rl_rollout"
+    message = r"alarm clip_share in step 2: .*; alarms.reaction ends the run here, .* the same command trains on"
+    query = "select count(*) from rl_rollout"
     for _ in range(2):
-        with pytest.raises(AlarmRaised, match=said):
+        with pytest.raises(AlarmRaised, match=message):
             asyncio.run(groups.trained(file, "alarms.reaction=stop"))
         assert set(weights(file)) == set()
         assert rows(file, "select max(step) from rl_step") == [(2,)]
-    before = rows(file, sampled)
+    before = rows(file, query)
     with pytest.raises(AlarmRaised, match=r"alarm sampler_kl in step 2"):
         asyncio.run(groups.trained(file, "alarms.reaction=stop", "alarms.clip_share=null"))
-    assert rows(file, sampled) == before, "nothing is sampled again"
+    assert rows(file, query) == before, "nothing is sampled again"
     asyncio.run(groups.trained(file, "alarms.reaction=stop", "alarms.clip_share=null", "alarms.sampler_kl=null"))
     assert weights(file)[""] == weights(told)[""]
     assert rows(file, "select count(*) from run") == [(1,)]
@@ -95,8 +95,8 @@ def test_a_training_that_goes_back_publishes_what_was_saved_before(
     ((folder,),) = rows(
         file, "select path from checkpoint join iteration on checkpoint_out = checkpoint_id where iteration = 1"
     )
-    made = read_manifest(Path(str(folder)))
-    assert (made.ended_by, made.steps) == ("alarms.clip_share", 1)
+    manifest = read_manifest(Path(str(folder)))
+    assert (manifest.ended_by, manifest.steps) == ("alarms.clip_share", 1)
     asyncio.run(groups.trained(file, "alarms.reaction=back"))
     assert weights(file)[""] == weights(told)["@1"], "the same command goes on from them"
 
@@ -135,15 +135,15 @@ def test_a_run_of_the_command_line_ends_with_a_sentence_and_goes_on(
     tmp_path: Path, door_model: Path, process_env: dict[str, str]
 ) -> None:
     file = groups.write(tmp_path, door_model, more=HOT)
-    stopped = agentr("run", file, "-o", "alarms.reaction=stop", env=process_env)
-    assert stopped.returncode == 1
-    said = stopped.stderr.splitlines()
-    assert any(line.startswith("alarm clip_share, reinforce of iteration 1 in step 2: ") for line in said)
-    assert said[-1].startswith("agentr: AlarmRaised: alarm clip_share in step 2: ")
+    result = agentr("run", file, "-o", "alarms.reaction=stop", env=process_env)
+    assert result.returncode == 1
+    lines = result.stderr.splitlines()
+    assert any(line.startswith("alarm clip_share, reinforce of iteration 1 in step 2: ") for line in lines)
+    assert lines[-1].startswith("agentr: AlarmRaised: alarm clip_share in step 2: ")
     assert rows(file, "select status from run") == [("failed",)]
-    for finished in (False, True):
+    for is_finished in (False, True):
         back = agentr("run", file, "-o", "alarms.reaction=back", env=process_env)
-        assert back.returncode == (0 if finished else 1), back.stderr
+        assert back.returncode == (0 if is_finished else 1), back.stderr
     assert rows(file, "select status from run") == [("finished",)]
     (page,) = (tmp_path / "runs" / "reports").glob("*/iteration-01.md")
     text = page.read_text(encoding="utf-8")

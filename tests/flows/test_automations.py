@@ -49,8 +49,8 @@ def test_gathered_trajectories_start_a_training_once_its_automation_is_on(
 
         def collect(limit: int, enough: int) -> None:
             words: list[str | Path] = ["collect", file, "--limit", str(limit), "--enough", str(enough), "-o", "seed=3"]
-            done = agentr(*words, env=env)
-            assert done.returncode == 0, done.stdout + done.stderr
+            process = agentr(*words, env=env)
+            assert process.returncode == 0, process.stdout + process.stderr
 
         prefect("work-pool", "create", "agentr", "--type", "process", env=env)
         improve = deploy("improve/textcraft-tiny", env)
@@ -67,7 +67,7 @@ def test_gathered_trajectories_start_a_training_once_its_automation_is_on(
         )
         # Time enough for one more, had the event before it started one.
         time.sleep(3)
-        assert [each["id"] for each in runs_of(improve, env)] == [run["id"]]
+        assert [flow_run["id"] for flow_run in runs_of(improve, env)] == [run["id"]]
     assert run["state_type"] in ("SCHEDULED", "PENDING")
     assert run["parameters"] == {
         "recipe": "deployments/recipes/textcraft-tiny.yaml",
@@ -78,9 +78,9 @@ def test_gathered_trajectories_start_a_training_once_its_automation_is_on(
 
 def wait_for_event(env: Mapping[str, str], count: int) -> None:
     """Wait until the server has so many events of gathered trajectories."""
-    wanted = {"filter": {"event": {"name": ["agentr.trajectories.collected"]}}}
+    query = {"filter": {"event": {"name": ["agentr.trajectories.collected"]}}}
     deadline = time.monotonic() + PATIENCE
-    while len(wait_for(f"{env['PREFECT_API_URL']}/events/filter", wanted)["events"]) < count:
+    while len(wait_for(f"{env['PREFECT_API_URL']}/events/filter", query)["events"]) < count:
         assert time.monotonic() < deadline
         time.sleep(0.2)
 
@@ -94,14 +94,14 @@ def test_a_run_that_fails_is_told_of(tmp_path: Path, process_env: dict[str, str]
         prefect("work-pool", "create", "agentr", "--type", "process", env=env)
         deployment = deploy("flywheel/textcraft-tiny", env)
         block = webhook(api, address)
-        told = (ROOT / "deployments" / "automations.yaml").read_text("utf-8")
-        (tmp_path / "automations.yaml").write_text(told.replace(NOBODY, block), encoding="utf-8")
+        automations = (ROOT / "deployments" / "automations.yaml").read_text("utf-8")
+        (tmp_path / "automations.yaml").write_text(automations.replace(NOBODY, block), encoding="utf-8")
         prefect("automation", "create", "--from-file", str(tmp_path / "automations.yaml"), env=env)
 
-        made = post(f"{api}/deployments/{deployment['id']}/create_flow_run", {})
+        flow_run = post(f"{api}/deployments/{deployment['id']}/create_flow_run", {})
         for state in ("RUNNING", "FAILED"):
-            asked = {"state": {"type": state, "message": "<b>the disk is full</b>"}, "force": True}
-            post(f"{api}/flow_runs/{made['id']}/set_state", asked)
+            payload = {"state": {"type": state, "message": "<b>the disk is full</b>"}, "force": True}
+            post(f"{api}/flow_runs/{flow_run['id']}/set_state", payload)
         deadline = time.monotonic() + PATIENCE
         while not inbox.bodies:
             assert time.monotonic() < deadline
@@ -109,7 +109,7 @@ def test_a_run_that_fails_is_told_of(tmp_path: Path, process_env: dict[str, str]
     (body,) = inbox.bodies
     assert "flywheel/textcraft-tiny" in body
     assert "the disk is full" in body
-    assert str(made["id"]) in body, "the address of the flow run's page"
+    assert str(flow_run["id"]) in body, "the address of the flow run's page"
 
 
 @pytest.mark.long
@@ -119,27 +119,27 @@ def test_an_alarm_is_told_of(tmp_path: Path, door_model: Path, process_env: dict
     with running(inbox) as address, served(process_env | home) as env:
         api = env["PREFECT_API_URL"]
         prefect("block", "register", "--module", "prefect.blocks.notifications", env=env)
-        told = (ROOT / "deployments" / "automations.yaml").read_text("utf-8")
-        (tmp_path / "automations.yaml").write_text(told.replace(NOBODY, webhook(api, address)), encoding="utf-8")
+        automations = (ROOT / "deployments" / "automations.yaml").read_text("utf-8")
+        (tmp_path / "automations.yaml").write_text(automations.replace(NOBODY, webhook(api, address)), encoding="utf-8")
         prefect("automation", "create", "--from-file", str(tmp_path / "automations.yaml"), env=env)
         # Replies of six tokens at most, of a model that knows no end.
-        done = agentr("collect", file, "--limit", "2", "-o", "alarms.cut_replies=0.0", env=env)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "alarm cut_replies, collect of iteration 1: " in done.stdout + done.stderr
-        wanted = {"filter": {"event": {"name": ["agentr.alarm.raised"]}}}
+        process = agentr("collect", file, "--limit", "2", "-o", "alarms.cut_replies=0.0", env=env)
+        assert process.returncode == 0, process.stdout + process.stderr
+        assert "alarm cut_replies, collect of iteration 1: " in process.stdout + process.stderr
+        query = {"filter": {"event": {"name": ["agentr.alarm.raised"]}}}
         deadline = time.monotonic() + PATIENCE
-        while not (sent := wait_for(f"{api}/events/filter", wanted)["events"]):
+        while not (events := wait_for(f"{api}/events/filter", query)["events"]):
             assert time.monotonic() < deadline
             time.sleep(0.2)
-        (event,) = sent
+        (event,) = events
         assert event["resource"]["agentr.alarm"] == "cut_replies"
         assert event["resource"]["agentr.reaction"] == event["payload"]["reaction"] == "tell"
         assert event["payload"]["iteration"] == 1
         assert inbox.bodies == [], "it was no run of a deployment with the tag"
         of_a_deployment = {"prefect.resource.id": "prefect.tag.agentr", "prefect.resource.role": "tag"}
-        again = {name: event[name] for name in ("event", "resource", "payload", "occurred")}
-        sent = [{**again, "id": str(uuid4()), "related": [*event["related"], of_a_deployment]}]
-        httpx.post(f"{api}/events", json=sent).raise_for_status()
+        fields = {name: event[name] for name in ("event", "resource", "payload", "occurred")}
+        events = [{**fields, "id": str(uuid4()), "related": [*event["related"], of_a_deployment]}]
+        httpx.post(f"{api}/events", json=events).raise_for_status()
         while not inbox.bodies:
             assert time.monotonic() < deadline
             time.sleep(0.2)
@@ -151,8 +151,8 @@ def test_an_alarm_is_told_of(tmp_path: Path, door_model: Path, process_env: dict
 def webhook(api: str, address: str) -> str:
     """Make a block that posts notifications to an address; return its id."""
     kind = wait_for(f"{api}/block_types/slug/custom-webhook")
-    wanted = {"block_schemas": {"block_type_id": {"any_": [kind["id"]]}}}
-    schema, *_ = wait_for(f"{api}/block_schemas/filter", wanted)
+    query = {"block_schemas": {"block_type_id": {"any_": [kind["id"]]}}}
+    schema, *_ = wait_for(f"{api}/block_schemas/filter", query)
     document = {
         "name": "inbox",
         "block_type_id": kind["id"],

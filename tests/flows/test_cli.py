@@ -38,9 +38,9 @@ HOLD = (
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     """A store with nothing in it, in the workspace of the recipe."""
-    made = Store(tmp_path / "runs" / "store.duckdb")
-    made.write({"instance": []})
-    return made
+    empty_store = Store(tmp_path / "runs" / "store.duckdb")
+    empty_store.write({"instance": []})
+    return empty_store
 
 
 @pytest.mark.parametrize(
@@ -71,42 +71,44 @@ def test_a_wrong_field_is_named(refusal: Answer, recipe: Path, override: str, sa
 def test_an_option_names_the_workspace_of_a_recipe(refusal: Answer, recipe: Path) -> None:
     assert "workspace /dev/null cannot be used" in refusal("run", recipe, "-w", "/dev/null", "-o", "seed=1")
     for name in ("12", "runs é 😀"):
-        planned = CliRunner().invoke(cli, ["plan", str(recipe), "-w", name])
-        (head,) = (line for line in planned.output.splitlines() if line.startswith("recipe "))
+        result = CliRunner().invoke(cli, ["plan", str(recipe), "-w", name])
+        (head,) = (line for line in result.output.splitlines() if line.startswith("recipe "))
         assert head.endswith(f" in {name}")
 
 
 def test_all_wrong_fields_are_named_together(refusal: Answer, recipe: Path) -> None:
-    said = refusal("plan", recipe, "-o", "sede=1", "-o", "search.width=0")
+    message = refusal("plan", recipe, "-o", "sede=1", "-o", "search.width=0")
 
-    assert said.endswith("2 faults\n  search.width: give 1 or more (got 0)\n  sede: unknown field (did you mean seed?)")
+    assert message.endswith(
+        "2 faults\n  search.width: give 1 or more (got 0)\n  sede: unknown field (did you mean seed?)"
+    )
 
 
 def test_a_resumed_run_says_which_change_it_would_ignore(refusal: Answer, recipe: Path) -> None:
-    said = refusal("run", recipe, "--resume", "abc", "-o", "iterations=3", "-o", "search.width=2")
+    message = refusal("run", recipe, "--resume", "abc", "-o", "iterations=3", "-o", "search.width=2")
 
-    assert "-o search.width=2 has no effect" in said
+    assert "-o search.width=2 has no effect" in message
 
 
 def test_a_resumed_run_takes_other_thresholds(
     store: Store, recipe: Path, door_installed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    began = load_recipe(recipe, ["alarms.reaction=stop", "search.width=3"])
-    run = run_reference(began)
-    ctx = quiet_context(run, began)
+    first_recipe = load_recipe(recipe, ["alarms.reaction=stop", "search.width=3"])
+    run = run_reference(first_recipe)
+    ctx = quiet_context(run, first_recipe)
     asyncio.run(start_run(ctx))
-    resumed: list[Recipe] = []
+    recipes: list[Recipe] = []
 
     def start(flow: object, recipe: Recipe) -> dict[str, str]:
-        resumed.append(recipe)
+        recipes.append(recipe)
         return {"run_id": "", "table": "", "report": ""}
 
     monkeypatch.setattr(local, "_run", start)
     local.run_recipe(recipe, ["alarms.cut_replies=null"], resume=run.run_id)
 
     # All else is what the run began with, the reaction to alarms too.
-    assert resumed == [replace(began, alarms=dataclasses.replace(began.alarms, cut_replies=None))]
-    assert run_reference(resumed[0]) == run
+    assert recipes == [replace(first_recipe, alarms=dataclasses.replace(first_recipe.alarms, cut_replies=None))]
+    assert run_reference(recipes[0]) == run
 
 
 def test_a_missing_recipe_is_named(refusal: Answer, tmp_path: Path) -> None:
@@ -118,9 +120,9 @@ def test_truncated_weights_are_found_before_the_run(refusal: Answer, recipe: Pat
     shutil.copytree(door_model, broken)
     os.truncate(broken / "model.safetensors", 5000)
 
-    said = refusal("run", recipe, "-o", f"model.path={broken}")
+    message = refusal("run", recipe, "-o", f"model.path={broken}")
 
-    assert said.startswith(f"weight file {broken / 'model.safetensors'} is truncated or corrupt")
+    assert message.startswith(f"weight file {broken / 'model.safetensors'} is truncated or corrupt")
     assert not (recipe.parent / "runs").exists()
 
 
@@ -131,9 +133,9 @@ def test_a_corrupt_store_is_left_as_it_is(refusal: Answer, recipe: Path, words: 
     file.write_bytes(b"not a database " * 2000)
     before = file.read_bytes()
 
-    said = refusal(*words, recipe) if words == ("run",) else refusal(*words, "-w", file.parent)
+    message = refusal(*words, recipe) if words == ("run",) else refusal(*words, "-w", file.parent)
 
-    assert said.startswith(f"{file} is damaged or no DuckDB file")
+    assert message.startswith(f"{file} is damaged or no DuckDB file")
     assert file.read_bytes() == before
 
 
@@ -148,9 +150,9 @@ def test_a_store_that_another_process_holds(
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
 
-        said = refusal(*words, recipe) if words == ("run",) else refusal(*words, "-w", store.path.parent)
+        message = refusal(*words, recipe) if words == ("run",) else refusal(*words, "-w", store.path.parent)
 
-        assert said.startswith(f"{store.path} is held by another process (PID {holder.pid})")
+        assert message.startswith(f"{store.path} is held by another process (PID {holder.pid})")
         holder.communicate("\n")
     assert store.query("select count(*) as n from run")["n"][0] == 0
 
@@ -190,8 +192,8 @@ def test_a_wrong_question_is_answered(refusal: Answer, store: Store, words: tupl
 def test_too_little_of_an_id_names_nothing(store: Store, words: tuple[str, ...]) -> None:
     answer = CliRunner().invoke(cli, [*words, "-w", str(store.path.parent)])
     assert answer.exit_code == 2
-    said = " is too short; give at least 6 " if "abcde" in words else " names nothing; give "
-    assert said in answer.output
+    message = " is too short; give at least 6 " if "abcde" in words else " names nothing; give "
+    assert message in answer.output
 
 
 def test_a_leaderboard_takes_a_run_at_a_time(tmp_path: Path) -> None:
@@ -247,16 +249,16 @@ def test_an_option_that_would_be_ignored_is_refused(words: tuple[str, ...], said
 )
 def test_the_ending_of_a_file_says_its_format(store: Store, tmp_path: Path, name: str, begins: bytes) -> None:
     file = tmp_path / name
-    said = CliRunner().invoke(cli, ["sql", "select 1 n", "-w", str(store.path.parent), "--output", str(file)])
-    assert said.exit_code == 0, said.output
+    result = CliRunner().invoke(cli, ["sql", "select 1 n", "-w", str(store.path.parent), "--output", str(file)])
+    assert result.exit_code == 0, result.output
     assert file.read_bytes().replace(b"\r", b"").startswith(begins)
 
 
 @pytest.mark.parametrize("words", [("sql", "select 1"), ("runs",), ("report", "a"), ("preview", "a")])
 def test_a_workspace_without_a_store(refusal: Answer, tmp_path: Path, words: tuple[str, ...]) -> None:
-    said = refusal(*words, "-w", tmp_path / "none")
+    message = refusal(*words, "-w", tmp_path / "none")
 
-    assert said.startswith(f"there is no store at {tmp_path / 'none' / 'store.duckdb'}; run a recipe first")
+    assert message.startswith(f"there is no store at {tmp_path / 'none' / 'store.duckdb'}; run a recipe first")
     assert not (tmp_path / "none").exists()
 
 
@@ -273,9 +275,9 @@ def test_a_prefect_server_that_does_not_answer(refusal: Answer, recipe: Path, co
     address = "http://127.0.0.1:9/api"
 
     with temporary_settings({PREFECT_API_URL: address}):
-        said = refusal(command, recipe)
+        message = refusal(command, recipe)
 
-    assert said.startswith(f"no Prefect server answers at {address}")
+    assert message.startswith(f"no Prefect server answers at {address}")
 
 
 def test_a_cluster_that_is_not_installed_is_named(
@@ -283,10 +285,10 @@ def test_a_cluster_that_is_not_installed_is_named(
 ) -> None:
     monkeypatch.setattr(runners, "_MODULES", {"ray": "prefect_nowhere"})
 
-    said = refusal("run", recipe, "-o", "scale.runner=ray")
+    message = refusal("run", recipe, "-o", "scale.runner=ray")
 
-    assert said.startswith("scale.runner is ray, and prefect-nowhere is not installed; `pip install ")
-    assert "-e '.[ray]'` in the checkout" in said
+    assert message.startswith("scale.runner is ray, and prefect-nowhere is not installed; `pip install ")
+    assert "-e '.[ray]'` in the checkout" in message
     assert not (recipe.parent / "runs").exists()
 
 
@@ -295,24 +297,24 @@ def test_a_cluster_without_a_server(refusal: Answer, recipe: Path) -> None:
     pytest.importorskip("prefect_dask")
 
     with temporary_settings(restore_defaults={PREFECT_API_URL}):
-        said = refusal("run", recipe, "-o", "scale.runner=dask")
+        message = refusal("run", recipe, "-o", "scale.runner=dask")
 
-    assert said.startswith("scale.runner dask needs a Prefect server that other processes reach")
+    assert message.startswith("scale.runner dask needs a Prefect server that other processes reach")
 
 
 @pytest.mark.usefixtures("readable")
 def test_serving_without_a_server(refusal: Answer, recipe: Path) -> None:
     with temporary_settings(restore_defaults={PREFECT_API_URL}):
-        said = refusal("serve", recipe)
+        message = refusal("serve", recipe)
 
-    assert "start one with `prefect server start`" in said
+    assert "start one with `prefect server start`" in message
 
 
 def test_two_recipes_of_one_name_are_not_served(recipe: Path, tmp_path: Path) -> None:
-    other = Path(shutil.copy(recipe, tmp_path / "other.yaml"))
+    second = Path(shutil.copy(recipe, tmp_path / "other.yaml"))
 
-    with pytest.raises(ConfigError, match=f"^{recipe} and {other} are both named door, and so would be"):
-        deployments([recipe, other])
+    with pytest.raises(ConfigError, match=f"^{recipe} and {second} are both named door, and so would be"):
+        deployments([recipe, second])
 
 
 @pytest.mark.slow
@@ -328,39 +330,39 @@ def test_a_run_is_alone_can_be_interrupted_and_goes_on(
     hold = recipe.parent / "train"
     hold.touch()
     # The first run has a Prefect server of its own, which must end with it.
-    with started(*words, env=serving_env | {"DOOR_HOLD": str(hold.parent)}) as first:
+    with started(*words, env=serving_env | {"DOOR_HOLD": str(hold.parent)}) as process:
         # The lock is older than the store.
-        wait_for(first, store.path.exists)
-        second = refusal(*words)
-        wait_for(first, lambda: bool(store.query("select count(*) as n from node")["n"][0] >= 8), store)
+        wait_for(process, store.path.exists)
+        message = refusal(*words)
+        wait_for(process, lambda: bool(store.query("select count(*) as n from node")["n"][0] >= 8), store)
 
         # To the whole group, as a terminal does.
-        os.killpg(first.pid, signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)
         hold.unlink()
-        out, err = first.communicate(timeout=PATIENCE)
+        out, err = process.communicate(timeout=PATIENCE)
         with pytest.raises(ProcessLookupError):
-            os.killpg(first.pid, 0)
+            os.killpg(process.pid, 0)
 
-    assert "is already under way in" in second
-    assert (first.returncode, out) == (130, "")
+    assert "is already under way in" in message
+    assert (process.returncode, out) == (130, "")
     assert err.splitlines()[-1] == "interrupted; the same command goes on where it stopped"
     assert "Traceback" not in err
     assert store.query("select status from run")["status"].tolist() == ["running"]
-    kept = set(store.query("select tree_id, node_index, created_at from node").itertuples(index=False))
+    nodes = set(store.query("select tree_id, node_index, created_at from node").itertuples(index=False))
     assert store.query("select * from v_orphans").empty
 
-    again = CliRunner().invoke(cli, list(map(str, words)), catch_exceptions=False)
+    result = CliRunner().invoke(cli, list(map(str, words)), catch_exceptions=False)
 
-    assert (again.exit_code, again.stdout.splitlines()[1]) == (0, "Held-out success")
-    assert kept <= set(store.query("select tree_id, node_index, created_at from node").itertuples(index=False))
+    assert (result.exit_code, result.stdout.splitlines()[1]) == (0, "Held-out success")
+    assert nodes <= set(store.query("select tree_id, node_index, created_at from node").itertuples(index=False))
     assert store.query("select status from run")["status"].tolist() == ["finished"]
     assert store.query("select * from v_orphans").empty
 
     (run_id,) = store.query("select run_id from run")["run_id"]
     board = recipe.parent / "board.md"
-    told = CliRunner().invoke(
+    report = CliRunner().invoke(
         cli, ["report", run_id[:6], "--leaderboard", str(board), "-w", str(recipe.parent / "runs")]
     )
-    assert told.exit_code == 0, told.output
-    assert told.stdout.splitlines()[0].startswith("World ")
+    assert report.exit_code == 0, report.output
+    assert report.stdout.splitlines()[0].startswith("World ")
     assert run_id in board.with_suffix(".jsonl").read_text()

@@ -98,8 +98,8 @@ def cluster(request: pytest.FixtureRequest, process_env: dict[str, str]) -> Iter
     if find_spec(f"prefect_{name}") is None:
         pytest.skip(f"the extra {name} is not installed")
     path = os.pathsep.join([process_env["PYTHONPATH"], *filter(None, sys.path)])
-    with MAKERS[name](process_env | {"PYTHONPATH": path, "DOOR_PAUSE": "0.1"}) as made:
-        yield made
+    with MAKERS[name](process_env | {"PYTHONPATH": path, "DOOR_PAUSE": "0.1"}) as new_cluster:
+        yield new_cluster
 
 
 @flow(validate_parameters=False)
@@ -120,7 +120,7 @@ def finished_trees(store: Store) -> int:
 
 
 def same(one: list[pd.DataFrame], other: list[pd.DataFrame]) -> bool:
-    return all(mine.equals(yours) and len(mine) for mine, yours in zip(one, other, strict=True))
+    return all(left.equals(right) and len(left) for left, right in zip(one, other, strict=True))
 
 
 @pytest.fixture(scope="module")

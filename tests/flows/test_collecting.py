@@ -48,14 +48,14 @@ async def events_of(run_id: str, expected: Counter[str]) -> list[dict[str, Any]]
     """Return the events of a run as the server has them, once there are as many of each name as
     expected. They are sent in the background, those of each flow by themselves.
     """
-    wanted = {"filter": {"related": {"id": [f"agentr.run.{run_id}"]}, "event": {"prefix": ["agentr."]}}}
+    query = {"filter": {"related": {"id": [f"agentr.run.{run_id}"]}, "event": {"prefix": ["agentr."]}}}
     deadline = time.monotonic() + PATIENCE
     async with get_client() as client:
         while True:
-            found: list[dict[str, Any]] = (await client._client.post("/events/filter", json=wanted)).json()["events"]
-            if expected <= Counter(event["event"] for event in found):
-                return found
-            assert time.monotonic() < deadline, found
+            events: list[dict[str, Any]] = (await client._client.post("/events/filter", json=query)).json()["events"]
+            if expected <= Counter(event["event"] for event in events):
+                return events
+            assert time.monotonic() < deadline, events
             await asyncio.sleep(0.5)
 
 
@@ -71,11 +71,11 @@ def test_experience_is_gathered_in_goes_and_trained_on_as_it_is(recipe: Path) ->
     assert store.rows(TREES) == [(1, 4)]
     assert not store.rows("select * from dataset")
 
-    untrained = asyncio.run(improve(str(recipe), LIGHT, enough=second["trajectories"] + 1))
-    assert not untrained["trained"]
+    idle_result = asyncio.run(improve(str(recipe), LIGHT, enough=second["trajectories"] + 1))
+    assert not idle_result["trained"]
     assert store.rows("select count(*) from critique") == [(0,)]
-    trained = asyncio.run(improve(str(recipe), LIGHT, enough=second["trajectories"]))
-    assert trained["trained"]
+    result = asyncio.run(improve(str(recipe), LIGHT, enough=second["trajectories"]))
+    assert result["trained"]
     assert store.rows(TREES) == [(1, 4)], "improve gathers nothing"
     assert store.rows("select iteration, status from iteration order by 1") == [(0, "finished"), (1, "finished")]
     assert store.rows("select status from run") == [("finished",)]
@@ -93,22 +93,24 @@ def test_experience_is_gathered_in_goes_and_trained_on_as_it_is(recipe: Path) ->
         }
     )
     # A random model's replies raise alarms, too.
-    found = [
+    events = [
         event for event in asyncio.run(events_of(first["run_id"], expected)) if event["event"] != "agentr.alarm.raised"
     ]
-    assert Counter(event["event"] for event in found) == expected
-    told = {(event["event"], event["resource"].get("agentr.enough")): event for event in found}
-    assert ("agentr.trajectories.collected", "false") in told
-    collected = told["agentr.trajectories.collected", "true"]
-    assert collected["payload"]["parameters"] == {"recipe": str(recipe), "overrides": LIGHT, "enough": 1}
+    assert Counter(event["event"] for event in events) == expected
+    event_by_key = {(event["event"], event["resource"].get("agentr.enough")): event for event in events}
+    assert ("agentr.trajectories.collected", "false") in event_by_key
+    collection = event_by_key["agentr.trajectories.collected", "true"]
+    assert collection["payload"]["parameters"] == {"recipe": str(recipe), "overrides": LIGHT, "enough": 1}
     (checkpoint,) = store.rows("select checkpoint_out, iteration_id from iteration where iteration = 1")
-    published = told["agentr.checkpoint.published", None]
-    assert published["resource"]["prefect.resource.id"] == f"agentr.checkpoint.{checkpoint[0]}"
-    related = {each["prefect.resource.role"]: each["prefect.resource.id"] for each in published["related"]}
-    assert related["run"] == f"agentr.run.{first['run_id']}"
-    assert related["iteration"] == f"agentr.iteration.{checkpoint[1]}"
-    assert related["store"] == f"agentr.store.{store.path}"
-    assert related["flow-run"].startswith("prefect.flow-run.")
+    publication = event_by_key["agentr.checkpoint.published", None]
+    assert publication["resource"]["prefect.resource.id"] == f"agentr.checkpoint.{checkpoint[0]}"
+    id_by_role = {
+        resource["prefect.resource.role"]: resource["prefect.resource.id"] for resource in publication["related"]
+    }
+    assert id_by_role["run"] == f"agentr.run.{first['run_id']}"
+    assert id_by_role["iteration"] == f"agentr.iteration.{checkpoint[1]}"
+    assert id_by_role["store"] == f"agentr.store.{store.path}"
+    assert id_by_role["flow-run"].startswith("prefect.flow-run.")
 
 
 @pytest.mark.parametrize(
@@ -120,15 +122,15 @@ def test_a_training_that_came_to_no_end_is_asked_for_again(
 ) -> None:
     ctx = finish(tmp_path, "aaaa000000000001", [set()])
     ctx.store.update("run", {"run_id": ctx.run_id, "status": status})
-    begun = ctx.iteration_id(1)
-    made = [dataset_rows(key, [], iteration_id=begun, content_hash="feed", counts={}) for key in data]
-    ctx.store.write(merge([iteration_rows(begun, run_id=ctx.run_id, iteration=1), *made]))
-    told: list[Any] = []
-    monkeypatch.setattr("tasks.events.emit_event", lambda *words, id, **more: told.append(id))
+    iteration_id = ctx.iteration_id(1)
+    data_rows = [dataset_rows(key, [], iteration_id=iteration_id, content_hash="feed", counts={}) for key in data]
+    ctx.store.write(merge([iteration_rows(iteration_id, run_id=ctx.run_id, iteration=1), *data_rows]))
+    ids: list[Any] = []
+    monkeypatch.setattr("tasks.events.emit_event", lambda *words, id, **more: ids.append(id))
     run = RunRef(workspace=str(tmp_path), run_id=ctx.run_id)
     for _ in range(2):
         report_collected(run, ctx.recipe, 1, enough=1, training_parameters={})
-    assert (len(told), len(set(told))) == (2, events), "the server keeps one of several events with the same id"
+    assert (len(ids), len(set(ids))) == (2, events), "the server keeps one of several events with the same id"
 
 
 def test_training_that_samples_for_itself_is_not_taken_apart(tmp_path: Path, door_model: Path) -> None:
@@ -136,19 +138,19 @@ def test_training_that_samples_for_itself_is_not_taken_apart(tmp_path: Path, doo
     for half in (collect_only, improve):
         with pytest.raises(ConfigError, match=r"iteration 1 of recipe groups .* gathers nothing before it trains"):
             asyncio.run(half(str(file)))
-    assert [each.flow_name for each in deployments([file])][:2].count("collect-only") == 0
+    assert [deployment.flow_name for deployment in deployments([file])][:2].count("collect-only") == 0
 
 
 def test_the_command_that_is_told_can_be_copied(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spaced = recipe.rename(recipe.with_name("my door.yaml"))
+    path = recipe.rename(recipe.with_name("my door.yaml"))
     done = {"new": 1, "trajectories": 2, "iteration": 1, "run_id": "r", "table": "", "report": ""}
     monkeypatch.setattr(local, "_run", lambda *_, **__: done)
 
-    gathered = local.collect_recipe(spaced, ["seed=2"], limit=None, enough=1).splitlines()[-1]
-    trained = local.run_recipe(spaced, ["workspace=my runs"]).splitlines()[-1]
+    collect_words = local.collect_recipe(path, ["seed=2"], limit=None, enough=1).splitlines()[-1]
+    run_words = local.run_recipe(path, ["workspace=my runs"]).splitlines()[-1]
 
-    assert shlex.split(gathered) == ["train", "agentr", "improve", str(spaced), "-o", "seed=2"]
-    assert shlex.split(trained)[-2:] == ["-w", "my runs"]
+    assert shlex.split(collect_words) == ["train", "agentr", "improve", str(path), "-o", "seed=2"]
+    assert shlex.split(run_words)[-2:] == ["-w", "my runs"]
 
 
 def test_the_commands_of_the_readme_gather_and_train(recipe: Path) -> None:
@@ -157,7 +159,7 @@ def test_the_commands_of_the_readme_gather_and_train(recipe: Path) -> None:
         words = [name, str(recipe), *options, "-o", "instances.train_limit=1"]
         return CliRunner().invoke(cli, words, catch_exceptions=False).output
 
-    told = ask("agentr collect ")
-    assert "in all for iteration 1" in told
-    assert f"agentr improve {recipe}" in told
+    output = ask("agentr collect ")
+    assert "in all for iteration 1" in output
+    assert f"agentr improve {recipe}" in output
     assert "of 400 trajectories are gathered; nothing is trained" in ask("agentr improve ")

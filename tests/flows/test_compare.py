@@ -62,7 +62,7 @@ evaluation:
 """
 
 
-class Compared:
+class Comparison:
     """A part of the recipe, then all of it."""
 
     def __init__(self, folder: Path, model: Path) -> None:
@@ -83,11 +83,11 @@ POOL = "select tree_id, node_index, visits, created_at from node order by all"
 @pytest.fixture(scope="module")
 def compared(
     prefect_server: None, door_installed: None, door_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Compared:
-    return Compared(tmp_path_factory.mktemp("compare"), door_model)
+) -> Comparison:
+    return Comparison(tmp_path_factory.mktemp("compare"), door_model)
 
 
-def test_all_arms_and_seeds_are_trained_from_one_model_on_one_pool(compared: Compared) -> None:
+def test_all_arms_and_seeds_are_trained_from_one_model_on_one_pool(compared: Comparison) -> None:
     arms = compared.ask("select * from v_arms order by arm, seed")
     parents = compared.ask(
         "select distinct c.parent_id, b.checkpoint_out as base from v_arms a join checkpoint c using (checkpoint_id) "
@@ -108,7 +108,7 @@ def test_all_arms_and_seeds_are_trained_from_one_model_on_one_pool(compared: Com
     assert compared.ask("select * from v_orphans").empty
 
 
-def test_a_checkpoint_leads_back_to_the_trees_of_the_pool(compared: Compared) -> None:
+def test_a_checkpoint_leads_back_to_the_trees_of_the_pool(compared: Comparison) -> None:
     rows = compared.ask(
         "select l.run_id, l.tree_seed from v_arms a join v_lineage l using (checkpoint_id) where a.arm = 'good'"
     )
@@ -116,7 +116,7 @@ def test_a_checkpoint_leads_back_to_the_trees_of_the_pool(compared: Compared) ->
     assert not rows["tree_seed"].isna().any()
 
 
-def test_one_table_has_intervals_once_there_are_several_seeds(compared: Compared) -> None:
+def test_one_table_has_intervals_once_there_are_several_seeds(compared: Comparison) -> None:
     (part,) = (line for line in compared.part["table"].splitlines() if line.startswith("good"))
     (good, eto) = (line for line in compared.whole["table"].splitlines() if line.startswith(("good", "eto")))
     page = Path(compared.whole["report"])
@@ -131,12 +131,12 @@ def test_one_table_has_intervals_once_there_are_several_seeds(compared: Compared
     for run in compared.ask("select run_id from v_arms")["run_id"]:
         assert f"`{run}`" in page.with_suffix(".md").read_text("utf-8")
     assert write_reports(compared.root, compared.whole["run_id"]) == [page]
-    own, _ = write_reports(compared.root, compared.ask("select run_id from v_arms where arm = 'eto'")["run_id"][0])
-    assert "Reward accuracy" in own.with_suffix(".md").read_text("utf-8")
+    arm_page, _ = write_reports(compared.root, compared.ask("select run_id from v_arms where arm = 'eto'")["run_id"][0])
+    assert "Reward accuracy" in arm_page.with_suffix(".md").read_text("utf-8")
 
 
 @pytest.mark.long
-def test_the_same_flow_again_does_nothing_new(compared: Compared) -> None:
+def test_the_same_flow_again_does_nothing_new(compared: Comparison) -> None:
     tables = ("node", "trajectory", "sample", "preference", "dataset", "checkpoint", "training_step", "episode")
 
     def state() -> dict[str, Any]:
@@ -150,16 +150,16 @@ def test_the_same_flow_again_does_nothing_new(compared: Compared) -> None:
     assert state() == before
 
 
-def test_pairs_of_an_arm_are_exported(compared: Compared, tmp_path: Path) -> None:
+def test_pairs_of_an_arm_are_exported(compared: Comparison, tmp_path: Path) -> None:
     run, rows = compared.ask(
         "select a.run_id, count(*) n from v_arms a join dataset_row using (dataset_id) where arm = 'eto' "
         "group by a.run_id order by 1"
     ).iloc[0]
-    said = export_folder(compared.root, run, tmp_path / "parquet", "parquet")
-    assert said.startswith(f"{rows // 2} preference pairs of ")
+    message = export_folder(compared.root, run, tmp_path / "parquet", "parquet")
+    assert message.startswith(f"{rows // 2} preference pairs of ")
 
 
-def test_arms_are_pruned_apart_and_merged_again_and_their_pool_stays(compared: Compared, tmp_path: Path) -> None:
+def test_arms_are_pruned_apart_and_merged_again_and_their_pool_stays(compared: Comparison, tmp_path: Path) -> None:
     whole, first, second = (tmp_path / name for name in ("whole", "first", "second"))
     for folder in (whole, first, second):
         folder.mkdir()
@@ -167,14 +167,14 @@ def test_arms_are_pruned_apart_and_merged_again_and_their_pool_stays(compared: C
     before = all_rows(Store(whole / "store.duckdb"))
     arms = compared.ask("select run_id from v_arms order by arm, seed")["run_id"].tolist()
 
-    said = pruned(whole, [compared.whole["run_id"]], dry_run=False)
-    assert f"iteration 1 of run {compared.whole['run_id']} stays: other runs are made of it" in said
+    message = pruned(whole, [compared.whole["run_id"]], dry_run=False)
+    assert f"iteration 1 of run {compared.whole['run_id']} stays: other runs are made of it" in message
     assert all_rows(Store(whole / "store.duckdb")) == before
 
     pruned(first, arms[:3], dry_run=False)
     pruned(second, arms[1:], dry_run=False)
-    kept = Store(first / "store.duckdb").query("select run_id from v_arms")["run_id"].tolist()
-    assert kept == arms[3:]
+    runs = Store(first / "store.duckdb").query("select run_id from v_arms")["run_id"].tolist()
+    assert runs == arms[3:]
     for folder in (first, second):
         store = Store(folder / "store.duckdb")
         assert all_rows(store) < before
@@ -185,7 +185,7 @@ def test_arms_are_pruned_apart_and_merged_again_and_their_pool_stays(compared: C
     assert all_rows(Store(first / "store.duckdb")) == before
 
 
-def test_the_plan_names_the_pool_and_the_arms(compared: Compared) -> None:
+def test_the_plan_names_the_pool_and_the_arms(compared: Comparison) -> None:
     text = describe(compared.recipe, [])
     assert "the pool: collect, splice, explore, prefer on 6 instances, once" in text
     assert "each arm: 60 trained tokens, 2 seeds, then 6 held-out episodes" in text
@@ -196,51 +196,53 @@ def test_the_plan_names_the_pool_and_the_arms(compared: Compared) -> None:
     assert "  best: data.use=good pairs.alpha=[1.0] (samples of its own, in run " in best
 
 
-def test_what_cannot_be_compared_is_said_in_one_sentence(compared: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_compared_is_said_in_one_sentence(compared: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "WARNING")
     monkeypatch.setenv("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
 
-    def said(*words: str) -> str:
+    def message_of(*words: str) -> str:
         error = CliRunner().invoke(cli, ["compare", str(compared.recipe), *words]).exception
         assert isinstance(error, ConfigError)
         return str(error)
 
-    assert said("--arm", "dagger") == "recipe doors has no arm 'dagger'; it has good, eto"
-    assert "training.max_tokens: give the number of trained tokens" in said("-o", "training.max_tokens=0")
-    assert "environment door has no expert" in said("-o", "eto.preferences.against=expert")
-    assert "is of method agent-r and has no arms" in said("-o", "method=agent-r", "-o", "compare={}", "-o", "eto={}")
+    assert message_of("--arm", "dagger") == "recipe doors has no arm 'dagger'; it has good, eto"
+    assert "training.max_tokens: give the number of trained tokens" in message_of("-o", "training.max_tokens=0")
+    assert "environment door has no expert" in message_of("-o", "eto.preferences.against=expert")
+    assert "is of method agent-r and has no arms" in message_of(
+        "-o", "method=agent-r", "-o", "compare={}", "-o", "eto={}"
+    )
 
 
-def test_the_wheel_does_not_take_a_comparison(compared: Compared) -> None:
+def test_the_wheel_does_not_take_a_comparison(compared: Comparison) -> None:
     with pytest.raises(ConfigError, match="recipe doors compares arms; run it with `agentr compare"):
         run_recipe(compared.recipe, [])
     with pytest.raises(ConfigError, match="recipe doors compares arms"):
         asyncio.run(flywheel(str(compared.recipe)))
 
 
-def test_a_comparison_is_served_as_one(compared: Compared) -> None:
+def test_a_comparison_is_served_as_one(compared: Comparison) -> None:
     assert load_recipe(compared.recipe, []).method == "compare"
     assert deployments([compared.recipe])[0].flow_name == "compare"
 
 
 @pytest.mark.long
-def test_an_arm_that_cannot_be_made_does_not_stop_the_others(compared: Compared) -> None:
+def test_an_arm_that_cannot_be_made_does_not_stop_the_others(compared: Comparison) -> None:
     best = "[data.use=good, 'pairs.alpha=[1.0]']"
     arms = f"compare.arms={{short: [data.use=good, data.max_length=8], best: {best}}}"
-    with pytest.raises(ArmsFailed) as raised:
+    with pytest.raises(ArmsFailed) as error:
         asyncio.run(compare(str(compared.recipe), overrides=[arms], seeds=[1]))
 
-    said = str(raised.value)
-    assert said.startswith("1 of 2 runs of the comparison could not be made (arm short, seed 1: ")
-    assert "the same command tries these again" in said
+    message = str(error.value)
+    assert message.startswith("1 of 2 runs of the comparison could not be made (arm short, seed 1: ")
+    assert "the same command tries these again" in message
     runs = compared.ask("select arm, status, run_id from v_arms where arm in ('best', 'short') order by arm")
     assert runs[["arm", "status"]].values.tolist() == [["best", "finished"], ["short", "failed"]]
-    grown = compared.ask("select count(*) n from tree where copied_from is null")["n"][0]
-    assert grown == compared.pool["tree_id"].nunique(), "the arm with samples of its own took over the trees"
+    num_trees = compared.ask("select count(*) n from tree where copied_from is null")["n"][0]
+    assert num_trees == compared.pool["tree_id"].nunique(), "the arm with samples of its own took over the trees"
     assert compared.ask("select distinct status from iteration where iteration = 0")["status"].tolist() == ["finished"]
-    page = next(Path(word) for word in said.split() if word.endswith("comparison.html")).with_suffix(".md")
-    made, failed = (f"`{run}`" in page.read_text("utf-8") for run in runs["run_id"])
-    assert made
-    assert not failed
+    page = next(Path(word) for word in message.split() if word.endswith("comparison.html")).with_suffix(".md")
+    has_best, has_short = (f"`{run}`" in page.read_text("utf-8") for run in runs["run_id"])
+    assert has_best
+    assert not has_short
     with pytest.raises(ArmsFailed, match="1 of 1 runs"):
         asyncio.run(compare(str(compared.recipe), overrides=[arms], arms=["short"], seeds=[1]))

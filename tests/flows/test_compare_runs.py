@@ -38,7 +38,7 @@ evaluation: {{max_steps: 4, max_new_tokens: 6, revision_test: {{max_steps: 4}}}}
 """
 
 
-def written(folder: Path, model: Path, **changes: str) -> Path:
+def write_recipe(folder: Path, model: Path, **changes: str) -> Path:
     """Write the recipe into a folder, with some of its texts replaced."""
     text = RECIPE.format(workspace=folder / "runs", model=model)
     for old, new in changes.items():
@@ -55,7 +55,7 @@ def written(folder: Path, model: Path, **changes: str) -> Path:
 def test_each_arm_is_a_run_of_its_own_and_one_table_tells_them(
     tmp_path: Path, door_model: Path, chosen: list[str]
 ) -> None:
-    file = written(tmp_path, door_model)
+    file = write_recipe(tmp_path, door_model)
     assert "already done: 0 of 2 trainings" in describe(file, [])
     done: dict[str, Any] = asyncio.run(compare(str(file), arms=chosen))
 
@@ -70,17 +70,17 @@ def test_each_arm_is_a_run_of_its_own_and_one_table_tells_them(
     assert len(base.split()) > 7, "what the base reached stands there, too"
     assert [arm.split()[0] for arm in arms] == chosen
     page = Path(done["report"]).with_suffix(".md").read_text("utf-8")
-    sampled = store.query("select sum(sampled_tokens)::bigint n from rl_step")["n"][0]
+    num_sampled = store.query("select sum(sampled_tokens)::bigint n from rl_step")["n"][0]
     assert "Each seed is a whole run" in page
     assert "one pool" not in page
-    assert f"{sampled:,}" in page, "what group RL sampled is what the report says"
+    assert f"{num_sampled:,}" in page, "what group RL sampled is what the report says"
     assert store.query("select count(*) n from v_orphans")["n"][0] == 0
     assert f"already done: {len(chosen)} of 2 trainings" in describe(file, [])
     assert write_reports(tmp_path / "runs", done["run_id"]) == [Path(done["report"])]
 
-    made = store.query("select count(*) n from checkpoint")["n"][0]
+    num_checkpoints = store.query("select count(*) n from checkpoint")["n"][0]
     assert asyncio.run(compare(str(file), arms=chosen)) == done
-    assert store.query("select count(*) n from checkpoint")["n"][0] == made
+    assert store.query("select count(*) n from checkpoint")["n"][0] == num_checkpoints
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_each_arm_is_a_run_of_its_own_and_one_table_tells_them(
     ],
 )
 def test_what_is_wrong_with_an_arm_is_told(tmp_path: Path, old: str, new: str, said: str) -> None:
-    with pytest.raises(ConfigError) as told:
-        arms_of(load(written(tmp_path, tmp_path, **{old: new})))
-    assert said in str(told.value)
+    with pytest.raises(ConfigError) as error:
+        arms_of(load(write_recipe(tmp_path, tmp_path, **{old: new})))
+    assert said in str(error.value)
 
 
 @pytest.mark.usefixtures("door_installed")
@@ -105,22 +105,22 @@ def test_what_is_wrong_with_an_arm_is_told(tmp_path: Path, old: str, new: str, s
 def test_what_to_ask_next_has_rows_for_arms_of_the_kind(
     tmp_path: Path, door_model: Path, monkeypatch: pytest.MonkeyPatch, method: str, view: str
 ) -> None:
-    made = {"run_id": "aaaa000000000001", "table": "", "report": ""}
-    monkeypatch.setattr("flows.local._run", lambda *given: made)
-    file = written(tmp_path, door_model)
+    result = {"run_id": "aaaa000000000001", "table": "", "report": ""}
+    monkeypatch.setattr("flows.local._run", lambda *args: result)
+    file = write_recipe(tmp_path, door_model)
     if method == "compare":
         text = file.read_text("utf-8").replace("method: compare-runs", "method: compare")
-        kept = [
+        lines = [
             line for line in text.splitlines() if not line.startswith(("grpo:", "    searched:", "    reinforced:"))
         ]
-        both = [line.replace("  arms:", "  arms: {both: [], good: [data.use=good]}") for line in kept]
-        file.write_text("\n".join(both).replace("data: {use: good}\n", ""), encoding="utf-8")
+        new_lines = [line.replace("  arms:", "  arms: {both: [], good: [data.use=good]}") for line in lines]
+        file.write_text("\n".join(new_lines).replace("data: {use: good}\n", ""), encoding="utf-8")
     assert f'"select * from {view}"' in compare_recipe(file, [], [], [])
 
 
 def test_an_arm_keeps_only_the_sections_that_its_method_reads(tmp_path: Path) -> None:
-    searched, reinforced = arms_of(load(written(tmp_path, tmp_path)))
-    assert (searched.recipe.search.dives, reinforced.recipe.search.dives) == (2, SearchConfig().dives)
-    assert (searched.recipe.method, reinforced.recipe.method) == ("agent-r", "grpo")
-    assert searched.recipe.evaluation == reinforced.recipe.evaluation
-    assert not searched.recipe.compare.arms
+    search_arm, rl_arm = arms_of(load(write_recipe(tmp_path, tmp_path)))
+    assert (search_arm.recipe.search.dives, rl_arm.recipe.search.dives) == (2, SearchConfig().dives)
+    assert (search_arm.recipe.method, rl_arm.recipe.method) == ("agent-r", "grpo")
+    assert search_arm.recipe.evaluation == rl_arm.recipe.evaluation
+    assert not search_arm.recipe.compare.arms

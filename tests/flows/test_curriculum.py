@@ -43,16 +43,16 @@ def store_of(file: Path) -> Store:
 
 
 def test_two_stages_run_from_their_plan_to_their_report(tmp_path: Path, model: Path) -> None:
-    own = {"judge": {"path": str(model), "device": "cpu", "dtype": "float32", "max_batch": 32, "workers": 1}}
-    file = curricula.write(tmp_path, model, et_agent={"behaviour": {"votes": 2, "nudge": True}}, models=own)
+    models = {"judge": {"path": str(model), "device": "cpu", "dtype": "float32", "max_batch": 32, "workers": 1}}
+    file = curricula.write(tmp_path, model, et_agent={"behaviour": {"votes": 2, "nudge": True}}, models=models)
     assert "an iteration rl plays 8 questions 4 times each, chooses at most 4 of them" in describe(file, [])
     done = asyncio.run(turn(file))
 
     store = done.store
-    told = store.query("select * from v_selection order by iteration, instance_id")
-    assert told.groupby("iteration")["instance_id"].count().tolist() == [8, 8]
-    assert set(told["reason"]) >= {"chosen", "alike"}
-    assert (told[told["selected"]]["s_corr"] > 0).all(), "only questions with right and wrong answers"
+    selection = store.query("select * from v_selection order by iteration, instance_id")
+    assert selection.groupby("iteration")["instance_id"].count().tolist() == [8, 8]
+    assert set(selection["reason"]) >= {"chosen", "alike"}
+    assert (selection[selection["selected"]]["s_corr"] > 0).all(), "only questions with right and wrong answers"
     strangers = (
         "select g.* from rl_group g anti join selection s "
         "on s.iteration_id = g.iteration_id and s.instance_id = g.instance_id and s.selected"
@@ -80,12 +80,12 @@ def test_two_stages_run_from_their_plan_to_their_report(tmp_path: Path, model: P
 
 def _measures(store: Store) -> None:
     """Fail unless every evaluation has rows of behaviour, of each source, too."""
-    found = store.query(
+    metrics = store.query(
         "select i.iteration, m.name, m.value, m.low, m.high, m.n from metric m join evaluation e "
         "on m.scope = 'evaluation' and m.scope_id = e.evaluation_id join iteration i using (iteration_id)"
     )
     for iteration in range(3):
-        names = set(found[found["iteration"] == iteration]["name"])
+        names = set(metrics[metrics["iteration"] == iteration]["name"])
         of_behaviour = {"performance", "efficiency", "tool_productivity", "reasoning_length", "exact_match", "f1"}
         assert {f"{of}{name}" for of in ("", "source-rivers-0/", "source-rivers-1/") for name in of_behaviour} <= names
         assert "nudged_right" in names
@@ -94,29 +94,29 @@ def _measures(store: Store) -> None:
     assert store.query(votes)["n"].tolist() == [18, 18]
     parts = store.query("select distinct part from timing where stage = 'evaluate conciseness'")["part"]
     assert {"generate", "store"} <= set(parts)
-    played = store.query(
+    episodes = store.query(
         "select v.name, t.success from episode e join evaluation v using (evaluation_id) "
         "join trajectory t using (trajectory_id)"
     )
-    wrong = played[(played["name"] == "test") & ~played["success"]]
-    assert len(played[played["name"] == "nudged"]) == len(wrong) > 0
-    whole = found[found["name"] == "performance"]
+    failures = episodes[(episodes["name"] == "test") & ~episodes["success"]]
+    assert len(episodes[episodes["name"] == "nudged"]) == len(failures) > 0
+    whole = metrics[metrics["name"] == "performance"]
     assert (whole["n"] == 6).all()
     assert (whole["low"] <= whole["value"]).all()
 
 
 async def _votes_are_asked_again_where_they_are_missing(file: Path) -> None:
     """Fail unless an evaluation that was ended among its votes goes on to the same rows."""
-    store, kept = store_of(file), "select * from answer order by all"
-    before = store.query(kept)
+    store, sql = store_of(file), "select * from answer order by all"
+    before = store.query(sql)
     with store.transaction() as con:
         con.execute(
             "delete from assessment where purpose = 'conciseness' and number = 1 and trajectory_id in "
             "(select trajectory_id from trajectory join iteration using (iteration_id) where iteration = 0)"
         )
-    assert len(store.query(kept)) == len(before) - 6
+    assert len(store.query(sql)) == len(before) - 6
     await evaluate(await groups.begun(file), 0)
-    assert store.query(kept).equals(before)
+    assert store.query(sql).equals(before)
 
 
 @pytest.fixture(scope="module")
@@ -130,11 +130,11 @@ def calm(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
 @pytest.mark.long
 def test_branches_begin_with_the_steps_of_their_parent(calm: Path) -> None:
     store = store_of(calm)
-    made = store.rows(
+    branches = store.rows(
         "select child_id, parent_id, operator, position from derivation join rl_rollout on trajectory_id = child_id"
     )
-    assert made
-    for child_id, parent_id, operator, position in made:
+    assert branches
+    for child_id, parent_id, operator, position in branches:
         child, parent = load_trajectories(store, [child_id, parent_id]).values()
         assert operator == "branch"
         assert child.steps[:position] == parent.steps[:position]
@@ -167,17 +167,17 @@ def test_killed_before_its_training_and_in_it_a_stage_ends_as_if_it_had_not_been
     calm: Path, tmp_path: Path, model: Path, process_env: dict[str, str], moments: tuple[str, ...]
 ) -> None:
     file = curricula.write(tmp_path, model, grpo=BRANCHING)
-    for reached in moments:
+    for moment in moments:
         with launched([sys.executable, "-m", "curricula", str(file)], env=process_env) as process:
-            wait_for(process, partial(has, file, reached))
+            wait_for(process, partial(has, file, moment))
             kill_group(process)
     with launched([sys.executable, "-m", "curricula", str(file), "2"], env=process_env) as process:
         process.communicate(timeout=PATIENCE)
     assert process.returncode == -signal.SIGKILL
-    stored = all_rows(store_of(file))
+    rows = all_rows(store_of(file))
     asyncio.run(curricula.stage(file))
 
-    assert stored <= all_rows(store_of(file)), "what was stored stays as it was"
+    assert rows <= all_rows(store_of(file)), "what was stored stays as it was"
     alike(file, calm)
 
 
@@ -188,17 +188,17 @@ def test_where_steps_are_dear_it_goes_through_the_same_stages(tmp_path: Path) ->
     file.write_text(TEXTCRAFT.format(folder=tmp_path), encoding="utf-8")
     asyncio.run(curricula.stage(file))
     store = store_of(file)
-    chosen = store.query("select * from selection where selected")
-    assert (chosen["s_corr"] > 0).all()
-    assert (chosen["s_tool"] > 0).any(), "steps differ where nobody calls a tool"
+    selection = store.query("select * from selection where selected")
+    assert (selection["s_corr"] > 0).all()
+    assert (selection["s_tool"] > 0).any(), "steps differ where nobody calls a tool"
     assert store.query("select count(*) n from tool_call")["n"].tolist() == [0]
-    dear = store.query(
+    extremes = store.query(
         "select min(r.shaped) low, max(r.shaped) high, arg_min(r.shaped, t.num_steps) of_shortest, "
         "arg_max(r.shaped, t.num_steps) of_longest from rl_rollout r join trajectory t using (trajectory_id) "
         "where t.success and r.shaped > 0 group by r.step, r.number having min(t.num_steps) < max(t.num_steps)"
     )
-    assert (dear["of_shortest"] == dear["high"]).all()
-    assert (dear["of_longest"] == dear["low"]).all()
+    assert (extremes["of_shortest"] == extremes["high"]).all()
+    assert (extremes["of_longest"] == extremes["low"]).all()
     assert store.query("select sum(trained_tokens) n from rl_step")["n"][0] > 0
 
 
@@ -229,6 +229,6 @@ evaluation: {{revision_test: {{enabled: false}}}}
     ],
 )
 def test_a_wrong_recipe_is_told(tmp_path: Path, section: str, fields: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error:
         load(curricula.write(tmp_path, tmp_path, **{section: fields}))
-    assert said in str(caught.value)
+    assert said in str(error.value)

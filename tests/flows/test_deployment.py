@@ -34,13 +34,13 @@ def test_a_deployment_runs_and_leaves_artifacts(tmp_path: Path, door_model: Path
     with started("serve", recipe, env=served_env) as serving:
         wait_for(f"{api}/deployments/filter", {"deployments": {"name": {"any_": ["deployed"]}}})
         command = [PREFECT, "deployment", "run", "flywheel/deployed", "-p", "iterations=1", "--watch"]
-        with launched(command, env=served_env) as asked:
-            out, err = asked.communicate(timeout=PATIENCE)
+        with launched(command, env=served_env) as process:
+            out, err = process.communicate(timeout=PATIENCE)
         assert serving.poll() is None
     asked_for = {"deployments": {"name": {"any_": ["deployed"]}}, "flows": {"name": {"any_": ["flywheel"]}}}
     (flow_run,) = wait_for(f"{api}/flow_runs/filter", asked_for)
 
-    assert asked.returncode == 0, out + err
+    assert process.returncode == 0, out + err
     assert flow_run["state_name"] == "Completed"
     check_artifacts(api, "deployed", tmp_path / "runs", flow_run["id"])
     assert Store(tmp_path / "runs" / "store.duckdb").query("select status from run")["status"].tolist() == ["finished"]
@@ -62,10 +62,10 @@ async def test_a_second_start_of_a_run_at_work_is_cancelled_with_its_sentence(tm
 
 
 def test_a_stage_works_in_the_workspace_of_its_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[str] = []
+    workspaces: list[str] = []
 
     async def perform(run: RunRef, iteration: int, name: str) -> None:
-        asked.append(run.workspace)
+        workspaces.append(run.workspace)
 
     monkeypatch.setattr("tasks.stages.perform", perform)
     monkeypatch.setattr(stages, "stored_recipe", lambda workspace, run_id: None)
@@ -76,7 +76,7 @@ def test_a_stage_works_in_the_workspace_of_its_worker(monkeypatch: pytest.Monkey
     monkeypatch.setenv("AGENTR_WORKSPACE", "disk/runs")
     asyncio.run(stage("aaaa000000000001", 1))
     asyncio.run(stage("aaaa000000000001", 1, "mine"))
-    assert asked == ["runs", "disk/runs", "mine"]
+    assert workspaces == ["runs", "disk/runs", "mine"]
 
 
 def test_a_stage_makes_no_workspace(tmp_path: Path) -> None:

@@ -50,31 +50,31 @@ def test_killed_before_and_after_it_scored_it_trains_to_the_same_weights(
     asyncio.run(groups.trained(whole))
 
     scores = Scoring.scores
-    seen: list[int] = []
+    calls: list[int] = []
 
-    async def gone(self: Scoring, *args: Any) -> Any:
-        seen.append(1)
-        if len(seen) == 2:
+    async def interrupt(self: Scoring, *args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
             raise KeyboardInterrupt
         return await scores(self, *args)
 
-    monkeypatch.setattr(Scoring, "scores", gone)
+    monkeypatch.setattr(Scoring, "scores", interrupt)
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(groups.trained(cut))
     monkeypatch.undo()
-    scored = "select distinct step from rl_score join rl_rollout using (trajectory_id)"
-    assert store_of(cut).rows(scored) == [(1,)]
+    steps_sql = "select distinct step from rl_score join rl_rollout using (trajectory_id)"
+    assert store_of(cut).rows(steps_sql) == [(1,)]
     # Scored and not trained.
     command = [sys.executable, "-m", "groups", str(cut), "2"]
     with launched(command, env=process_env | {"HF_HUB_OFFLINE": "1"}) as process:
-        said = process.communicate(timeout=PATIENCE)
-    assert process.returncode == -signal.SIGKILL, said
-    assert {step for (step,) in store_of(cut).rows(scored)} == {1, 2}
+        output = process.communicate(timeout=PATIENCE)
+    assert process.returncode == -signal.SIGKILL, output
+    assert {step for (step,) in store_of(cut).rows(steps_sql)} == {1, 2}
     asyncio.run(groups.trained(cut))
 
-    weights = "select weights_sha256 from checkpoint where parent_id is not null"
-    stored = "select * exclude (created_at) from rl_score order by all"
-    for question in (weights, stored):
+    weights_sql = "select weights_sha256 from checkpoint where parent_id is not null"
+    scores_sql = "select * exclude (created_at) from rl_score order by all"
+    for question in (weights_sql, scores_sql):
         assert store_of(cut).rows(question) == store_of(whole).rows(question)
     store = store_of(whole)
     assert store.query("select * from v_orphans").empty
@@ -89,14 +89,14 @@ def test_killed_before_and_after_it_scored_it_trains_to_the_same_weights(
 
     ((key,),) = store.rows("select trajectory_id from rl_score limit 1")
     turns = preview_scored(whole.parent / "runs", key, 1)
-    assert [scored for _, scored in turns] == [False] * (len(turns) - 1) + [True]
+    assert [is_scored for _, is_scored in turns] == [False] * (len(turns) - 1) + [True]
     assert told in turns[-2][0]
     if context == "expert":
         assert "The end: a success" in turns[-2][0]
     else:
         keys = [key for (key,) in store.rows("select distinct trajectory_id from rl_score order by all")]
-        read = [preview_scored(whole.parent / "runs", key, 1)[-2][0] for key in keys]
-        assert any("another episode of this task" in text for text in read)
+        texts = [preview_scored(whole.parent / "runs", key, 1)[-2][0] for key in keys]
+        assert any("another episode of this task" in text for text in texts)
 
 
 @pytest.mark.usefixtures("door_installed")
@@ -108,8 +108,8 @@ def test_the_base_scores_its_own_tokens_as_it_sampled_them(tmp_path: Path, door_
         "join rl_rollout r using (trajectory_id) where r.step = 1"
     )
     assert len(rows) > 5
-    for sampled, scored, advantage in rows:
-        assert scored == pytest.approx(sampled, abs=1e-4)
+    for logprobs, scores, advantage in rows:
+        assert scores == pytest.approx(logprobs, abs=1e-4)
         assert advantage == 0
     first, second = store_of(file).rows("select scorer_kl, loss from rl_step order by step")
     assert first == pytest.approx((0, 0), abs=1e-5)

@@ -18,11 +18,11 @@ def test_it_says_which_level_holds_and_why_none_above_does() -> None:
     # The server of other tests in this process plans nothing.
     with temporary_settings(restore_defaults={PREFECT_API_URL}):
         done = CliRunner().invoke(cli, ["doctor", "--attempts"], catch_exceptions=False)
-    first, *others = done.output.splitlines()
+    first, *rest = done.output.splitlines()
     assert first.startswith("python tool: level ")
-    assert any(line.endswith("fork: held") for line in others) == (" limits " not in first)
+    assert any(line.endswith("fork: held") for line in rest) == (" limits " not in first)
     if " bubblewrap " not in first:
-        assert others[0].startswith("python tool: level bubblewrap does not hold: ")
+        assert rest[0].startswith("python tool: level bubblewrap does not hold: ")
 
 
 def test_it_says_what_the_machine_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

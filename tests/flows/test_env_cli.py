@@ -66,9 +66,9 @@ def textcraft_server(env: dict[str, str], *words: str) -> Iterator[str]:
     with started("env", "serve", "textcraft", "--port", "0", *words, env=env) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
-        said = re.match(r"textcraft is served at (http://127\.0\.0\.1:\d+): \d+ instances", line)
-        assert said, line + (process.stderr.read() if process.stderr else "")
-        yield said[1]
+        match = re.match(r"textcraft is served at (http://127\.0\.0\.1:\d+): \d+ instances", line)
+        assert match, line + (process.stderr.read() if process.stderr else "")
+        yield match[1]
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=300)
 
@@ -77,9 +77,9 @@ def test_two_hundred_environments_open_within_seconds(process_env: dict[str, str
     with textcraft_server(process_env) as url, httpx.Client(base_url=url, timeout=60) as http:
         http.post("/create", json={})
         began = time.perf_counter()
-        opened = {http.post("/create", json={}).json()["id"] for _ in range(200)}
+        ids = {http.post("/create", json={}).json()["id"] for _ in range(200)}
         assert time.perf_counter() - began < 10
-        assert len(opened) == 200
+        assert len(ids) == 200
         assert http.post("/step", content=b"no json").status_code == 422
 
 
@@ -92,20 +92,20 @@ def test_doctor_has_a_line_for_each_world_and_says_how_to_get_what_is_missing(mo
     for name in WIRE_FORMATS:
         monkeypatch.delenv(f"AGENTR_AGENTGYM_{name.upper()}", raising=False)
 
-    told = ask("doctor", "--format", "json")
-    found = {each["name"]: each for each in json.loads(told.output)}
+    result = ask("doctor", "--format", "json")
+    by_name = {report["name"]: report for report in json.loads(result.output)}
 
-    assert told.exit_code == 0
+    assert result.exit_code == 0
     for name in ("textcraft", "sciworld"):
-        kept = {"ok": True, "status": "ok", "violations": []}
-        assert kept.items() <= found[name].items()
-        assert re.fullmatch(r"keeps the contract; \d+ pairs of equal state and action, .*", found[name]["detail"])
+        expected = {"ok": True, "status": "ok", "violations": []}
+        assert expected.items() <= by_name[name].items()
+        assert re.fullmatch(r"keeps the contract; \d+ pairs of equal state and action, .*", by_name[name]["detail"])
     for name in WIRE_FORMATS:
-        assert found[f"agentgym-{name}"]["status"] == "missing"
-        assert f"the variable AGENTR_AGENTGYM_{name.upper()}" in found[f"agentgym-{name}"]["detail"]
-    one = ask("doctor", "agentgym-todo")
-    assert (one.exit_code, one.output.count("\n")) == (1, 1)
-    assert one.output.startswith("agentgym-todo: missing - agentgym-todo needs the address of a server")
+        assert by_name[f"agentgym-{name}"]["status"] == "missing"
+        assert f"the variable AGENTR_AGENTGYM_{name.upper()}" in by_name[f"agentgym-{name}"]["detail"]
+    todo_result = ask("doctor", "agentgym-todo")
+    assert (todo_result.exit_code, todo_result.output.count("\n")) == (1, 1)
+    assert todo_result.output.startswith("agentgym-todo: missing - agentgym-todo needs the address of a server")
 
 
 @pytest.mark.parametrize(
@@ -132,15 +132,15 @@ def test_a_wrong_word_is_told(words: tuple[str, ...], said: str) -> None:
 
 
 def test_a_world_is_shown_with_splits_options_and_an_instance() -> None:
-    said = ask("show", "textcraft").output
+    output = ask("show", "textcraft").output
     world = TextCraft()
     for split in world.splits():
-        assert f"  {split}: {len(world.instances(split)):,} instances\n" in said
-    first = world.instances("train")[0]
-    assert f"an expert wins {first.key} in {len(world.expert(first) or ())} steps" in said
-    assert all(f"  {line}" in said for line in world.reset(first).splitlines() if line)
+        assert f"  {split}: {len(world.instances(split)):,} instances\n" in output
+    instance = world.instances("train")[0]
+    assert f"an expert wins {instance.key} in {len(world.expert(instance) or ())} steps" in output
+    assert all(f"  {line}" in output for line in world.reset(instance).splitlines() if line)
     for name in inspect.signature(TextCraft).parameters:
-        assert f"\n  {name}" in said.split("\noptions")[1]
+        assert f"\n  {name}" in output.split("\noptions")[1]
 
 
 def test_a_person_plays_here_and_over_http(process_env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,23 +148,23 @@ def test_a_person_plays_here_and_over_http(process_env: dict[str, str], monkeypa
     instance = native.instances("test")[0]
     actions = [native.parse(reply) for reply in native.expert(instance) or ()]
     words = ("--split", "test", "--index", str(instance.index))
-    typed = "".join(f"{action}\n" for action in actions)
+    lines = "".join(f"{action}\n" for action in actions)
 
-    here = ask("play", "textcraft", *words, typed=typed)
+    native_result = ask("play", "textcraft", *words, typed=lines)
     with textcraft_server(process_env) as url:
         monkeypatch.setenv("AGENTR_AGENTGYM_TEXTCRAFT", url)
-        there = ask("play", "agentgym-textcraft", *words, typed=typed)
+        server_result = ask("play", "agentgym-textcraft", *words, typed=lines)
         ask("play", "agentgym-textcraft", *words, typed="inventory\n\n")
         assert httpx.get(f"{url}/list_envs").json() == []
 
-    assert here.output.endswith("The episode is over: reward 1, success.\n")
-    assert there.output == here.output
+    assert native_result.output.endswith("The episode is over: reward 1, success.\n")
+    assert server_result.output == native_result.output
 
 
 def test_an_endless_split_is_not_counted_through_and_the_end_of_the_input_ends_an_episode() -> None:
-    played = ask("play", "textcraft", "--split", "renamed", "--index", "309252671", typed="inventory")
-    assert "Goal: craft" in played.output
-    assert played.output.endswith("\nAction: \nYou ended the episode: reward 0, no success.\n")
+    result = ask("play", "textcraft", "--split", "renamed", "--index", "309252671", typed="inventory")
+    assert "Goal: craft" in result.output
+    assert result.output.endswith("\nAction: \nYou ended the episode: reward 0, no success.\n")
 
 
 @pytest.mark.slow
@@ -172,10 +172,10 @@ def test_a_shipped_model_is_watched_as_the_manual_shows_it(monkeypatch: pytest.M
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     (command,) = (command for command in COMMANDS if command.startswith("agentr env play "))
-    said = ask(*shlex.split(command)[2:]).output
-    (shown,) = (text for _, text in BLOCKS if text.startswith("textcraft/test/3, played by textcraft-tiny"))
-    assert said.rpartition("; ")[0] == shown.rpartition("; ")[0]
-    assert max(map(len, said.splitlines())) <= 80
+    output = ask(*shlex.split(command)[2:]).output
+    (example,) = (text for _, text in BLOCKS if text.startswith("textcraft/test/3, played by textcraft-tiny"))
+    assert output.rpartition("; ")[0] == example.rpartition("; ")[0]
+    assert max(map(len, output.splitlines())) <= 80
 
 
 @pytest.mark.slow

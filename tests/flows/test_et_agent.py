@@ -67,8 +67,8 @@ def write(folder: Path, model: Path, more: str = "{}") -> Path:
 @pytest.mark.usefixtures("door_installed")
 def test_an_iteration_rft_runs_from_its_plan_to_its_report(tmp_path: Path, door_model: Path) -> None:
     file = write(tmp_path, door_model)
-    planned = describe(file, [])
-    assert "a flywheel of 2 rounds (expand-all) on 6 questions" in planned
+    text = describe(file, [])
+    assert "a flywheel of 2 rounds (expand-all) on 6 questions" in text
     done = asyncio.run(turn(file))
 
     store = done.store
@@ -76,10 +76,10 @@ def test_an_iteration_rft_runs_from_its_plan_to_its_report(tmp_path: Path, door_
     families = store.query("select members, rounds, ended_by from family")
     assert len(families) == 6
     assert (families["members"] <= 12).all()
-    made = store.query("select operator, count(*) n from v_families group by all").set_index("operator")["n"]
-    assert made["fresh"] == 12
-    assert made["C0"] > 0
-    assert made["I3"] > 0
+    counts = store.query("select operator, count(*) n from v_families group by all").set_index("operator")["n"]
+    assert counts["fresh"] == 12
+    assert counts["C0"] > 0
+    assert counts["I3"] > 0
     ((kind, samples),) = store.rows("select kind, count(*) from sample group by all")
     assert (kind, samples > 0) == ("good", True)
     assert store.rows("select count(*) from message where train and token_ids is null")[0][0] < samples * 4
@@ -119,9 +119,11 @@ def own_files(folder: Path, web_url: str) -> Path:
     tests on one of each form.
     """
     problems = load_questions(("numbers",))["train"][:6]
-    rows = [{"id": n, "question": one.question, "answer": one.golds[0]} for n, one in enumerate(problems[:3])]
+    rows = [
+        {"id": n, "question": problem.question, "answer": problem.golds[0]} for n, problem in enumerate(problems[:3])
+    ]
     write_rows(folder, "train.json", [{**row, "source": "dapo"} for row in rows])
-    write_rows(folder, "train.parquet", [reinforced(one.question, one.golds[0]) for one in problems[3:]])
+    write_rows(folder, "train.parquet", [reinforced(problem.question, problem.golds[0]) for problem in problems[3:]])
     recipe = yaml.safe_load(OWN_FILES) | {"workspace": f"{folder}/runs"}
     recipe["model"]["path"] = str(data_path("models", "reasoning-tiny"))
     recipe["environment"]["options"] |= {
@@ -159,14 +161,14 @@ def test_the_files_of_the_authors_are_planned_and_evaluated(tmp_path: Path) -> N
         await evaluate(ctx, 0)
         return ctx
 
-    with web() as (url, asked):
+    with web() as (url, queries):
         file = own_files(tmp_path, url)
         assert f"each ends with {len(FORMS)} held-out episodes" in describe(file, SEARCHES)
         ctx = asyncio.run(play(file))
     assert ctx.store.rows("select reward, stop, count(*) from v_episodes group by all") == [(1, "success", len(FORMS))]
     calls = dict(ctx.store.rows("select provider, sum(calls) from v_tool_calls group by all"))
     assert calls == {"bm25": len(FORMS) - 1, "serper": 1}
-    assert asked == ["ada"]
+    assert queries == ["ada"]
 
 
 @pytest.mark.long
@@ -210,7 +212,7 @@ def test_thoughts_are_not_written_anew_where_steps_have_none(tmp_path: Path, doo
         check(recipe)
 
 
-async def finished(root: Path, model: Path) -> RunContext:
+async def run_flywheel(root: Path, model: Path) -> RunContext:
     """Return a workplace with a flywheel and its selection done, whatever was there before."""
     ctx = await begun(root, model, cast(), FAMILY, problems=(MATH, RIVER))
     await evolve(ctx, 1)
@@ -224,7 +226,7 @@ async def finished(root: Path, model: Path) -> RunContext:
 async def test_killed_it_goes_on_from_what_is_stored(
     tmp_path: Path, tiny_model_dir: Path, replies: int, process_env: dict[str, str]
 ) -> None:
-    calm = answers_of(await finished(tmp_path / "calm", tiny_model_dir))
+    calm = answers_of(await run_flywheel(tmp_path / "calm", tiny_model_dir))
     root, staff = tmp_path / "killed", cast()
     command = [sys.executable, "-m", "families", str(root), str(tiny_model_dir), str(replies)]
     with launched(command, env=process_env) as process:
@@ -232,12 +234,12 @@ async def test_killed_it_goes_on_from_what_is_stored(
     assert process.returncode == -9, err
 
     ctx = await begun(root, tiny_model_dir, staff, FAMILY, problems=(MATH, RIVER))
-    stored = {row for row in all_rows(ctx.store) if row[0] in ("trajectory", "step", "edit", "derivation")}
-    said = len(ctx.store.rows("select 1 from edit"))
-    assert stored
+    rows = {row for row in all_rows(ctx.store) if row[0] in ("trajectory", "step", "edit", "derivation")}
+    num_edits = len(ctx.store.rows("select 1 from edit"))
+    assert rows
     await evolve(ctx, 1)
     await select_rft(ctx, 1)
-    assert stored <= all_rows(ctx.store), "what was stored stays as it was"
+    assert rows <= all_rows(ctx.store), "what was stored stays as it was"
     assert answers_of(ctx) == calm
-    asked = len(staff.requests("editor")) + len(staff.requests("reflector"))
-    assert asked == len(calm["edit"]) - said, "nobody was asked twice"
+    num_requests = len(staff.requests("editor")) + len(staff.requests("reflector"))
+    assert num_requests == len(calm["edit"]) - num_edits, "nobody was asked twice"

@@ -60,14 +60,14 @@ evaluation:
 
 
 def test_published_rejection_sampling_plays_the_expert_first() -> None:
-    one = {"name": "r", "method": "eto", "model": {"path": "m"}, "eto": {"phases": ["sft", "rft"]}}
+    config = {"name": "r", "method": "eto", "model": {"path": "m"}, "eto": {"phases": ["sft", "rft"]}}
     rest = ["dataset", "train", "evaluate"]
-    assert [stage.name for stage in plan_of(parse(one), 2).stages] == ["explore", *rest]
-    published = parse(one, ["eto.rft=with_expert"])
-    assert [stage.name for stage in plan_of(published, 2).stages] == ["demonstrate", "explore", *rest]
+    assert [stage.name for stage in plan_of(parse(config), 2).stages] == ["explore", *rest]
+    recipe = parse(config, ["eto.rft=with_expert"])
+    assert [stage.name for stage in plan_of(recipe, 2).stages] == ["demonstrate", "explore", *rest]
 
 
-class Turned:
+class DoorRun:
     """A run of the recipe that is over."""
 
     def __init__(self, folder: Path, model: Path) -> None:
@@ -82,11 +82,11 @@ class Turned:
 
 
 @pytest.fixture(scope="module")
-def turned(door_installed: None, door_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Turned:
-    return Turned(tmp_path_factory.mktemp("eto"), door_model)
+def turned(door_installed: None, door_model: Path, tmp_path_factory: pytest.TempPathFactory) -> DoorRun:
+    return DoorRun(tmp_path_factory.mktemp("eto"), door_model)
 
 
-def test_each_iteration_trains_the_model_of_the_one_before(turned: Turned) -> None:
+def test_each_iteration_trains_the_model_of_the_one_before(turned: DoorRun) -> None:
     rows = turned.ask(
         "select i.iteration, c.parent_id, i.checkpoint_in, (c.config->'preference') is not null as dpo "
         "from iteration i join checkpoint c on c.checkpoint_id = i.checkpoint_out order by 1"
@@ -101,7 +101,7 @@ def test_each_iteration_trains_the_model_of_the_one_before(turned: Turned) -> No
     assert turned.ask("select * from event").empty
 
 
-def test_a_preference_checkpoint_leads_back_to_episodes_and_seeds(turned: Turned) -> None:
+def test_a_preference_checkpoint_leads_back_to_episodes_and_seeds(turned: DoorRun) -> None:
     lineage = turned.ask(
         "select d.position, p.kind, s.source, s.instance_id, s.seed, p.margin from checkpoint c "
         "join dataset_row d using (dataset_id) "
@@ -118,7 +118,7 @@ def test_a_preference_checkpoint_leads_back_to_episodes_and_seeds(turned: Turned
     assert set(lineage["position"]) == set(range(2 * turned.ask("select count(*) n from preference")["n"][0]))
 
 
-def test_training_steps_are_stored_and_reported(turned: Turned) -> None:
+def test_training_steps_are_stored_and_reported(turned: DoorRun) -> None:
     steps = turned.ask("select * from training_step where reward_accuracy is not null order by step")
     page = turned.report.with_suffix(".md").read_text(encoding="utf-8")
 
@@ -127,9 +127,9 @@ def test_training_steps_are_stored_and_reported(turned: Turned) -> None:
     assert (steps["grad_norm"] > 0).all()
     assert steps["learning_rate"][0] == 0, "warmup begins there"
     assert (steps["learning_rate"][1:] > 0).all()
-    shown = turned.ask("select iteration, count(*) as steps from v_training_steps group by 1 order by 1")
-    assert shown["iteration"].tolist() == [1, 2]
-    assert shown["steps"].sum() == turned.ask("select count(*) as n from training_step")["n"][0]
+    counts = turned.ask("select iteration, count(*) as steps from v_training_steps group by 1 order by 1")
+    assert counts["iteration"].tolist() == [1, 2]
+    assert counts["steps"].sum() == turned.ask("select count(*) as n from training_step")["n"][0]
     assert "## Preference pairs" in page
     assert "Reward accuracy" in page
     assert 'stroke-dasharray="4 3"' in turned.report.read_text(encoding="utf-8")
@@ -137,7 +137,7 @@ def test_training_steps_are_stored_and_reported(turned: Turned) -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("prefect_server")
-def test_a_flow_that_finds_all_done_does_nothing_new(turned: Turned) -> None:
+def test_a_flow_that_finds_all_done_does_nothing_new(turned: DoorRun) -> None:
     growing = ("trajectory", "sample", "preference", "dataset", "checkpoint", "training_step", "episode")
 
     def state() -> dict[str, Any]:
@@ -147,19 +147,19 @@ def test_a_flow_that_finds_all_done_does_nothing_new(turned: Turned) -> None:
         }
 
     before = state()
-    done = asyncio.run(flywheel(str(turned.recipe)))
-    assert (done["run_id"], done["report"]) == (turned.run_id, str(turned.report))
+    result = asyncio.run(flywheel(str(turned.recipe)))
+    assert (result["run_id"], result["report"]) == (turned.run_id, str(turned.report))
     assert state() == before
 
 
-def test_the_command_line_suggests_to_ask_for_pairs(turned: Turned, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = {"run_id": turned.run_id, "table": "", "report": ""}
-    monkeypatch.setattr(local, "_run", lambda *_, **__: done)
+def test_the_command_line_suggests_to_ask_for_pairs(turned: DoorRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = {"run_id": turned.run_id, "table": "", "report": ""}
+    monkeypatch.setattr(local, "_run", lambda *_, **__: result)
     question = local.run_recipe(turned.recipe, []).splitlines()[-1].split('"')[1]
     assert len(turned.ask(question)) == min(10, turned.ask("select count(*) n from preference")["n"][0])
 
 
-def test_pairs_are_exported(turned: Turned, tmp_path: Path) -> None:
+def test_pairs_are_exported(turned: DoorRun, tmp_path: Path) -> None:
     run = turned.run_id
     with pytest.raises(ConfigError, match="turns within the sides of pairs carry none, and a trainer masks the prompt"):
         export_folder(turned.root, run, tmp_path / "trl", "trl")
@@ -170,7 +170,7 @@ def test_pairs_are_exported(turned: Turned, tmp_path: Path) -> None:
         export_folder(turned.root, run, tmp_path / "factory", "llama-factory")
 
 
-def test_the_plan_names_phases_and_fields(turned: Turned) -> None:
+def test_the_plan_names_phases_and_fields(turned: DoorRun) -> None:
     text = describe(turned.recipe, [])
     assert "iterations: rft, dpo; each ends with 6 held-out episodes" in text
     assert "plays 6 instances, 9 times each" in text
@@ -178,6 +178,6 @@ def test_the_plan_names_phases_and_fields(turned: Turned) -> None:
     assert "already done: 2 iterations" in text
 
 
-def test_an_expert_that_is_not_there_stops_before_anything_starts(turned: Turned) -> None:
+def test_an_expert_that_is_not_there_stops_before_anything_starts(turned: DoorRun) -> None:
     with pytest.raises(ConfigError, match=r"^environment door has no expert; name a file of demonstrations"):
         check(load_recipe(turned.recipe, ["eto.phases=[sft]"]))

@@ -58,7 +58,7 @@ GROWING = (
 
 
 @dataclass(frozen=True)
-class Turned:
+class DoorRun:
     """A run of the door recipe that is over."""
 
     recipe: Path
@@ -72,17 +72,17 @@ class Turned:
 @pytest.fixture(scope="module")
 def turned(
     prefect_server: None, door_installed: None, door_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Turned:
+) -> DoorRun:
     folder = tmp_path_factory.mktemp("wheel")
     recipe = write_recipe(folder, door_model)
-    return Turned(recipe=recipe, result=asyncio.run(flywheel(str(recipe))), root=folder / "runs")
+    return DoorRun(recipe=recipe, result=asyncio.run(flywheel(str(recipe))), root=folder / "runs")
 
 
-def test_a_checkpoint_and_a_sample_are_traced_to_the_base(turned: Turned) -> None:
-    (made,) = turned.ask("select checkpoint_out from iteration where iteration = 1")["checkpoint_out"]
+def test_a_checkpoint_and_a_sample_are_traced_to_the_base(turned: DoorRun) -> None:
+    (checkpoint,) = turned.ask("select checkpoint_out from iteration where iteration = 1")["checkpoint_out"]
     (base,) = turned.ask("select checkpoint_out from iteration where iteration = 0")["checkpoint_out"]
-    lines = traced(turned.root, made[:12], "text").splitlines()
-    assert lines[0].startswith(f"checkpoint {made}  recipe door")
+    lines = traced(turned.root, checkpoint[:12], "text").splitlines()
+    assert lines[0].startswith(f"checkpoint {checkpoint}  recipe door")
     assert lines[1].startswith(f"  trained from: checkpoint {base}  model ")
     assert re.fullmatch(
         r"  trained on: dataset \w+  hash \w+  run \w+  iteration 1  rows [1-9]\d*  samples [1-9].*", lines[2]
@@ -90,22 +90,22 @@ def test_a_checkpoint_and_a_sample_are_traced_to_the_base(turned: Turned) -> Non
     assert lines[3] == f"    collected by: checkpoint {base}  see above"
 
     revision, *_ = turned.ask("select sample_id from sample where kind = 'revision'")["sample_id"]
-    found = json.loads(traced(turned.root, revision, "json"))
-    kinds = [line["entity"]["kind"] for line in found]
+    entries = json.loads(traced(turned.root, revision, "json"))
+    kinds = [line["entity"]["kind"] for line in entries]
     assert kinds == ["sample", "pair", "node", "tree", "checkpoint", "node", "tree"]
-    assert [line["relation"] for line in found if line["entity"]["kind"] == "node"] == ["good path to", "bad path to"]
-    assert found[4]["entity"]["key"] == base
-    assert found[-1]["seen"]
-    tree = found[3]["entity"]["key"]
+    assert [line["relation"] for line in entries if line["entity"]["kind"] == "node"] == ["good path to", "bad path to"]
+    assert entries[4]["entity"]["key"] == base
+    assert entries[-1]["seen"]
+    tree = entries[3]["entity"]["key"]
     assert traced(turned.root, f"{tree}#0", "text").startswith(f"node {tree}#0  depth 0")
 
 
-def test_a_published_checkpoint_loads_elsewhere_and_says_what_it_is(turned: Turned, tmp_path: Path) -> None:
-    (made,) = turned.ask("select checkpoint_out from iteration where iteration = 1")["checkpoint_out"]
+def test_a_published_checkpoint_loads_elsewhere_and_says_what_it_is(turned: DoorRun, tmp_path: Path) -> None:
+    (checkpoint,) = turned.ask("select checkpoint_out from iteration where iteration = 1")["checkpoint_out"]
     folder = tmp_path / "given"
-    publish_checkpoint(turned.root, made[:10], folder, base_model="somebody/door", licence="apache-2.0")
+    publish_checkpoint(turned.root, checkpoint[:10], folder, base_model="somebody/door", licence="apache-2.0")
 
-    assert weights_sha256(folder) == weights_sha256(turned.root / "checkpoints" / made)
+    assert weights_sha256(folder) == weights_sha256(turned.root / "checkpoints" / checkpoint)
     tokens = AutoTokenizer.from_pretrained(folder)("open the door", return_tensors="pt")
     assert AutoModelForCausalLM.from_pretrained(folder)(**tokens).logits.isfinite().all()
     card = ModelCard.load(folder / "README.md")
@@ -115,25 +115,25 @@ def test_a_published_checkpoint_loads_elsewhere_and_says_what_it_is(turned: Turn
         "transformers",
     )
     assert "agent-r" in card.data.tags
-    assert f"checkpoint {made}" in card.text
-    (measured,) = turned.ask("select success from v_iterations where iteration = 1")["success"]
-    assert re.search(rf"\| test \(test\) \| {100 * measured:.1f} \(\d", card.text)
+    assert f"checkpoint {checkpoint}" in card.text
+    (success,) = turned.ask("select success from v_iterations where iteration = 1")["success"]
+    assert re.search(rf"\| test \(test\) \| {100 * success:.1f} \(\d", card.text)
     assert str(turned.root.parent) not in (folder / "README.md").read_text(encoding="utf-8")
     assert {path.name for path in folder.iterdir()}.isdisjoint({"manifest.json", "training_history.jsonl"})
     assert not list(tmp_path.glob(".*"))
 
     with pytest.raises(ConfigError, match="already exists; name a new folder"):
-        publish_checkpoint(turned.root, made, folder, base_model="", licence="")
+        publish_checkpoint(turned.root, checkpoint, folder, base_model="", licence="")
 
 
-def test_a_model_that_was_not_trained_here_is_not_published(turned: Turned, tmp_path: Path) -> None:
+def test_a_model_that_was_not_trained_here_is_not_published(turned: DoorRun, tmp_path: Path) -> None:
     (base,) = turned.ask("select checkpoint_out from iteration where iteration = 0")["checkpoint_out"]
     with pytest.raises(ConfigError, match="and were trained there"):
         publish_checkpoint(turned.root, base, tmp_path / "given", base_model="", licence="")
     assert not (tmp_path / "given").exists()
 
 
-def test_an_id_that_names_nothing_or_several_is_refused(turned: Turned) -> None:
+def test_an_id_that_names_nothing_or_several_is_refused(turned: DoorRun) -> None:
     with pytest.raises(ConfigError, match=r"no ids in .* begin with 'nothing'; give that of one checkpoint"):
         traced(turned.root, "nothing", "text")
     (run_id,) = turned.ask("select run_id from run")["run_id"]
@@ -143,7 +143,7 @@ def test_an_id_that_names_nothing_or_several_is_refused(turned: Turned) -> None:
         traced(turned.root, "", "text")
 
 
-def test_every_stage_leaves_something(turned: Turned) -> None:
+def test_every_stage_leaves_something(turned: DoorRun) -> None:
     (funnel,) = turned.ask("select * from v_funnel where iteration = 1").to_dict("records")
 
     assert funnel["trees"] == funnel["finished_trees"] == 6
@@ -153,7 +153,7 @@ def test_every_stage_leaves_something(turned: Turned) -> None:
     assert set(turned.ask("select status from iteration")["status"]) == {"finished"}
 
 
-def test_each_model_has_a_score_with_an_interval(turned: Turned) -> None:
+def test_each_model_has_a_score_with_an_interval(turned: DoorRun) -> None:
     scores = turned.ask(
         "select run_id, iteration, split, success, success_low, success_high, reward, episodes "
         "from v_iterations order by iteration"
@@ -170,7 +170,7 @@ def test_each_model_has_a_score_with_an_interval(turned: Turned) -> None:
     assert "iteration 1" in turned.result["table"]
 
 
-def test_a_checkpoint_leads_back_to_nodes_seeds_and_recipe(turned: Turned) -> None:
+def test_a_checkpoint_leads_back_to_nodes_seeds_and_recipe(turned: DoorRun) -> None:
     (base, trained) = turned.ask("select checkpoint_out from iteration order by iteration")["checkpoint_out"]
     lineage = turned.ask(f"select * from v_lineage where checkpoint_id = '{trained}'")
     revisions = lineage[lineage["kind"] == "revision"]
@@ -179,25 +179,34 @@ def test_a_checkpoint_leads_back_to_nodes_seeds_and_recipe(turned: Turned) -> No
     assert len(set(lineage["dataset_position"])) == turned.ask("select count(*) n from dataset_row")["n"][0]
     assert not revisions.empty
     assert set(revisions["policy_checkpoint_id"]) == {base}
-    wanted = ["tree_id", "node_index", "reply", "observation", "instance_id", "tree_seed", "generation_seed", "verdict"]
-    assert not revisions[wanted].isna().any(axis=None)
-    stored = parse(json.loads(lineage["config"][0]))
-    assert stored == load(turned.recipe)
+    columns = [
+        "tree_id",
+        "node_index",
+        "reply",
+        "observation",
+        "instance_id",
+        "tree_seed",
+        "generation_seed",
+        "verdict",
+    ]
+    assert not revisions[columns].isna().any(axis=None)
+    config = parse(json.loads(lineage["config"][0]))
+    assert config == load(turned.recipe)
 
 
-def test_nothing_dangles(turned: Turned) -> None:
+def test_nothing_dangles(turned: DoorRun) -> None:
     assert turned.ask("select * from v_orphans").empty
     assert turned.ask("select * from event").empty
 
 
-def test_training_changed_the_weights(turned: Turned, door_model: Path) -> None:
+def test_training_changed_the_weights(turned: DoorRun, door_model: Path) -> None:
     rows = turned.ask("select path, weights_sha256 from checkpoint where parent_id is not null")
 
     assert rows["weights_sha256"].tolist() == [weights_sha256(Path(rows["path"][0]))]
     assert rows["weights_sha256"][0] != weights_sha256(door_model)
 
 
-def test_the_export_for_trl_has_the_tokens_that_were_trained(turned: Turned, tmp_path: Path) -> None:
+def test_the_export_for_trl_has_the_tokens_that_were_trained(turned: DoorRun, tmp_path: Path) -> None:
     run = turned.result["run_id"]
     export_folder(turned.root, run, tmp_path / "trl", "trl")
     lines = [json.loads(line) for line in (tmp_path / "trl" / "messages.jsonl").read_text("utf-8").splitlines()]
@@ -211,24 +220,24 @@ def test_the_export_for_trl_has_the_tokens_that_were_trained(turned: Turned, tmp
     aside.rename(file)
 
 
-def test_an_export_is_found_by_every_id_and_leads_back_to_the_store(turned: Turned, tmp_path: Path) -> None:
-    words = shlex.split(next(each for each in COMMANDS if each.startswith("agentr export ")))
+def test_an_export_is_found_by_every_id_and_leads_back_to_the_store(turned: DoorRun, tmp_path: Path) -> None:
+    words = shlex.split(next(line for line in COMMANDS if line.startswith("agentr export ")))
     ids = turned.ask("select dataset_id, iteration_id, run_id from dataset join iteration using (iteration_id)").iloc[0]
     folders = []
     for key in ids:
         folders.append(tmp_path / key)
-        ran = [*words[1:2], key[:12], str(folders[-1]), *words[4:], "-w", str(turned.root)]
-        assert CliRunner().invoke(cli, ran, catch_exceptions=False).exit_code == 0
-    written = [(folder / "data" / "train-00000-of-00001.parquet").read_bytes() for folder in folders]
-    assert written[0] == written[1] == written[2]
+        args = [*words[1:2], key[:12], str(folders[-1]), *words[4:], "-w", str(turned.root)]
+        assert CliRunner().invoke(cli, args, catch_exceptions=False).exit_code == 0
+    files = [(folder / "data" / "train-00000-of-00001.parquet").read_bytes() for folder in folders]
+    assert files[0] == files[1] == files[2]
 
     rows = load_dataset(str(folders[0]), split="train", cache_dir=str(tmp_path / "cache"))
-    stored = turned.ask(
+    samples = turned.ask(
         "select s.sample_id as id, kind, instance_id, pair_id, trajectory_id, tree_id from dataset_row "
         "join sample s using (sample_id) order by position"
     )
-    assert [[row[name] for name in stored] for row in rows] == [
-        [None if pd.isna(value) else value for value in line] for line in stored.values.tolist()
+    assert [[row[name] for name in samples] for row in rows] == [
+        [None if pd.isna(value) else value for value in line] for line in samples.values.tolist()
     ]
     assert set(rows["run_id"]) == {turned.result["run_id"]}
     (file,) = (turned.root / "datasets").glob("*.parquet")
@@ -246,7 +255,7 @@ def test_an_export_is_found_by_every_id_and_leads_back_to_the_store(turned: Turn
         export_folder(turned.root, ids["run_id"], tmp_path / "seventh", "trl", iteration=7)
 
 
-def test_answers_of_another_system_are_scored_beside_the_run(turned: Turned, tmp_path: Path) -> None:
+def test_answers_of_another_system_are_scored_beside_the_run(turned: DoorRun, tmp_path: Path) -> None:
     words = shlex.split(command("agentr eval "))
     door = Door(knows=True)
     records = []
@@ -273,17 +282,17 @@ def test_answers_of_another_system_are_scored_beside_the_run(turned: Turned, tmp
     assert "answers.jsonl:1: door/train/0 is no instance of split test" in str(wrong.exception)
 
 
-def test_the_run_is_pruned_whole(turned: Turned, tmp_path: Path) -> None:
+def test_the_run_is_pruned_whole(turned: DoorRun, tmp_path: Path) -> None:
     copy = tmp_path / "ws" / "store.duckdb"
     copy.parent.mkdir()
     Store(turned.root / "store.duckdb").backup(copy)
-    said = pruned(copy.parent, [turned.result["run_id"][:6]], dry_run=False)
-    (made,) = turned.ask("select path from checkpoint where iteration_id is not null")["path"]
-    assert f"no row names {made} any longer" in said
-    assert {one.table: one.rows for one in table_sizes(Store(copy)).tables if one.rows} == {}
+    output = pruned(copy.parent, [turned.result["run_id"][:6]], dry_run=False)
+    (path,) = turned.ask("select path from checkpoint where iteration_id is not null")["path"]
+    assert f"no row names {path} any longer" in output
+    assert {table.table: table.rows for table in table_sizes(Store(copy)).tables if table.rows} == {}
 
 
-def test_reports_are_written(turned: Turned) -> None:
+def test_reports_are_written(turned: DoorRun) -> None:
     html = Path(turned.result["report"])
 
     assert "Held-out success" in html.with_suffix(".md").read_text(encoding="utf-8")
@@ -292,7 +301,7 @@ def test_reports_are_written(turned: Turned) -> None:
     assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", index), "the index says when an iteration ended"
 
 
-def test_the_same_flow_again_does_nothing_new(turned: Turned) -> None:
+def test_the_same_flow_again_does_nothing_new(turned: DoorRun) -> None:
     def state() -> dict[str, Any]:
         return {
             name: turned.ask(f"select count(*) n, max(created_at) as latest from {name}").iloc[0] for name in GROWING
@@ -302,9 +311,9 @@ def test_the_same_flow_again_does_nothing_new(turned: Turned) -> None:
     sha = turned.ask("select weights_sha256 from checkpoint order by 1")["weights_sha256"].tolist()
     ends = turned.ask("select iteration, finished_at from iteration order by 1")
 
-    again = asyncio.run(flywheel(str(turned.recipe)))
+    result = asyncio.run(flywheel(str(turned.recipe)))
 
-    assert again == turned.result
+    assert result == turned.result
     after = state()
     for name in GROWING:
         assert after[name].equals(before[name]), name
@@ -312,15 +321,15 @@ def test_the_same_flow_again_does_nothing_new(turned: Turned) -> None:
     assert turned.ask("select iteration, finished_at from iteration order by 1").equals(ends)
 
 
-def test_an_evaluation_alone_is_a_finished_run(turned: Turned) -> None:
+def test_an_evaluation_alone_is_a_finished_run(turned: DoorRun) -> None:
     evaluate_recipe(turned.recipe, ["seed=77"])
 
     runs = turned.ask("select status, config->>'seed' as seed from run order by seed")
     assert set(runs["status"]) == {"finished"}
     assert "77" in runs["seed"].tolist()
     # So is the iteration of its model, which the viewer would show as interrupted.
-    ended = turned.ask("select i.status from iteration i join run using (run_id) where config->>'seed' = '77'")
-    assert ended["status"].tolist() == ["finished"]
+    iterations = turned.ask("select i.status from iteration i join run using (run_id) where config->>'seed' = '77'")
+    assert iterations["status"].tolist() == ["finished"]
 
 
 @pytest.mark.long

@@ -53,27 +53,27 @@ def test_an_outside_agent_is_trained_on_what_it_won_though_one_dies(
 
     words = ("run", recipe, *changes)
     logs = [tmp_path / "dies.jsonl", tmp_path / "lives.jsonl"]
-    dying, living = ([sys.executable, DROPPING, script, address, "3", str(log), "5"] for log in logs)
+    dying_agent, living_agent = ([sys.executable, DROPPING, script, address, "3", str(log), "5"] for log in logs)
     over = threading.Event()
 
     def replaced(dies: Popen[str]) -> None:
         """Kill the first agent at work, and have another one play until the run is over."""
         wait_for(dies, lambda: over.is_set() or explored(), store)
         kill_group(dies)
-        with launched(living, env=served_env):
+        with launched(living_agent, env=served_env):
             over.wait()
 
     with started("gateway", "--port", str(port), env=served_env) as gateway:
         assert gateway.stdout is not None
         assert f"agents take episodes at {address}/episodes" in gateway.stdout.readline()
-        with launched(dying, env=served_env) as dies, ThreadPoolExecutor(1) as other:
-            killed = other.submit(replaced, dies)
+        with launched(dying_agent, env=served_env) as dies, ThreadPoolExecutor(1) as pool:
+            future = pool.submit(replaced, dies)
             try:
-                ran = CliRunner().invoke(cli, words, catch_exceptions=False)
+                result = CliRunner().invoke(cli, words, catch_exceptions=False)
             finally:
                 over.set()
-            killed.result()
-    assert ran.exit_code == 0, ran.output
+            future.result()
+    assert result.exit_code == 0, result.output
 
     events = store.query("select distinct class, level from event").values.tolist()
     assert ["EnvironmentTimeout", "warning"] in events
@@ -97,8 +97,8 @@ def test_of_a_launchers_copies_those_that_die_are_failures_and_never_trained(
     with started("gateway", "run", "--port", str(port), "--copies", "4", "--", *copy, env=served_env) as copies:
         assert copies.stdout is not None
         assert str(port) in copies.stdout.readline()
-        ran = CliRunner().invoke(cli, words, catch_exceptions=False)
-    assert ran.exit_code == 0, ran.output
+        result = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
 
     deaths = store.query("select count(*) n from event where message like '%ended by SIGKILL%'")["n"][0]
     assert deaths > 0
@@ -138,8 +138,8 @@ def number(store: Store, of: str) -> int:
 
 def check_trained(store: Store) -> None:
     """Check that a run ended, has the tokens of each reply, and trained just what was won."""
-    sampled = "step s join generation g on g.owner_id = s.trajectory_id and g.position = s.position"
-    assert number(store, f"{sampled} where len(g.token_ids) > 0") == number(store, "step")
+    tables = "step s join generation g on g.owner_id = s.trajectory_id and g.position = s.position"
+    assert number(store, f"{tables} where len(g.token_ids) > 0") == number(store, "step")
     assert 0 < number(store, f"{ROLLOUTS} and success") == number(store, "sample where kind = 'good'")
     assert store.query("select status from run")["status"].tolist() == ["finished"]
     assert store.query("select * from v_orphans").empty
@@ -149,15 +149,15 @@ def check_delivered(store: Store, logs: list[Path], *, of: str = "") -> None:
     """Check that each trajectory `of` some has the replies that one agent got in one episode, in
     their order, and that a sample trains no other reply.
     """
-    arrived = defaultdict(list)
+    by_episode = defaultdict(list)
     for log in logs:
         for line in log.read_text(encoding="utf-8").splitlines():
             episode, reply = json.loads(line)
-            arrived[episode].append(reply)
+            by_episode[episode].append(reply)
     steps = store.query(f"select trajectory_id, list(reply order by position) replies from v_steps {of} group by 1")
-    played = Counter(tuple(replies) for replies in steps["replies"])
-    assert played
-    assert not played - Counter(map(tuple, arrived.values()))
+    counts = Counter(tuple(replies) for replies in steps["replies"])
+    assert counts
+    assert not counts - Counter(map(tuple, by_episode.values()))
     trained = "message m where m.train"
     assert store.query(f"select m.text from {trained} except select reply from v_steps").empty
 
@@ -168,13 +168,13 @@ def test_beyond_this_machine_agents_and_runs_need_the_token(process_env: dict[st
     with started("gateway", "--host", "0.0.0.0", "--port", "0", env=process_env) as gateway:
         assert gateway.stdout is not None
         line = gateway.stdout.readline()
-        told = re.fullmatch(
+        match = re.fullmatch(
             r"agents take episodes at http://0\.0\.0\.0:(\d+)/episodes, with the token as API key; "
             r"runs need AGENTR_GATEWAY=http://0\.0\.0\.0:\1 AGENTR_GATEWAY_TOKEN=(\S+)\n",
             line,
         )
-        assert told, line
-        url, token = f"http://127.0.0.1:{told[1]}", told[2]
+        assert match, line
+        url, token = f"http://127.0.0.1:{match[1]}", match[2]
         with pytest.raises(EnvironmentServerError, match="set AGENTR_GATEWAY_TOKEN"):
             world(url).reach()
         env = world(url, token=token, splits={"train": 374, "test": 100})
@@ -201,15 +201,15 @@ def test_a_launcher_that_ends_ends_its_copies(
         url = re.findall(r"AGENTR_GATEWAY=(\S+)", copies.stdout.readline())[0]
         env = world(url)
         assert env.reset(env.instances("train")[0]).startswith("Question 0")
-        with ThreadPoolExecutor(1) as other:
+        with ThreadPoolExecutor(1) as pool:
             # Its reply has the agent go on.
-            lost = other.submit(env.step, "A reply.")
+            future = pool.submit(env.step, "A reply.")
             wait_for(copies, (tmp_path / "pid").exists)
             wait_for(copies, lambda: bool((tmp_path / "pid").read_text()))
             copies.send_signal(number)
             out, errors = copies.communicate(timeout=60)
             with pytest.raises(EnvironmentFault, match="the launcher was ended" if status > 0 else None):
-                lost.result()
+                future.result()
         env.close()
     assert copies.returncode == status
     if status > 0:
@@ -253,9 +253,9 @@ def test_a_launcher_whose_input_is_closed_plays_all_the_same(process_env: dict[s
 )
 def test_a_launcher_that_cannot_begin_says_why(words: list[str], sentence: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:
-        taken = str(door.getsockname()[1])
-        words, sentence = [word.replace("{taken}", taken) for word in words], sentence.replace("{taken}", taken)
-        ran = CliRunner().invoke(cli, ["gateway", "run", *words])
-    message = str(ran.exception) if isinstance(ran.exception, UserError) else ran.output
+        port = str(door.getsockname()[1])
+        words, sentence = [word.replace("{taken}", port) for word in words], sentence.replace("{taken}", port)
+        result = CliRunner().invoke(cli, ["gateway", "run", *words])
+    message = str(result.exception) if isinstance(result.exception, UserError) else result.output
     assert sentence in message
-    assert isinstance(ran.exception, UserError) or ran.exit_code == 2
+    assert isinstance(result.exception, UserError) or result.exit_code == 2

@@ -45,11 +45,11 @@ def recipe(folder: Path, model: Path, launch: str, *, more: str = "", watched: b
     """
     grpo = f"grpo: {{num_generations: 3, minibatches: 3, eval_steps: {2 * watched}}}"
     sets = "\nevaluation: {sets: {dev: {split: dev}}, development: dev}" if watched else ""
-    launched = f"launch: {{{launch}}}" if launch else "launch: null"
-    return groups.write(folder, model, more=f"{grpo}\ntraining: {{{launched}{more}}}{sets}")
+    launch_line = f"launch: {{{launch}}}" if launch else "launch: null"
+    return groups.write(folder, model, more=f"{grpo}\ntraining: {{{launch_line}{more}}}{sets}")
 
 
-def published(file: Path) -> dict[str, torch.Tensor]:
+def published_weights(file: Path) -> dict[str, torch.Tensor]:
     (path,) = store_of(file).query("select path from checkpoint where parent_id is not null")["path"]
     weights: dict[str, torch.Tensor] = load_file(Path(path) / "model.safetensors")
     return weights
@@ -59,7 +59,7 @@ def store_of(file: Path) -> Store:
     return Store(file.parent / "runs" / "store.duckdb")
 
 
-def sampled(file: Path) -> list[list[Any]]:
+def sampled_rows(file: Path) -> list[list[Any]]:
     """Return what was sampled: the tokens of all replies, and the results of all groups."""
     store = store_of(file)
     replies = store.query("select token_ids from generation order by all")["token_ids"]
@@ -105,13 +105,13 @@ def test_a_round_in_two_processes_is_that_of_one(
     """
     file = recipe(tmp_path, door_model, launch, more=LORA if kind == "lora" else "")
     asyncio.run(groups.trained(file))
-    assert sampled(file) == sampled(alone(kind)), "each step samples with the weights of the one before it"
-    weights, before = published(alone(kind)), load_file(door_model / "model.safetensors")
-    found = published(file)
-    assert found.keys() == weights.keys()
-    for name, weight in found.items():
+    assert sampled_rows(file) == sampled_rows(alone(kind)), "each step samples with the weights of the one before it"
+    weights, before = published_weights(alone(kind)), load_file(door_model / "model.safetensors")
+    pair_weights = published_weights(file)
+    assert pair_weights.keys() == weights.keys()
+    for name, weight in pair_weights.items():
         torch.testing.assert_close(weight, weights[name], rtol=0, atol=1e-4)
-    assert max(float((found[name] - before[name]).abs().max()) for name in found) > 1e-3
+    assert max(float((pair_weights[name] - before[name]).abs().max()) for name in pair_weights) > 1e-3
     assert store_of(file).query("select * from v_orphans").empty
     adapter = next((file.parent / "runs" / "checkpoints").glob("*/adapter/adapter_model.safetensors"), None)
     assert (adapter is not None) == (kind == "lora")
@@ -149,9 +149,9 @@ def test_a_process_that_is_killed_ends_the_run_which_then_goes_on_to_the_same_we
     monkeypatch.setattr(train, "_update", noted)
     asyncio.run(groups.trained(file))
     assert trained == [3, 4]
-    assert sampled(file) == sampled(alone("all"))
-    weights = published(alone("all"))
-    for name, weight in published(file).items():
+    assert sampled_rows(file) == sampled_rows(alone("all"))
+    weights = published_weights(alone("all"))
+    for name, weight in published_weights(file).items():
         torch.testing.assert_close(weight, weights[name], rtol=0, atol=1e-4)
     assert not list((tmp_path / "runs" / "checkpoints").glob(".*"))
 
@@ -161,7 +161,7 @@ async def test_an_interrupted_run_ends_all_its_processes(
     tmp_path: Path, door_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of them is stopped, so that the others wait for it for ever."""
-    file, update, stopped = recipe(tmp_path, door_model, FSDP), train._update, asyncio.Event()
+    file, update, stop_event = recipe(tmp_path, door_model, FSDP), train._update, asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def stop(learner: Any, rows: Any, job: Any, step: int) -> Any:
@@ -169,12 +169,12 @@ async def test_an_interrupted_run_ends_all_its_processes(
             pid = multiprocessing.active_children()[1].pid
             assert pid is not None
             os.kill(pid, signal.SIGSTOP)
-            loop.call_soon_threadsafe(stopped.set)
+            loop.call_soon_threadsafe(stop_event.set)
         return update(learner, rows, job, step)
 
     monkeypatch.setattr(train, "_update", stop)
     training = asyncio.ensure_future(groups.trained(file))
-    await asyncio.wait_for(stopped.wait(), 600)
+    await asyncio.wait_for(stop_event.wait(), 600)
     training.cancel()
     began = time.monotonic()
     with pytest.raises(asyncio.CancelledError):
@@ -189,17 +189,17 @@ def test_trainer_and_sampler_take_turns(
     """A sampler that answers only between its new weights and its sleep, and a trainer that works
     only between that sleep and its rest: of the two never both have the device.
     """
-    told: list[str] = []
+    calls: list[str] = []
 
     def noting(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            told.append(name)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            calls.append(name)
             return work(*args, **kwargs)
 
-        return noted
+        return wrapper
 
     async def sleep(self: TransformersModel) -> None:
-        told.append("sleep")
+        calls.append("sleep")
 
     for owner, name in (
         (TransformersModel, "reload"),
@@ -214,8 +214,8 @@ def test_trainer_and_sampler_take_turns(
     asyncio.run(groups.trained(file))
 
     word = {"generate": "g", "reload": "L", "sleep": "S", "offload": "R", "load_to_gpu": "W", "__init__": "I"}
-    line = "".join(word.get(name, "t") for name in told)
+    line = "".join(word.get(name, "t") for name in calls)
     assert re.fullmatch(r"SIt+RLg+(SWt+(RLg+)?)+", line), line
     assert line.count("S") == line.count("L") + 1, "each turn of the sampler begins with new weights"
-    weights = published(alone("all"))
-    assert all(torch.equal(weight, weights[name]) for name, weight in published(file).items())
+    weights = published_weights(alone("all"))
+    assert all(torch.equal(weight, weights[name]) for name, weight in published_weights(file).items())

@@ -62,48 +62,50 @@ def store_of(file: Path) -> Store:
 def weights_of(file: Path) -> list[str]:
     """Return the hash of the weights that a training published."""
     hashes = store_of(file).query("select weights_sha256 from checkpoint where parent_id is not null")
-    return [str(found) for found in hashes["weights_sha256"]]
+    return [str(sha256) for sha256 in hashes["weights_sha256"]]
 
 
 @pytest.mark.usefixtures("door_installed")
 def test_a_recipe_runs_from_its_plan_to_its_report(
     tmp_path: Path, door_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[int, dict[str, Any]]] = []
+    records: list[tuple[int, dict[str, Any]]] = []
 
     class Recorder(TrainerCallback):  # type: ignore[misc]
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            told.append((state.global_step, logs))
+            records.append((state.global_step, logs))
 
     monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "recorder", Recorder)
     monkeypatch.setattr(requirements, "get_available_reporting_integrations", lambda: ["recorder"])
     file = groups.write(tmp_path, door_model)
-    planned = describe(file, [])
-    assert "each iteration: 4 steps of 3 groups of 4 episodes of 6 instances" in planned
+    plan = describe(file, [])
+    assert "each iteration: 4 steps of 3 groups of 4 episodes of 6 instances" in plan
     done = asyncio.run(turn(file, "training.report_to=[recorder]"))
 
     store = done.store
     steps = store.query("select * from rl_step order by step")
-    assert [step for step, _ in told] == steps["step"].tolist()
+    assert [step for step, _ in records] == steps["step"].tolist()
     names = "loss, learning_rate, grad_norm, trained_tokens, seconds"
-    stored = store.rows(f"select {names} from v_training_steps where iteration = 1 order by step")
+    view_rows = store.rows(f"select {names} from v_training_steps where iteration = 1 order by step")
     # What a step did not measure is not logged; all else is, as by a training on a dataset.
-    assert [[logs.get(name) for name in names.split(", ")] for _, logs in told] == [
+    assert [[logs.get(name) for name in names.split(", ")] for _, logs in records] == [
         [None if logs.get(name) is None else value for name, value in zip(names.split(", "), row, strict=True)]
-        for (_, logs), row in zip(told, stored, strict=True)
+        for (_, logs), row in zip(records, view_rows, strict=True)
     ]
-    assert all({"learning_rate", "trained_tokens", "seconds", "reward", "pass_at_1"} <= logs.keys() for _, logs in told)
-    assert any({"loss", "grad_norm", "entropy"} <= logs.keys() for _, logs in told)
+    assert all(
+        {"learning_rate", "trained_tokens", "seconds", "reward", "pass_at_1"} <= logs.keys() for _, logs in records
+    )
+    assert any({"loss", "grad_norm", "entropy"} <= logs.keys() for _, logs in records)
     assert steps["step"].tolist() == list(range(1, STEPS + 1))
     assert (steps["sampled_tokens"] > 0).all()
     assert steps["trained_tokens"].sum() > 0
-    shown = store.query("select learning_rate, grad_norm from v_training_steps where iteration = 1 order by step")
-    measured = steps[["learning_rate", "grad_norm"]].astype(float)
-    assert shown.astype(float).equals(measured), "both tables tell the same of a step"
-    drawn = store.query("select * from rl_group order by step, number")
-    assert (drawn["episodes"] == SIZE).all()
-    assert (drawn.groupby("step")["number"].count() >= 3).all()
-    assert drawn["policy"].str[-2:].tolist() == [f"@{step - 1}" for step in drawn["step"]]
+    view = store.query("select learning_rate, grad_norm from v_training_steps where iteration = 1 order by step")
+    measures = steps[["learning_rate", "grad_norm"]].astype(float)
+    assert view.astype(float).equals(measures), "both tables tell the same of a step"
+    group_rows = store.query("select * from rl_group order by step, number")
+    assert (group_rows["episodes"] == SIZE).all()
+    assert (group_rows.groupby("step")["number"].count() >= 3).all()
+    assert group_rows["policy"].str[-2:].tolist() == [f"@{step - 1}" for step in group_rows["step"]]
     rollouts = store.query(
         "select number, step, avg(advantage) mean, count(*) n, count(distinct episode) d from rl_rollout group by all"
     )
@@ -129,8 +131,8 @@ def test_a_recipe_runs_from_its_plan_to_its_report(
 
     export_folder(file.parent / "runs", done.run_id, tmp_path / "verl", "verl")
     rows = pq.read_table(tmp_path / "verl" / "train.parquet").to_pylist()
-    played = store.query("select distinct instance_id from rl_group")["instance_id"]
-    assert sorted(row["extra_info"]["instance_id"] for row in rows) == sorted(played)
+    instance_ids = store.query("select distinct instance_id from rl_group")["instance_id"]
+    assert sorted(row["extra_info"]["instance_id"] for row in rows) == sorted(instance_ids)
     for row in rows:
         house = f"Door {row['extra_info']['instance_id'].split('/')[-1]} of the train house."
         assert [turn["content"] for turn in row["prompt"]] == ["You stand before a door. Say the word.", "Ok.", house]
@@ -140,17 +142,19 @@ def test_a_recipe_runs_from_its_plan_to_its_report(
         export_folder(file.parent / "runs", done.run_id, tmp_path / "trl", "trl")
 
     export_folder(file.parent / "runs", done.run_id, tmp_path / "atif", "atif")
-    written = [json.loads(path.read_text("utf-8")) for path in (tmp_path / "atif" / "trajectories").iterdir()]
-    assert [faults(one) for one in written] == [[]] * len(written)
-    rewards = {one["trajectory_id"]: one["extra"]["reward"] for one in written}
+    trajectories = [json.loads(path.read_text("utf-8")) for path in (tmp_path / "atif" / "trajectories").iterdir()]
+    assert [faults(trajectory) for trajectory in trajectories] == [[]] * len(trajectories)
+    rewards = {trajectory["trajectory_id"]: trajectory["extra"]["reward"] for trajectory in trajectories}
     # Replies of groups without contrast are not trained.
     with pytest.raises(ConfigError, match="carry none, and a session has no flags"):
         export_folder(file.parent / "runs", done.run_id, tmp_path / "pi", "pi")
     export_folder(file.parent / "runs", done.run_id, tmp_path / "pi", "pi", without_mask=True)
-    assert len(list((tmp_path / "pi" / "sessions").iterdir())) == len(written)
-    asked = "select trajectory_id, reward from rl_rollout join trajectory using (trajectory_id)"
-    assert rewards == dict(store.rows(asked))
-    replies = [step for one in written for step in one["steps"] if step.get("extra", {}).get("train")]
+    assert len(list((tmp_path / "pi" / "sessions").iterdir())) == len(trajectories)
+    query = "select trajectory_id, reward from rl_rollout join trajectory using (trajectory_id)"
+    assert rewards == dict(store.rows(query))
+    replies = [
+        step for trajectory in trajectories for step in trajectory["steps"] if step.get("extra", {}).get("train")
+    ]
     assert all(len(step["metrics"]["logprobs"]) == step["metrics"]["completion_tokens"] > 0 for step in replies)
 
 
@@ -160,9 +164,9 @@ async def test_what_group_rl_does_not_read_is_refused(tmp_path: Path, door_model
     ctx = await groups.begun(
         groups.write(tmp_path, door_model, more="training: {lora_r: 4}\ngrpo: {steps: 2, save_steps: 1}")
     )
-    config, read = watched(ctx.recipe.training)
+    config, fields = watched(ctx.recipe.training)
     await reinforce(replace(ctx, recipe=replace(ctx.recipe, training=config)), 1)
-    assert unread(read) | {"num_train_epochs", "save_steps"} == set(UNREAD_FIELDS["grpo"])
+    assert unread(fields) | {"num_train_epochs", "save_steps"} == set(UNREAD_FIELDS["grpo"])
 
 
 @pytest.fixture(scope="module")
@@ -189,8 +193,8 @@ def kill_before(file: Path, step: int, env: dict[str, str]) -> None:
     command = [sys.executable, "-m", "groups", str(file), str(step)]
     # With this variable it starts from what is imported already.
     with launched(command, env=env | {"HF_HUB_OFFLINE": "1"}) as process:
-        said = process.communicate(timeout=PATIENCE)
-    assert process.returncode == -signal.SIGKILL, said
+        output = process.communicate(timeout=PATIENCE)
+    assert process.returncode == -signal.SIGKILL, output
 
 
 def count(file: Path, question: str) -> int:
@@ -198,7 +202,7 @@ def count(file: Path, question: str) -> int:
     return int(store.query(f"select count(*) n from {question}")["n"][0]) if store.path.exists() else 0
 
 
-def sampled(file: Path, wanted: int) -> bool:
+def has_samples(file: Path, wanted: int) -> bool:
     return count(file, "trajectory where source = 'rollout'") >= wanted
 
 
@@ -242,15 +246,15 @@ def test_checkpoints_of_steps_stay_are_published_and_go_with_their_run(
     )
     asyncio.run(groups.trained(file))
     store = store_of(file)
-    made = store.query(
+    checkpoints = store.query(
         "select checkpoint_id, parent_id, path, weights_sha256 from checkpoint where iteration_id is not null "
         "order by checkpoint_id"
     )
-    key, early = made["checkpoint_id"]
+    key, early = checkpoints["checkpoint_id"]
     assert early == f"{key}@3", "of three before the last, the newest one"
     assert sorted(path.name for path in (root / "checkpoints").iterdir()) == [key, early]
-    assert len(set(made["parent_id"])) == 1
-    assert made["weights_sha256"][0] == weights_of(calm)[0] != made["weights_sha256"][1]
+    assert len(set(checkpoints["parent_id"])) == 1
+    assert checkpoints["weights_sha256"][0] == weights_of(calm)[0] != checkpoints["weights_sha256"][1]
     assert store.query("select * from v_orphans").empty
     (policy,) = set(store.query("select policy from rl_group where step = 4")["policy"])
     assert policy == early, "what sampled the next step has this name"
@@ -259,14 +263,14 @@ def test_checkpoints_of_steps_stay_are_published_and_go_with_their_run(
 
     for prefix, folder, at in ((early, tmp_path / "early", 1), (key[:8], tmp_path / "last", 0)):
         publish_checkpoint(root, prefix, folder, base_model="", licence="")
-        assert weights_sha256(folder) == made["weights_sha256"][at]
+        assert weights_sha256(folder) == checkpoints["weights_sha256"][at]
     with pytest.raises(ConfigError, match=r"no checkpoints in .* begin with"):
         publish_checkpoint(root, f"{key}@2", tmp_path / "none", base_model="", licence="")
-    again = groups.write(tmp_path / "again", door_model, more=f"model: {{path: {made['path'][1]}}}")
-    recipe = load(again, [f"workspace={root}"])
+    second_file = groups.write(tmp_path / "again", door_model, more=f"model: {{path: {checkpoints['path'][1]}}}")
+    recipe = load(second_file, [f"workspace={root}"])
     asyncio.run(start_run(quiet_context(run_reference(recipe), recipe)))
-    begun = store.query("select parent_id from checkpoint where iteration_id is null order by created_at")["parent_id"]
-    assert begun.tolist()[-1] == early, "a run knows what it begins with"
+    bases = store.query("select parent_id from checkpoint where iteration_id is null order by created_at")["parent_id"]
+    assert bases.tolist()[-1] == early, "a run knows what it begins with"
     runs = store.query("select run_id from run")["run_id"].tolist()
     assert {str(root / "checkpoints" / name) for name in (key, early)} <= set(prune(store, runs).unnamed_paths)
 
@@ -278,18 +282,18 @@ def test_killed_between_two_states_it_trains_from_the_store_to_the_same_weights(
     kill_before(file, 3, process_env)
     (draft,) = (tmp_path / "runs" / "checkpoints").glob(".*")
     output = draft.with_name(draft.name[1:].rpartition(".")[0])
-    left = list(Path("/dev/shm").glob(f"agentr-weights-{fingerprint(str(output))}"))
-    assert left or not Path("/dev/shm").is_dir()
+    folders = list(Path("/dev/shm").glob(f"agentr-weights-{fingerprint(str(output))}"))
+    assert folders or not Path("/dev/shm").is_dir()
     assert [path.name for path in (tmp_path / "runs" / "checkpoints").glob(".*/checkpoints/*.pt")] == ["step-000002.pt"]
-    stored = all_rows(store_of(file))
+    rows_before = all_rows(store_of(file))
     asyncio.run(groups.trained(file))
 
-    assert stored <= all_rows(store_of(file)), "what was stored stays as it was"
+    assert rows_before <= all_rows(store_of(file)), "what was stored stays as it was"
     assert store_of(file).query("select * from v_orphans").empty
     assert weights_of(file) == weights_of(calm)
     assert not list((tmp_path / "runs" / "checkpoints").glob(".*"))
     # What the killed process left in memory is freed.
-    assert not left or not left[0].exists()
+    assert not folders or not folders[0].exists()
 
 
 STALE = "grpo: {staleness: 1}"
@@ -300,40 +304,40 @@ def test_a_step_may_be_sampled_while_the_one_before_is_trained(
     tmp_path: Path, door_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, update, play = groups.write(tmp_path / "whole", door_model, more=STALE), train._update, Rollouts.play
-    sampled = {step: threading.Event() for step in range(1, STEPS + 1)}
+    events = {step: threading.Event() for step in range(1, STEPS + 1)}
 
-    async def noted(self: Rollouts, step: int, *rest: Any) -> Any:
+    async def play_with_event(self: Rollouts, step: int, *rest: Any) -> Any:
         result = await play(self, step, *rest)
-        sampled[step].set()
+        events[step].set()
         return result
 
     def after_the_next_is_sampled(learner: Any, rows: Any, job: Any, step: int) -> Any:
-        assert sampled[min(step + 1, STEPS)].wait(PATIENCE)
+        assert events[min(step + 1, STEPS)].wait(PATIENCE)
         return update(learner, rows, job, step)
 
-    monkeypatch.setattr(Rollouts, "play", noted)
+    monkeypatch.setattr(Rollouts, "play", play_with_event)
     monkeypatch.setattr(train, "_update", after_the_next_is_sampled)
     asyncio.run(groups.trained(whole))
     monkeypatch.undo()
-    drawn = store_of(whole).query("select distinct step, policy from rl_group order by step")
-    assert drawn["policy"].str[-2:].tolist() == ["@0", "@0", "@1", "@2"]
+    step_policies = store_of(whole).query("select distinct step, policy from rl_group order by step")
+    assert step_policies["policy"].str[-2:].tolist() == ["@0", "@0", "@1", "@2"]
 
     # It ends while a step is sampled, after the state that it goes on from has newer weights.
     cut = groups.write(tmp_path / "cut", door_model, more=STALE)
 
-    async def gone(self: Rollouts, step: int, *rest: Any) -> Any:
+    async def fail_play(self: Rollouts, step: int, *rest: Any) -> Any:
         while step == 3:
             if list((cut.parent / "runs" / "checkpoints").glob(".*/checkpoints/step-000002.pt")):
                 raise EnvironmentFault("gone")
             await asyncio.sleep(0.02)
         return await play(self, step, *rest)
 
-    monkeypatch.setattr(Rollouts, "play", gone)
+    monkeypatch.setattr(Rollouts, "play", fail_play)
     with pytest.raises(EnvironmentFault, match="gone"):
         asyncio.run(groups.trained(cut))
     monkeypatch.undo()
     asyncio.run(groups.trained(cut))
-    assert store_of(cut).query("select distinct step, policy from rl_group order by step").equals(drawn)
+    assert store_of(cut).query("select distinct step, policy from rl_group order by step").equals(step_policies)
     # Log-probabilities, and with them weights, differ in the last digits with what is in a batch.
     tokens = (
         "select trajectory_id, g.position, g.token_ids from rl_rollout join generation g on owner_id = trajectory_id "
@@ -439,12 +443,12 @@ def test_groups_that_go_on_from_failures_are_the_same_after_a_kill(
 
     store = store_of(whole)
     assert store.query("select * from v_orphans").empty
-    given = store.query("select step, instance_id, prefix, episodes from rl_group where prefix > 0")
-    assert given["step"].min() > 1, "before the first step nothing has failed"
-    assert len(given) > 0
-    assert given.groupby("step").size().max() <= 4
-    assert not given.duplicated(["step", "instance_id"]).any()
-    kept = store.query(
+    prefix_groups = store.query("select step, instance_id, prefix, episodes from rl_group where prefix > 0")
+    assert prefix_groups["step"].min() > 1, "before the first step nothing has failed"
+    assert len(prefix_groups) > 0
+    assert prefix_groups.groupby("step").size().max() <= 4
+    assert not prefix_groups.duplicated(["step", "instance_id"]).any()
+    derivations = store.query(
         "select d.operator, d.position, g.prefix, g.step, o.step as earlier, h.prefix as earlier_prefix, p.success "
         "from derivation d join rl_rollout r on r.trajectory_id = d.child_id "
         "join rl_group g on (g.iteration_id, g.step, g.number) = (r.iteration_id, r.step, r.number) "
@@ -452,14 +456,14 @@ def test_groups_that_go_on_from_failures_are_the_same_after_a_kill(
         "join rl_rollout o on o.trajectory_id = d.parent_id "
         "join rl_group h on (h.iteration_id, h.step, h.number) = (o.iteration_id, o.step, o.number)"
     )
-    assert len(kept) == given["episodes"].sum()
-    assert set(kept["operator"]) == {"revision"}
-    assert (kept["position"] == kept["prefix"]).all()
-    assert (kept["earlier"] < kept["step"]).all()
-    assert (kept["earlier_prefix"] == 0).all()
-    assert not kept["success"].any()
-    told = store.query("select step, recovered from v_rl_steps order by step")
-    assert told["recovered"].notna().tolist() == [step in set(given["step"]) for step in told["step"]]
+    assert len(derivations) == prefix_groups["episodes"].sum()
+    assert set(derivations["operator"]) == {"revision"}
+    assert (derivations["position"] == derivations["prefix"]).all()
+    assert (derivations["earlier"] < derivations["step"]).all()
+    assert (derivations["earlier_prefix"] == 0).all()
+    assert not derivations["success"].any()
+    steps = store.query("select step, recovered from v_rl_steps order by step")
+    assert steps["recovered"].notna().tolist() == [step in set(prefix_groups["step"]) for step in steps["step"]]
 
 
 GRAPH = "grpo: {credit: graph, states: {key: observation, episode_weight: 0}, graph: {reach: run}}"
@@ -479,14 +483,14 @@ def test_steps_are_compared_by_the_graph_of_all_that_the_run_stored_and_are_the_
     ((iteration_id,),) = store.rows("select distinct iteration_id from rl_group")
     for step in range(1, STEPS + 1):
         grpo = load(whole).grpo
-        stored = load_groups(store, iteration_id, step)
-        bare = [replace(group, step_advantages=None) for group in stored]
-        assert with_credit(bare, grpo, store, iteration_id, step) == stored, "what comes later has no part in it"
+        step_groups = load_groups(store, iteration_id, step)
+        bare = [replace(group, step_advantages=None) for group in step_groups]
+        assert with_credit(bare, grpo, store, iteration_id, step) == step_groups, "what comes later has no part in it"
     # An episode that opens the door at once was in one state alone.
-    told = store.query("select * from v_rl_steps order by step")
-    assert told["compared_share"].between(0.5, 1).all()
-    assert (told["praised_unhelpful"].dropna() == 0).all(), "in a state it is right to open, and nothing else"
-    assert (told["state_conflicts"].dropna() == 0).all()
+    steps = store.query("select * from v_rl_steps order by step")
+    assert steps["compared_share"].between(0.5, 1).all()
+    assert (steps["praised_unhelpful"].dropna() == 0).all(), "in a state it is right to open, and nothing else"
+    assert (steps["state_conflicts"].dropna() == 0).all()
     assert store.query("select * from v_orphans").empty
 
 
@@ -508,25 +512,25 @@ def test_groups_that_go_on_from_the_expert_are_the_same_after_a_kill(
 
     store = store_of(whole)
     assert store.query("select * from v_orphans").empty
-    led = store.query("select step, instance_id, prefix, episodes from rl_group where prefix > 0")
-    assert len(led) > 0
-    assert set(led["prefix"]) == {1}
-    assert led.groupby("step").size().max() <= 2
+    prefix_groups = store.query("select step, instance_id, prefix, episodes from rl_group where prefix > 0")
+    assert len(prefix_groups) > 0
+    assert set(prefix_groups["prefix"]) == {1}
+    assert prefix_groups.groupby("step").size().max() <= 2
     lost_before = (
         "select count(*) from rl_group h where h.instance_id = g.instance_id and h.step < g.step and h.prefix = 0"
     )
-    told = store.query(
+    counts = store.query(
         f"select ({lost_before} and h.wins > 0) as won, ({lost_before}) as played from rl_group g where g.prefix > 0"
     )
-    assert set(told["won"]) == {0}, "only what was never won"
-    assert told["played"].min() > 0
-    kept = store.query(
+    assert set(counts["won"]) == {0}, "only what was never won"
+    assert counts["played"].min() > 0
+    derivations = store.query(
         "select d.operator, p.source, p.success from derivation d join trajectory p on p.trajectory_id = d.parent_id"
     )
-    assert len(kept) == led["episodes"].sum()
-    assert set(kept["operator"]) == {"continuation"}
-    assert set(kept["source"]) == {"expert"}
-    assert kept["success"].all()
+    assert len(derivations) == prefix_groups["episodes"].sum()
+    assert set(derivations["operator"]) == {"continuation"}
+    assert set(derivations["source"]) == {"expert"}
+    assert derivations["success"].all()
     assert store.query("select recovered from v_rl_steps")["recovered"].isna().all(), "no failed episode is mended"
 
 
@@ -539,15 +543,15 @@ def test_a_step_may_have_more_groups_than_there_are_instances(tmp_path: Path, do
     file = groups.write(tmp_path, door_model, more=more)
     asyncio.run(groups.trained(file))
     store = store_of(file)
-    drawn = store.query("select step, draw, instance_id, prefix from rl_group")
-    assert (drawn.query("draw == 0").groupby("step").size() == 9).all()
-    both = store.query(
+    group_rows = store.query("select step, draw, instance_id, prefix from rl_group")
+    assert (group_rows.query("draw == 0").groupby("step").size() == 9).all()
+    steps = store.query(
         "select g.step from rl_group g join rl_rollout r using (iteration_id, step, number) "
         "join derivation d on d.child_id = r.trajectory_id where d.operator = 'continuation' and exists "
         "(select * from rl_group h where h.step = g.step and h.draw = g.draw and h.instance_id = g.instance_id "
         "and h.number <> g.number)"
     )
-    assert len(both) > 0, "an instance has a group from the start and one after the expert's first steps"
+    assert len(steps) > 0, "an instance has a group from the start and one after the expert's first steps"
 
 
 @pytest.mark.usefixtures("door_installed")
@@ -564,8 +568,8 @@ def test_an_expert_that_fails_an_instance_is_told_and_the_training_goes_on(
     )
     file = groups.write(tmp_path, door_model, more=more)
     asyncio.run(groups.trained(file))
-    told = store_of(file).query("select distinct stage, reason from rejection")
-    assert told.to_numpy().tolist() == [["reinforce", "failed-replay"]]
+    rejections = store_of(file).query("select distinct stage, reason from rejection")
+    assert rejections.to_numpy().tolist() == [["reinforce", "failed-replay"]]
     assert (store_of(file).query("select prefix from rl_group")["prefix"] == 0).all()
 
 
@@ -601,19 +605,19 @@ def test_a_policy_that_answers_nothing_ends_the_training_in_a_sentence(
 ) -> None:
     whole, mute = TransformersModel._generation, [False]
 
-    def said(self: TransformersModel, *others: Any) -> Generation:
-        found = whole(self, *others)
-        return replace(found, text="", token_ids=found.token_ids[-1:], logprobs=(0.0,)) if mute[0] else found
+    def generate(self: TransformersModel, *others: Any) -> Generation:
+        reply = whole(self, *others)
+        return replace(reply, text="", token_ids=reply.token_ids[-1:], logprobs=(0.0,)) if mute[0] else reply
 
-    monkeypatch.setattr(TransformersModel, "_generation", said)
+    monkeypatch.setattr(TransformersModel, "_generation", generate)
     file = groups.write(tmp_path, door_model, more="grpo: {steps: 3, resample: 0, max_steps: 1}")
     play = Rollouts.play
 
-    async def played(self: Rollouts, step: int, *others: Any) -> Any:
+    async def play_muted(self: Rollouts, step: int, *others: Any) -> Any:
         mute[0] = step == 2
         return await play(self, step, *others)
 
-    monkeypatch.setattr(Rollouts, "play", played)
+    monkeypatch.setattr(Rollouts, "play", play_muted)
     # The second time from the store.
     for _ in range(2):
         with pytest.raises(TrainingFault, match=r"^all 12 replies of step 2 are empty, so the policy answers nothing"):
@@ -633,12 +637,12 @@ def test_killed_while_it_samples_it_samples_only_what_is_missing(
     calm: Path, tmp_path: Path, door_model: Path, process_env: dict[str, str]
 ) -> None:
     file = groups.write(tmp_path, door_model)
-    wanted = count(calm, "rl_rollout where step < 2") + 1
-    kill_when(file, process_env, partial(sampled, file, wanted))
-    stored = all_rows(store_of(file))
+    num_rollouts = count(calm, "rl_rollout where step < 2") + 1
+    kill_when(file, process_env, partial(has_samples, file, num_rollouts))
+    rows_before = all_rows(store_of(file))
     asyncio.run(groups.trained(file))
 
-    assert stored <= all_rows(store_of(file))
+    assert rows_before <= all_rows(store_of(file))
     texts = (
         "select r.step, r.number, r.episode, s.position, s.reply, s.reward "
         "from rl_rollout r join step s using (trajectory_id) order by all"
@@ -654,22 +658,22 @@ def test_a_validation_that_is_stored_is_not_played_again(
 ) -> None:
     file = groups.write(tmp_path, door_model, more=groups.WATCHED)
     kill_before(file, 4, process_env)
-    stored = all_rows(store_of(file))
-    played = []
+    rows_before = all_rows(store_of(file))
+    steps = []
     validate = Rollouts.validate
 
-    async def watched(rollouts: Rollouts, step: int, policy: Checkpoint) -> None:
-        played.append(step)
+    async def record_validation(rollouts: Rollouts, step: int, policy: Checkpoint) -> None:
+        steps.append(step)
         await validate(rollouts, step, policy)
 
-    monkeypatch.setattr(Rollouts, "validate", watched)
+    monkeypatch.setattr(Rollouts, "validate", record_validation)
     asyncio.run(groups.trained(file))
 
-    assert played == [4], "the state is that of step 2, and the validation of step 3 was there"
-    assert stored <= all_rows(store_of(file))
-    found = store_of(file).query("select step, episodes, success, reward from v_rl_validations")
-    assert found["step"].tolist() == [1, 2, 3, 4]
-    assert (found["episodes"] == 6).all()
+    assert steps == [4], "the state is that of step 2, and the validation of step 3 was there"
+    assert rows_before <= all_rows(store_of(file))
+    validations = store_of(file).query("select step, episodes, success, reward from v_rl_validations")
+    assert validations["step"].tolist() == [1, 2, 3, 4]
+    assert (validations["episodes"] == 6).all()
     instances = "select distinct instance_id from rl_validation join trajectory using (trajectory_id)"
     assert sorted(store_of(file).query(instances)["instance_id"]) == [f"door/dev/{index}" for index in range(6)]
     assert store_of(file).query("select * from v_orphans").empty

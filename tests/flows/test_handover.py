@@ -50,16 +50,16 @@ def model(save_tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPat
     return curricula.save_model(tmp_path_factory.mktemp("models") / "phrases", save_tiny_model)
 
 
-def written(folder: Path, model: Path) -> Path:
-    own = {"phases": ["rl"], "curriculum": CURRICULUM}
+def write_curriculum(folder: Path, model: Path) -> Path:
+    et_agent = {"phases": ["rl"], "curriculum": CURRICULUM}
     # Its script starts a training of so many groups, in so many parts.
-    return curricula.write(folder, model, iterations=1, et_agent=own, grpo={"groups": 4, "steps": 1})
+    return curricula.write(folder, model, iterations=1, et_agent=et_agent, grpo={"groups": 4, "steps": 1})
 
 
 @pytest.fixture(scope="module")
 def selected(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     """The workspace of a run whose first iteration has chosen its questions, no more."""
-    file = written(tmp_path_factory.mktemp("selected"), model)
+    file = write_curriculum(tmp_path_factory.mktemp("selected"), model)
 
     async def choose() -> None:
         ctx = await groups.begun(file)
@@ -105,7 +105,7 @@ def train(folder: Path, model: Path, rows: list[dict[str, Any]]) -> None:
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.002)
     (folder / "rollouts").mkdir(parents=True)
     for step in range(1, 1 + len(rows) // 2):
-        dumped = []
+        records = []
         for row in rows[2 * step - 2 : 2 * step]:
             ids = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=True)[
                 "input_ids"
@@ -113,13 +113,13 @@ def train(folder: Path, model: Path, rows: list[dict[str, Any]]) -> None:
             for reply in (curricula.PHRASES[2], LOOKED_UP + curricula.PHRASES[3], "<think>No.</think>"):
                 right = float(f"boxed{{{row['reward_model']['ground_truth'][0]}}}" in reply)
                 score = right * (1.1 if "search" not in reply else 0.9) - ("answer" not in reply)
-                said = tokenizer(reply, add_special_tokens=False)["input_ids"]
-                labels = torch.tensor([[-100] * len(ids) + said])
-                (policy(input_ids=torch.tensor([ids + said]), labels=labels).loss * score).backward()
-                asked = tokenizer.decode(ids, skip_special_tokens=True)
-                told = {"gts": row["reward_model"]["ground_truth"], "score": score, "step": step, "raw_score": right}
-                dumped.append({"input": asked, "output": reply, **told})
-        text = "".join(f"{json.dumps(one)}\n" for one in dumped)
+                reply_ids = tokenizer(reply, add_special_tokens=False)["input_ids"]
+                labels = torch.tensor([[-100] * len(ids) + reply_ids])
+                (policy(input_ids=torch.tensor([ids + reply_ids]), labels=labels).loss * score).backward()
+                prompt = tokenizer.decode(ids, skip_special_tokens=True)
+                fields = {"gts": row["reward_model"]["ground_truth"], "score": score, "step": step, "raw_score": right}
+                records.append({"input": prompt, "output": reply, **fields})
+        text = "".join(f"{json.dumps(record)}\n" for record in records)
         (folder / "rollouts" / f"{step}.jsonl").write_text(text, encoding="utf-8")
         optimizer.step()
         optimizer.zero_grad()
@@ -132,8 +132,8 @@ def taken(workspace: Path, folder: Path) -> str:
     recipe = stored_recipe(workspace, find_run(workspace, ""))
     recipe = replace(recipe, workspace=str(workspace))
     run = run_reference(recipe)
-    training, iteration, done = experience.read_outside(run, recipe, folder)
-    assert not done
+    training, iteration, is_finished = experience.read_outside(run, recipe, folder)
+    assert not is_finished
     return experience.import_weights(run, replace(recipe, iterations=iteration), iteration, training)
 
 
@@ -155,19 +155,19 @@ def counts(workspace: Path) -> list[tuple[Any, ...]]:
 def test_a_selection_is_exported_with_what_the_published_reward_reads(selected: Path, tmp_path: Path) -> None:
     run_id, store = find_run(selected, ""), store_of(selected)
     assert store.rows("select count(*) from dataset") == store.rows("select count(*) from rl_group") == [(0,)]
-    told = export_folder(selected, run_id, tmp_path / "verl", "verl")
-    assert told.startswith("4 prompts of curricula-1 in ")
+    message = export_folder(selected, run_id, tmp_path / "verl", "verl")
+    assert message.startswith("4 prompts of curricula-1 in ")
     rows = prompts(tmp_path / "verl")
-    chosen = store.rows("select instance_id from selection where selected order by 1")
-    assert [(row["extra_info"]["instance_id"],) for row in rows] == chosen
+    instance_ids = store.rows("select instance_id from selection where selected order by 1")
+    assert [(row["extra_info"]["instance_id"],) for row in rows] == instance_ids
     assert [row["extra_info"]["index"] for row in rows] == [0, 1, 2, 3]
     for row in rows:
         number = int(row["extra_info"]["instance_id"].split("/")[-1])
-        asked = f"How many mouths has river {number} of train?"
+        question = f"How many mouths has river {number} of train?"
         assert (row["data_source"], row["ability"]) == ("qa_effi_rl", "qa")
         assert row["reward_model"] == {"style": "rule", "ground_truth": [curricula.ANSWERS[number % 2]]}
         assert [turn["role"] for turn in row["prompt"]] == ["system", "user"]
-        assert row["prompt"][1]["content"] == row["extra_info"]["question"] == asked
+        assert row["prompt"][1]["content"] == row["extra_info"]["question"] == question
         assert (row["extra_info"]["split"], row["extra_info"]["need_tools_kwargs"]) == ("train", True)
         assert row["extra_info"]["run_id"] == run_id
 
@@ -187,10 +187,10 @@ def test_its_script_starts_the_training_merges_and_imports(selected: Path, model
     export_folder(selected, run_id, tmp_path / "my run", "verl")
     script = tmp_path / "my run" / "launch.sh"
     assert "has NOT been run by agentr" in script.read_text()
-    called, programs = tmp_path / "called", tmp_path / "programs"
+    log, programs = tmp_path / "called", tmp_path / "programs"
     programs.mkdir()
     for name in ("python3", "agentr"):
-        text = f'#!/bin/sh\necho "{name} $*" >> "{called}"\n[ "$2" != -m ] || mkdir -p x\n'
+        text = f'#!/bin/sh\necho "{name} $*" >> "{log}"\n[ "$2" != -m ] || mkdir -p x\n'
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
@@ -199,9 +199,9 @@ def test_its_script_starts_the_training_merges_and_imports(selected: Path, model
     shards = tmp_path / "my run" / "training" / "shards"
     shards.mkdir(parents=True)
     (shards / "latest_checkpointed_iteration.txt").write_text("30")
-    known = {**env, "ARPO": "/arpo", "SEARCH_URL": "http://x/search"}
-    subprocess.run([script, "trainer.nnodes=2"], env=known, check=True)
-    launch, merge, back = called.read_text().splitlines()
+    script_env = {**env, "ARPO": "/arpo", "SEARCH_URL": "http://x/search"}
+    subprocess.run([script, "trainer.nnodes=2"], env=script_env, check=True)
+    launch, merge, back = log.read_text().splitlines()
     assert launch.startswith("python3 -m verl.trainer.main_ppo ")
     for setting in (
         f"data.train_files={script.parent}/train.parquet",
@@ -242,11 +242,11 @@ async def go_on(file: Path, workspace: Path, iterations: int, training: Path | N
 def check_imported(workspace: Path, out: Path) -> str:
     """Fail unless a training is iteration 1, with rollouts and report; return its checkpoint."""
     store = store_of(workspace)
-    (made,) = store.rows(
+    (row,) = store.rows(
         "select checkpoint_out, weights_sha256, parent_id = checkpoint_in, config->>'$.outside.source', status "
         "from iteration join checkpoint on checkpoint_id = checkpoint_out where iteration = 1"
     )
-    assert made[1:] == (file_sha256(out / "merged" / "model.safetensors"), True, str(out), "finished")
+    assert row[1:] == (file_sha256(out / "merged" / "model.safetensors"), True, str(out), "finished")
     episodes = store.rows(
         "select step, episode, t.reward, t.success, r.shaped, num_steps, source from rl_rollout r "
         "join trajectory t using (trajectory_id) join iteration i on i.iteration_id = t.iteration_id "
@@ -254,9 +254,9 @@ def check_imported(workspace: Path, out: Path) -> str:
     )
     assert len(episodes) == 12
     assert {step for step, *_ in episodes} == {1, 2}
-    assert {(one[2], one[4]) for one in episodes if one[1] == 2} == {(0.0, -1.0)}, "no answer"
-    assert {(one[1], one[4]) for one in episodes if one[2] == 1.0} == {(0, 1.1), (1, 0.9)}
-    assert {one[5] for one in episodes if one[1] == 1} == {2}, "a call, and the answer"
+    assert {(episode[2], episode[4]) for episode in episodes if episode[1] == 2} == {(0.0, -1.0)}, "no answer"
+    assert {(episode[1], episode[4]) for episode in episodes if episode[2] == 1.0} == {(0, 1.1), (1, 0.9)}
+    assert {episode[5] for episode in episodes if episode[1] == 1} == {2}, "a call, and the answer"
     calls = "select tool, provider, key, status, count(*) from tool_call where provider = 'outside' group by all"
     assert store.rows(calls) == [("search", "outside", "Ostra", "ok", 4)]
     text = next((workspace / "reports").rglob("iteration-01.md")).read_text()
@@ -264,7 +264,7 @@ def check_imported(workspace: Path, out: Path) -> str:
     assert "| **chosen questions** | 4 |" in text
     assert "| **trained episodes** | 12 |" in text
     assert store.query("select * from v_orphans").empty
-    return str(made[0])
+    return str(row[0])
 
 
 def check_gone_on(workspace: Path, checkpoint: str, out: Path) -> None:
@@ -291,7 +291,7 @@ def test_a_round_by_another_program_is_an_iteration_and_the_wheel_goes_on(
 def test_the_commands_do_the_same_and_a_second_import_changes_nothing(
     model: Path, tmp_path: Path, prefect_server: None
 ) -> None:
-    file = written(tmp_path, model)
+    file = write_curriculum(tmp_path, model)
     workspace, out = tmp_path / "runs", tmp_path / "verl" / "training"
     collect_recipe(file, [], limit=None, enough=1)
     run_id = find_run(workspace, "")
@@ -300,10 +300,10 @@ def test_the_commands_do_the_same_and_a_second_import_changes_nothing(
     # The prompts may lie where the trainer wrote.
     shutil.copyfile(tmp_path / "verl" / "train.parquet", out / "train.parquet")
 
-    told = import_training(out, workspace, "")
-    assert f"iteration 1 of run {run_id}: checkpoint " in told
-    assert "12 rollouts of 4 questions; " in told
-    assert f"{out / 'train.parquet'} has prompts without replies" in told
+    message = import_training(out, workspace, "")
+    assert f"iteration 1 of run {run_id}: checkpoint " in message
+    assert "12 rollouts of 4 questions; " in message
+    assert f"{out / 'train.parquet'} has prompts without replies" in message
     checkpoint, before = check_imported(workspace, out), counts(workspace)
     assert import_training(out, workspace, run_id[:5]) == (
         f"iteration 1 of run {run_id} is this training already; nothing was changed"
@@ -346,16 +346,21 @@ def test_tables_of_generations_and_validations_are_read(workspace: Path, folder:
     (folder / "generated").mkdir()
     pq.write_table(pa.Table.from_pylist(rows), folder / "generated" / "3.parquet")
     (folder / "validation").mkdir()
-    held = {"input": "How many mouths has river 1 of test?", "output": curricula.PHRASES[3], "score": 1.0, "step": 10}
-    (folder / "validation" / "10.jsonl").write_text(json.dumps(held) + "\n")
+    validation = {
+        "input": "How many mouths has river 1 of test?",
+        "output": curricula.PHRASES[3],
+        "score": 1.0,
+        "step": 10,
+    }
+    (folder / "validation" / "10.jsonl").write_text(json.dumps(validation) + "\n")
     taken(workspace, folder)
     store = store_of(workspace)
-    graded = store.rows(
+    rewards = store.rows(
         "select step, t.reward, r.shaped, count(*) from rl_rollout r join trajectory t using (trajectory_id) "
         "group by all order by 2"
     )
     wins = sum(row["reward_model"]["ground_truth"] == ["1"] for row in rows)
-    assert graded == [(3, 0.0, None, 8 - wins), (3, 1.0, None, wins)], "by the rule of the world"
+    assert rewards == [(3, 0.0, None, 8 - wins), (3, 1.0, None, wins)], "by the rule of the world"
     assert store.rows("select step, source from rl_validation join trajectory using (trajectory_id)") == [
         (10, "validation")
     ]
@@ -371,8 +376,8 @@ def test_weights_in_several_files_come_back_without_a_tokenizer_of_their_own(wor
     assert "; it has no tokenizer, so the run's goes on" in taken(workspace, folder)
     ((path,),) = store_of(workspace).rows("select path from checkpoint where iteration_id is not null")
     assert is_complete(Path(path))
-    made = AutoModelForCausalLM.from_pretrained(path).state_dict()
-    assert all(torch.equal(made[name], value) for name, value in policy.state_dict().items())
+    weights = AutoModelForCausalLM.from_pretrained(path).state_dict()
+    assert all(torch.equal(weights[name], value) for name, value in policy.state_dict().items())
     assert (Path(path) / "tokenizer.json").is_file()
 
 
@@ -387,11 +392,11 @@ def _edit(file: Path, **changes: Any) -> None:
 
 def _rewrite(folder: Path, **changes: Any) -> None:
     file = folder / "rollouts" / "1.jsonl"
-    first, *others = file.read_text().splitlines()
-    file.write_text("\n".join([json.dumps({**json.loads(first), **changes}), *others]), encoding="utf-8")
+    line, *lines = file.read_text().splitlines()
+    file.write_text("\n".join([json.dumps({**json.loads(line), **changes}), *lines]), encoding="utf-8")
 
 
-def _sharded(folder: Path, name: str) -> None:
+def _leave_shard(folder: Path, name: str) -> None:
     shutil.rmtree(folder / "merged")
     (folder / name).parent.mkdir(parents=True)
     (folder / name).write_bytes(b"")
@@ -412,12 +417,12 @@ def _other_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any
         (shutil.rmtree, ConfigError, r"out is no folder|does not exist|is no folder"),
         (lambda f: shutil.rmtree(f / "merged"), ModelDirectoryError, "has no checkpoint: no folder with config.json"),
         (
-            lambda f: _sharded(f, "global_step_30/actor/model_world_size_4_rank_0.pt"),
+            lambda f: _leave_shard(f, "global_step_30/actor/model_world_size_4_rank_0.pt"),
             ConfigError,
             r"run `python -m verl.model_merger merge --backend fsdp --local_dir \S+/global_step_30/actor --target_dir",
         ),
         (
-            lambda f: _sharded(f, "global_step_30/actor/dist_ckpt/__0_0.distcp"),
+            lambda f: _leave_shard(f, "global_step_30/actor/dist_ckpt/__0_0.distcp"),
             ConfigError,
             r"merge --backend megatron --local_dir \S+/global_step_30/actor --target_dir MERGED`",
         ),
@@ -488,8 +493,8 @@ def check_untouched(workspace: Path, before: list[tuple[Any, ...]], folder: Path
     assert counts(workspace) == before
     taken(workspace, folder)
     assert len(store_of(workspace).rows("select * from rl_rollout")) == 12
-    (one,) = (workspace / "checkpoints").iterdir()
-    assert (one / "manifest.json").is_file()
+    (checkpoint,) = (workspace / "checkpoints").iterdir()
+    assert (checkpoint / "manifest.json").is_file()
 
 
 KILLED = """
@@ -512,6 +517,6 @@ def test_killed_in_its_midst_an_import_has_not_happened_and_happens_the_next_tim
     before = counts(workspace)
     path = os.pathsep.join([str(Path(__file__).parent), process_env.get("PYTHONPATH", ""), *filter(None, sys.path)])
     command = [sys.executable, "-c", KILLED, moment, str(workspace), str(folder)]
-    done = subprocess.run(command, env={**process_env, "PYTHONPATH": path}, check=False, timeout=PATIENCE)
-    assert done.returncode == -SIGKILL
+    process = subprocess.run(command, env={**process_env, "PYTHONPATH": path}, check=False, timeout=PATIENCE)
+    assert process.returncode == -SIGKILL
     check_untouched(workspace, before, folder)

@@ -23,22 +23,22 @@ CHANGES = ("search.temperature=2.0",)
 
 
 def ask(recipe: Path, sql: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = Store(recipe.parent / "runs" / "store.duckdb").answer(sql).to_pylist()
-    return found
+    rows: list[dict[str, Any]] = Store(recipe.parent / "runs" / "store.duckdb").answer(sql).to_pylist()
+    return rows
 
 
 def test_headroom_is_sampled_measured_told_and_gone_on_with(recipe: Path, door_model: Path) -> None:
-    first = measure_headroom(recipe, CHANGES, episodes=3, instances=2)
+    first_report = measure_headroom(recipe, CHANGES, episodes=3, instances=2)
     before = ask(recipe, "select trajectory_id from episode")
 
-    more = measure_headroom(recipe, CHANGES, episodes=4, instances=3, judged=2, judges=[door_model])
+    second_report = measure_headroom(recipe, CHANGES, episodes=4, instances=3, judged=2, judges=[door_model])
 
-    played = ask(
+    rows = ask(
         recipe,
         "select e.name, count(*)::int as episodes, count(distinct instance_id)::int as instances "
         "from episode join evaluation e using (evaluation_id) where e.finished group by all order by 1",
     )
-    assert {row["name"]: (row["episodes"], row["instances"]) for row in played} == {
+    assert {row["name"]: (row["episodes"], row["instances"]) for row in rows} == {
         "headroom-train": (12, 3),
         "headroom-train-greedy": (3, 3),
         "headroom-test": (12, 3),
@@ -47,39 +47,41 @@ def test_headroom_is_sampled_measured_told_and_gone_on_with(recipe: Path, door_m
     assert {row["trajectory_id"] for row in before} <= {
         row["trajectory_id"] for row in ask(recipe, "select trajectory_id from episode")
     }
-    stored = {
+    metrics = {
         row["metric"]: row["value"]
         for row in ask(
             recipe, "select metric, value from v_metrics where evaluation = 'headroom-train' and depth is null"
         )
     }
-    told = {one.name: one.expected.mean for prospect in more.prospects for one in prospect.forecasts}
-    assert {"mixed_trees", "pairs", "mixed_groups", "successes"} <= set(told)
-    for name, value in told.items():
-        assert stored[f"forecast/{name}"] == pytest.approx(value)
-    assert sum(stored[f"{kind}@4"] for kind in ("always", "mixed", "never")) == pytest.approx(1)
-    assert stored["reflecting"] == 0
+    forecast_means = {
+        forecast.name: forecast.expected.mean for prospect in second_report.prospects for forecast in prospect.forecasts
+    }
+    assert {"mixed_trees", "pairs", "mixed_groups", "successes"} <= set(forecast_means)
+    for name, value in forecast_means.items():
+        assert metrics[f"forecast/{name}"] == pytest.approx(value)
+    assert sum(metrics[f"{kind}@4"] for kind in ("always", "mixed", "never")) == pytest.approx(1)
+    assert metrics["reflecting"] == 0
     assert ask(recipe, "select status from run") == [{"status": "finished"}]
     assert ask(recipe, "from v_orphans") == [], "what an iteration that has not begun will choose is not its choice yet"
 
     # The recipe's judge is the model itself, so both were asked the same.
-    own, other = more.judges
-    assert (own.episodes, own.votes) == (2, 1)
-    assert own.steps >= 2
-    assert (other.name, other.read) == (str(door_model), own.read)
-    assert stored[f"judge/{own.name}/1/read"] == own.read.mean
-    assert f"judge/{own.name}/1/right" not in stored
+    judge, second_judge = second_report.judges
+    assert (judge.episodes, judge.votes) == (2, 1)
+    assert judge.steps >= 2
+    assert (second_judge.name, second_judge.read) == (str(door_model), judge.read)
+    assert metrics[f"judge/{judge.name}/1/read"] == judge.read.mean
+    assert f"judge/{judge.name}/1/right" not in metrics
 
-    table = render(more, "table")
+    table = render(second_report, "table")
     assert "2 lost episodes" in table
     assert "This world has no oracle" in table
     assert all(name in table for name in ("pass@1 %", "pass@4 %", "Mixed %", "forecasts", "agent-r", "eto", "grpo"))
     assert re.search(r"^Instances +Number +Always won %", table, re.MULTILINE), "shares are of how many"
     assert re.search(r"is \S+% and greedy \S+% on \d+ training instances", table)
-    plain = json.loads(render(first, "json"))
+    plain = json.loads(render(first_report, "json"))
     assert plain["episodes"] == 3
     assert plain["judges"] == []
-    assert set(plain["measures"]) == {row["name"] for row in played}
+    assert set(plain["measures"]) == {row["name"] for row in rows}
 
 
 @pytest.mark.parametrize(

@@ -79,20 +79,20 @@ def test_a_server_that_dies_ends_the_run_in_a_sentence_and_costs_nothing_that_wa
     with textcraft_server(port, served_env) as server, started(*command, env=served_env) as run:
         wait_for(run, at_least(12, "node", store), store)
         kill_group(server)
-        _, said = run.communicate(timeout=PATIENCE)
-    assert run.returncode == 1, said
-    last = said.splitlines()[-1]
+        _, stderr = run.communicate(timeout=PATIENCE)
+    assert run.returncode == 1, stderr
+    last = stderr.splitlines()[-1]
     assert last.startswith("agentr: ErrorBudgetSpent: ")
     assert "cannot be reached" in last
     assert "start the server" in last
-    assert "Traceback" not in said
-    known = all_rows(store)
+    assert "Traceback" not in stderr
+    rows_before = all_rows(store)
 
     with textcraft_server(port, served_env):
-        ended = agentr(*command, env=served_env)
-        assert ended.returncode == 0, ended.stderr
+        result = agentr(*command, env=served_env)
+        assert result.returncode == 0, result.stderr
         assert httpx.get(f"http://127.0.0.1:{port}/list_envs").json() == []
-    assert known < all_rows(store)
+    assert rows_before < all_rows(store)
     assert store.query("select status from run")["status"].tolist() == ["finished"]
     assert store.query("select count(*) n from tree where finished")["n"].tolist() == [8]
     assert store.query("select episodes from v_iterations order by iteration")["episodes"].tolist() == [4, 4]

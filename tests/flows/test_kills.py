@@ -125,7 +125,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunResult:
     """What a run left: its answers, its reports without their times, and the number of its rows."""
 
     answers: tuple[str, ...]
@@ -143,14 +143,14 @@ def site(
 
 
 @pytest.fixture(scope="module")
-def calm(site: Site) -> Ended:
+def calm(site: Site) -> RunResult:
     """What an undisturbed run leaves."""
     finish(site)
-    return ended(site)
+    return read_result(site)
 
 
 @pytest.fixture(autouse=True)
-def _emptied(site: Site, calm: Ended) -> Iterator[None]:
+def _emptied(site: Site, calm: RunResult) -> Iterator[None]:
     shutil.rmtree(site.root)
     yield
     shutil.rmtree(site.root, ignore_errors=True)
@@ -161,17 +161,17 @@ def finish(site: Site) -> None:
     """Take the run to its end, in this process: what is killed is a process, and this one need not
     be.
     """
-    done = asyncio.run(flywheel(str(site.recipe), [PAUSE[1]]))
-    assert Path(done["report"]).is_file()
+    result = asyncio.run(flywheel(str(site.recipe), [PAUSE[1]]))
+    assert Path(result["report"]).is_file()
 
 
-def ended(site: Site) -> Ended:
+def read_result(site: Site) -> RunResult:
     """Look at a run that is over; its store must be sound."""
     # What `agentr store check` says.
     assert stores.faults(site.root) == []
     answers = tuple(site.store.query(question).to_json(orient="split") for question in OUTCOME)
     files = sorted(path for path in (site.root / "reports").rglob("*") if path.is_file())
-    return Ended(answers, {path.name: timeless(path.read_text(encoding="utf-8")) for path in files}, progress(site))
+    return RunResult(answers, {path.name: timeless(path.read_text(encoding="utf-8")) for path in files}, progress(site))
 
 
 TIMED = "Where time went|Time, tokens and cost"
@@ -184,7 +184,7 @@ def timeless(report: str) -> str:
     return re.sub(rf"<h2[^>]*>({TIMED}).*?(?=<h2|</main>)", "", report, flags=re.DOTALL)
 
 
-def alike(found: Ended, calm: Ended) -> None:
+def alike(found: RunResult, calm: RunResult) -> None:
     for question, now, then in zip(OUTCOME, found.answers, calm.answers, strict=True):
         assert now == then, question
     assert found.reports.keys() == calm.reports.keys()
@@ -193,7 +193,7 @@ def alike(found: Ended, calm: Ended) -> None:
 
 
 @pytest.mark.parametrize("number", range(-(-ROUNDS // KILLS)))
-def test_killed_again_and_again_it_ends_as_if_nothing_had_been(number: int, site: Site, calm: Ended) -> None:
+def test_killed_again_and_again_it_ends_as_if_nothing_had_been(number: int, site: Site, calm: RunResult) -> None:
     rng = random.Random(f"{SEED} {number}")
     # How far the run is at each kill, by the rows that it has written, wherever the time goes; the
     # last one is the report, which writes none.
@@ -205,49 +205,49 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(number: int, site
             over = process.poll() is not None
             kill_group(process)
         where = "the report" if share is None else f"{share:.0%} of the rows"
-        tell(f"run {number} killed at {where}, in {reached(site)}{', already over' if over else ''}")
+        log_line(f"run {number} killed at {where}, in {last_stage(site)}{', already over' if over else ''}")
     finish(site)
-    alike(ended(site), calm)
-    tell(f"run {number}: {equal(site)}")
+    alike(read_result(site), calm)
+    log_line(f"run {number}: {equal(site)}")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", range(-(-ROUNDS // KILLS)))
-def test_ended_by_any_signal_it_goes_on(number: int, site: Site, calm: Ended) -> None:
+def test_ended_by_any_signal_it_goes_on(number: int, site: Site, calm: RunResult) -> None:
     """As a terminal, its closing, a manager of jobs and a lid send them, to the run alone or to all
     of its processes, and with its locks gone afterwards.
     """
     rng = random.Random(f"{SEED} signals {number}")
     for share in sorted(rng.random() for _ in range(KILLS)):
-        which, everywhere, unlocked = rng.choice(SIGNALS), rng.random() < 0.5, rng.random() < 0.3
+        signum, everywhere, removes_locks = rng.choice(SIGNALS), rng.random() < 0.5, rng.random() < 0.3
         send = os.killpg if everywhere else os.kill
         with started(*site.command, env=site.env) as process:
             wait_for(process, moment(site, calm, share), site.store)
             time.sleep(rng.uniform(0, 2))
             with suppress(ProcessLookupError):
-                send(process.pid, which)
-                if which == signal.SIGSTOP:
+                send(process.pid, signum)
+                if signum == signal.SIGSTOP:
                     time.sleep(rng.uniform(1, 12))
                     send(process.pid, signal.SIGCONT)
                     time.sleep(rng.uniform(0, 2))
                     os.kill(process.pid, signal.SIGTERM)
             _, err = process.communicate(timeout=PATIENCE)
-        assert "Traceback" not in err, (which, everywhere, err)
-        if unlocked:
+        assert "Traceback" not in err, (signum, everywhere, err)
+        if removes_locks:
             remove_locks(site.store)
         words = (
-            f"{which.name} at {share:.0%} of the rows{', to all' if everywhere else ''}, status {process.returncode}"
+            f"{signum.name} at {share:.0%} of the rows{', to all' if everywhere else ''}, status {process.returncode}"
         )
-        tell(f"run {number}: {words}{', locks gone' if unlocked else ''}")
+        log_line(f"run {number}: {words}{', locks gone' if removes_locks else ''}")
     finish(site)
-    alike(ended(site), calm)
-    tell(f"run {number}: {equal(site)}")
+    alike(read_result(site), calm)
+    log_line(f"run {number}: {equal(site)}")
 
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="the clock is made by gcc")
 @pytest.mark.parametrize("number", range(-(-ROUNDS // (2 * KILLS))))
-def test_a_clock_that_jumps_changes_nothing(number: int, site: Site, calm: Ended, tmp_path: Path) -> None:
+def test_a_clock_that_jumps_changes_nothing(number: int, site: Site, calm: RunResult, tmp_path: Path) -> None:
     """While a run is at work, and while it lies killed."""
     rng, clock, library = random.Random(f"{SEED} clock {number}"), tmp_path / "clock", tmp_path / "clock.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", library, SUPPORT / "clock.c", "-ldl"], check=True)
@@ -264,13 +264,15 @@ def test_a_clock_that_jumps_changes_nothing(number: int, site: Site, calm: Ended
             offset.flush()
             wait_for(process, moment(site, calm, kill), site.store)
             kill_group(process)
-        tell(f"run {number}: wrong by {before} s, from {jump:.0%} of the rows on by {after} s, killed at {kill:.0%}")
+        log_line(
+            f"run {number}: wrong by {before} s, from {jump:.0%} of the rows on by {after} s, killed at {kill:.0%}"
+        )
     finish(site)
-    alike(ended(site), calm)
-    tell(f"run {number}: {equal(site)}")
+    alike(read_result(site), calm)
+    log_line(f"run {number}: {equal(site)}")
 
 
-def moment(site: Site, calm: Ended, share: float | None) -> Callable[[], bool]:
+def moment(site: Site, calm: RunResult, share: float | None) -> Callable[[], bool]:
     """Return whether a run has come as far as a share of all rows; None is its report."""
     return (lambda: reporting(site)) if share is None else (lambda: progress(site) >= share * calm.rows)
 
@@ -284,7 +286,7 @@ def reporting(site: Site) -> bool:
     return site.store.path.exists() and len(site.store.query(REPORTED)) > 0
 
 
-def reached(site: Site) -> str:
+def last_stage(site: Site) -> str:
     """Return the last stage that left something before a kill."""
     if not site.store.path.exists():
         return "start"
@@ -302,13 +304,13 @@ def reached(site: Site) -> str:
 
 
 @pytest.mark.long
-def test_two_processes_at_one_stage_end_as_one_does(site: Site, calm: Ended) -> None:
+def test_two_processes_at_one_stage_end_as_one_does(site: Site, calm: RunResult) -> None:
     whole = ROUNDS >= 20
-    wanted = [f"{name}:{iteration}" for name, iteration in (STAGES if whole else STAGES[:2])]
+    stages = [f"{name}:{iteration}" for name, iteration in (STAGES if whole else STAGES[:2])]
     recipe = load_recipe(site.recipe, [PAUSE[1]])
     run = run_reference(recipe)
-    refused: Counter[str] = Counter()
-    passes = -(-ROUNDS // len(wanted)) if whole else 1
+    num_refusals: Counter[str] = Counter()
+    passes = -(-ROUNDS // len(stages)) if whole else 1
     for number in range(passes):
         shutil.rmtree(site.root, ignore_errors=True)
         site.root.mkdir()
@@ -321,7 +323,7 @@ def test_two_processes_at_one_stage_end_as_one_does(site: Site, calm: Ended) -> 
                     launched(
                         [
                             *(sys.executable, "-c", STAGE_BY_STAGE, str(meeting), me, f"{SEED} {number}"),
-                            *(run.run_id, run.workspace, "2", *wanted),
+                            *(run.run_id, run.workspace, "2", *stages),
                         ],
                         env=site.env,
                     )
@@ -331,26 +333,26 @@ def test_two_processes_at_one_stage_end_as_one_does(site: Site, calm: Ended) -> 
             # Both are read at once: a process whose output nobody reads stops at a full pipe, with
             # the lock in its hands that the other one waits for.
             with ThreadPoolExecutor(len(processes)) as readers:
-                said = list(readers.map(lambda process: process.communicate(timeout=PATIENCE), processes))
-        assert [process.returncode for process in processes] == [0, 0], said
-        for out, _ in said:
+                outputs = list(readers.map(lambda process: process.communicate(timeout=PATIENCE), processes))
+        assert [process.returncode for process in processes] == [0, 0], outputs
+        for out, _ in outputs:
             for line in out.splitlines():
                 words, sentence = line.split(", ", 1)
                 assert re.search(rf"run {run.run_id} is already under way in .*; wait for it or stop it", sentence)
-                refused[words.strip('["')] += 1
-        assert refused
+                num_refusals[words.strip('["')] += 1
+        assert num_refusals
         if whole:
             # What the wheel itself does at its end: it finds every stage done.
             finish(site)
-            alike(ended(site), calm)
+            alike(read_result(site), calm)
         else:
             assert site.store.query(NODES).to_json(orient="split") == calm.answers[OUTCOME.index(NODES)]
     if whole:
-        tell(f"{passes * len(wanted)} stages asked for twice at once; refused: {dict(refused)}; {equal(site)}")
+        log_line(f"{passes * len(stages)} stages asked for twice at once; refused: {dict(num_refusals)}; {equal(site)}")
 
 
 @pytest.mark.long
-def test_no_reply_is_sampled_twice_because_somebody_reads(site: Site, calm: Ended) -> None:
+def test_no_reply_is_sampled_twice_because_somebody_reads(site: Site, calm: RunResult) -> None:
     finish(site)
     times, replies = site.store.rows(TIMES), site.store.count(REPLIES)
     shutil.rmtree(site.root)
@@ -365,11 +367,11 @@ def test_no_reply_is_sampled_twice_because_somebody_reads(site: Site, calm: Ende
     assert process.returncode == 0, err
     assert site.store.rows(TIMES) == times
     assert site.store.count(REPLIES) == replies > 0
-    alike(ended(site), calm)
+    alike(read_result(site), calm)
     waits = re.findall(rf"waiting for the store .*PID {reader.pid}\) has held since \d\d:\d\d:\d\d", out + err)
     # The first word comes after ten seconds, the next ones after a minute each.
     assert 3 <= len(waits) <= 6 + READER_MINUTES, out + err
-    tell(f"{READER_MINUTES:g} minutes of a reader, told {len(waits)} times: {replies} replies; {equal(site)}")
+    log_line(f"{READER_MINUTES:g} minutes of a reader, told {len(waits)} times: {replies} replies; {equal(site)}")
 
 
 def equal(site: Site) -> str:
@@ -377,7 +379,7 @@ def equal(site: Site) -> str:
     return f"equal, dataset {site.store.query('select hash from dataset')['hash'][0]}"
 
 
-def tell(line: str) -> None:
+def log_line(line: str) -> None:
     """Say a line of the long series, for its log."""
     if ROUNDS >= 20:
         sys.stderr.write(f"{line}\n")

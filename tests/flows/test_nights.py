@@ -41,7 +41,7 @@ def test_each_night_is_an_iteration_more(tmp_path: Path, door_model: Path, monke
     def night() -> str:
         return str(asyncio.run(flywheel(str(file), more=1))["run_id"])
 
-    first = night()
+    run_id = night()
     with monkeypatch.context() as patch:
         perform = stages.perform
 
@@ -55,44 +55,44 @@ def test_each_night_is_an_iteration_more(tmp_path: Path, door_model: Path, monke
             night()
     assert [iteration for iteration, *_ in store.rows(FINISHED)] == [0, 1]
 
-    assert night() == first, "what was begun is taken to its end, and no further"
+    assert night() == run_id, "what was begun is taken to its end, and no further"
     done = store.rows(FINISHED)
     assert [iteration for iteration, *_ in done] == [0, 1, 2]
-    assert [begun for _, begun, _ in done[1:]] == [made for *_, made in done[:-1]]
-    assert len({made for *_, made in done}) == 3
+    assert [checkpoint_in for _, checkpoint_in, _ in done[1:]] == [checkpoint_out for *_, checkpoint_out in done[:-1]]
+    assert len({checkpoint_out for *_, checkpoint_out in done}) == 3
     assert store.rows("select status, (config->>'$.iterations')::int from run") == [("finished", 2)]
 
     workspace = str(store.path.parent)
     with pytest.raises(DataFault, match="no checkpoint of iteration 3 yet"):
-        asyncio.run(flow_of_stage("reinforce")(first, 4, workspace))
+        asyncio.run(flow_of_stage("reinforce")(run_id, 4, workspace))
     with pytest.raises(ConfigError, match="iteration 3 has not begun; run its first stage, reinforce, before"):
-        asyncio.run(flow_of_stage("evaluate")(first, 3, workspace))
+        asyncio.run(flow_of_stage("evaluate")(run_id, 3, workspace))
     assert len(store.rows("select 1 from iteration")) == 3
     assert faults(store.path.parent) == []
 
 
 def test_where_a_run_ends_is_said_once(tmp_path: Path, door_model: Path) -> None:
     file = groups.write(tmp_path, door_model)
-    said: list[tuple[dict[str, Any], str]] = [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"iterations": 3, "more": 1}, "iterations and more"),
         ({"more": 1, "overrides": ["seed=1", "iterations=3"]}, "more and override iterations=3"),
         ({"iterations": 2, "overrides": ["iterations=3"]}, "iterations and override iterations=3"),
     ]
-    for given, names in said:
+    for arguments, names in cases:
         with pytest.raises(ConfigError, match=f"^{names}: .*; give only one$"):
-            asyncio.run(flywheel(str(file), **given))
-    asked = CliRunner().invoke(cli, ["run", str(file), "--more", "1", "-o", "iterations=3"])
-    assert isinstance(asked.exception, ConfigError)
-    assert str(asked.exception) == "--more 1 and -o iterations=3 both say how far the run goes; give one of them"
+            asyncio.run(flywheel(str(file), **arguments))
+    result = CliRunner().invoke(cli, ["run", str(file), "--more", "1", "-o", "iterations=3"])
+    assert isinstance(result.exception, ConfigError)
+    assert str(result.exception) == "--more 1 and -o iterations=3 both say how far the run goes; give one of them"
     assert not (tmp_path / "runs").exists()
 
 
 def test_the_form_of_a_deployment_checks_its_numbers(tmp_path: Path, door_model: Path) -> None:
-    (deployment, *others) = deployments([groups.write(tmp_path, door_model)])
+    (deployment, *stage_deployments) = deployments([groups.write(tmp_path, door_model)])
     fields = deployment._parameter_openapi_schema.properties
     for name in ("iterations", "more"):
         assert (fields[name]["type"], fields[name]["minimum"], fields[name]["maximum"]) == ("integer", 0, 10_000)
-    (evaluate,) = (other for other in others if (other.flow_name, other.name) == ("stage", "evaluate"))
+    (evaluate,) = (entry for entry in stage_deployments if (entry.flow_name, entry.name) == ("stage", "evaluate"))
     stage = evaluate._parameter_openapi_schema.properties
     assert stage["iteration"]["minimum"] == 0
     assert stage["run_id"]["minLength"] == 1

@@ -55,12 +55,12 @@ def recipe(tmp_path: Path, door_model: Path) -> Path:
 
 
 def test_a_recipe_runs_from_its_plan_to_its_report(recipe: Path, tmp_path: Path) -> None:
-    planned = describe(recipe, [])
-    assert planned.startswith("recipe by-heart: Reply recital, 1 iteration, run ")
-    assert "each iteration: one reply to 6 instances" in planned
+    plan = describe(recipe, [])
+    assert plan.startswith("recipe by-heart: Reply recital, 1 iteration, run ")
+    assert "each iteration: one reply to 6 instances" in plan
     order = ("evaluate base", "recite", "dataset", "train", "evaluate")
-    told = planned.split("stages, and what each reads\n")[1].split("\n\n")[0]
-    assert [line.strip().split("  ")[0] for line in told.splitlines()] == list(order)
+    section = plan.split("stages, and what each reads\n")[1].split("\n\n")[0]
+    assert [line.strip().split("  ")[0] for line in section.splitlines()] == list(order)
 
     check(load(recipe))
     done = asyncio.run(flywheel(str(recipe)))

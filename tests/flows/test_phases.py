@@ -38,47 +38,48 @@ FURTHER = (
 @pytest.mark.long
 @pytest.mark.usefixtures("prefect_server")
 def test_a_run_goes_on_from_what_another_method_promoted(tmp_path: Path, door_model: Path) -> None:
-    first = asyncio.run(flywheel(str(write_recipe(tmp_path, door_model))))
+    first_run = asyncio.run(flywheel(str(write_recipe(tmp_path, door_model))))
     store = Store(tmp_path / "runs" / "store.duckdb")
-    ((taught, path),) = store.rows("select promoted, path from v_promotions where iteration = 1")
+    ((checkpoint, path),) = store.rows("select promoted, path from v_promotions where iteration = 1")
 
     file = groups.write(tmp_path, door_model)
-    after = [*FURTHER, f"model.from_run='{first['run_id'][:10]}'"]
+    after = [*FURTHER, f"model.from_run='{first_run['run_id'][:10]}'"]
     assert load_recipe(file, after).model.path == path
-    second = asyncio.run(flywheel(str(file), after))
+    second_run = asyncio.run(flywheel(str(file), after))
 
     lines = store.query(
         "select a.checkpoint_id, a.generation, a.ancestor_id, a.method, a.iteration from v_ancestors a "
         "join checkpoint using (checkpoint_id) join iteration i on i.iteration_id = checkpoint.iteration_id "
-        f"where i.run_id = '{second['run_id']}' and i.iteration = 1 order by generation"
+        f"where i.run_id = '{second_run['run_id']}' and i.iteration = 1 order by generation"
     )
     # The model of the second run, the checkpoint of the first that it is, and the model of that.
     assert lines["generation"].tolist() == [1, 2, 3]
-    assert lines["ancestor_id"].tolist()[1] == taught
+    assert lines["ancestor_id"].tolist()[1] == checkpoint
     assert lines["method"].tolist()[1] == "agent-r"
 
-    promoted = store.rows(
-        "select iteration, promoted, checkpoint_in from iteration where run_id = ? order by iteration", second["run_id"]
+    iterations = store.rows(
+        "select iteration, promoted, checkpoint_in from iteration where run_id = ? order by iteration",
+        second_run["run_id"],
     )
-    assert [went_on for *_, went_on in promoted[1:]] == [chosen for _, chosen, _ in promoted[:-1]]
+    assert [went_on for *_, went_on in iterations[1:]] == [chosen for _, chosen, _ in iterations[:-1]]
     assert store.rows(
         "select parent_id from checkpoint join iteration on checkpoint_out = checkpoint_id "
         "where run_id = ? and iteration = 2",
-        second["run_id"],
-    ) == [(promoted[2][2],)]
+        second_run["run_id"],
+    ) == [(iterations[2][2],)]
 
-    credited = store.query(
+    credit = store.query(
         "select r.trajectory_id, t.num_steps, count(c.position) as credited from rl_rollout r "
         "join trajectory t using (trajectory_id) left join rl_credit c using (trajectory_id) group by all"
     )
-    assert (credited["num_steps"] == credited["credited"]).all()
-    validated = store.query("select iteration, step from v_rl_validations order by all")
-    assert validated.to_numpy().tolist() == [[1, 1], [1, 2], [2, 1], [2, 2]]
+    assert (credit["num_steps"] == credit["credited"]).all()
+    validations = store.query("select iteration, step from v_rl_validations order by all")
+    assert validations.to_numpy().tolist() == [[1, 1], [1, 2], [2, 1], [2, 2]]
     assert store.query("select * from v_orphans").empty
-    page = Path(second["report"]).read_text(encoding="utf-8")
+    page = Path(second_run["report"]).read_text(encoding="utf-8")
     assert "Validation by step" in page
     assert "Promoted: " in page
-    assert "Promoted: " in second["table"]
+    assert "Promoted: " in second_run["table"]
 
 
 @pytest.mark.usefixtures("prefect_server")
@@ -91,14 +92,14 @@ def test_an_expert_is_cloned_and_then_searched_from(tmp_path: Path, door_model: 
         "environment.options.knows=true",
     ]
     fewer = "instances.from_iteration={2: {train_limit: 3}}"
-    made = asyncio.run(flywheel(str(write_recipe(tmp_path, door_model)), [*phases, fewer]))
+    run = asyncio.run(flywheel(str(write_recipe(tmp_path, door_model)), [*phases, fewer]))
     store = Store(tmp_path / "runs" / "store.duckdb")
-    used = store.query(
+    samples = store.query(
         "select i.iteration, s.kind, count(*) as samples from dataset_row join dataset d using (dataset_id) "
         "join iteration i on i.iteration_id = d.iteration_id join sample s using (sample_id) "
-        f"where i.run_id = '{made['run_id']}' group by all order by all"
+        f"where i.run_id = '{run['run_id']}' group by all order by all"
     )
-    kinds = {number: set(part["kind"]) for number, part in used.groupby("iteration")}
+    kinds = {number: set(part["kind"]) for number, part in samples.groupby("iteration")}
     assert kinds[1] == {"expert"}
     assert "expert" in kinds[2]
     trees = store.rows("select iteration, count(*) from tree join iteration using (iteration_id) group by all")
@@ -127,11 +128,11 @@ def test_one_recipe_searches_first_and_reinforces_then(tmp_path: Path, door_mode
     done = asyncio.run(turn(write_recipe(tmp_path, door_model), *further, *LIGHT))
 
     store = done.store
-    (base, *_), (taught, parent, dataset), (_, went_on_from, none) = store.rows(
+    (base, *_), (checkpoint, parent, dataset), (_, went_on_from, none) = store.rows(
         "select checkpoint_out, parent_id, c.dataset_id from iteration "
         "join checkpoint c on checkpoint_out = checkpoint_id order by iteration"
     )
-    assert (parent, went_on_from) == (base, taught)
+    assert (parent, went_on_from) == (base, checkpoint)
     assert dataset is not None
     assert none is None
     assert store.rows("select distinct iteration from v_rl_steps") == [(2,)]
@@ -150,12 +151,12 @@ def test_one_recipe_searches_first_and_reinforces_then(tmp_path: Path, door_mode
     assert "groups with contrast" in last
     assert "groups with contrast" not in first
 
-    ctx = tmp_path / "runs"
+    workspace = tmp_path / "runs"
     sets = {
-        (form, number): export_folder(ctx, done.run_id, tmp_path / f"{form}-{number}", form, iteration=number)
+        (form, number): export_folder(workspace, done.run_id, tmp_path / f"{form}-{number}", form, iteration=number)
         for form, number in (("trl", 1), ("trl", None), ("verl", 1), ("verl", 2), ("verl", None))
     }
-    assert {where: " of door-1 in " in said for where, said in sets.items()} == {
+    assert {where: " of door-1 in " in message for where, message in sets.items()} == {
         ("trl", 1): True,
         ("trl", None): True,
         ("verl", 1): True,
@@ -163,4 +164,4 @@ def test_one_recipe_searches_first_and_reinforces_then(tmp_path: Path, door_mode
         ("verl", None): False,
     }
     with pytest.raises(ConfigError, match=r"iteration 2 of run .* is group RL, which has no dataset; only --format"):
-        export_folder(ctx, done.run_id, tmp_path / "none", "trl", iteration=2)
+        export_folder(workspace, done.run_id, tmp_path / "none", "trl", iteration=2)

@@ -93,7 +93,7 @@ class Form:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def saved(config: Any, path: Path, end: int, logit: float) -> None:
+def save_model(config: Any, path: Path, end: int, logit: float) -> None:
     """Save a random model that ends a reply after each token with the same small chance: the first
     dimension of what its layers give is the same everywhere, and so is the bias of that token.
     """
@@ -118,7 +118,7 @@ def smollm2(path: Path) -> Form:
     for name in ("chat_template.jinja", "tokenizer_config.json"):
         shutil.copyfile(SOURCE / name, path / name)
     (path / "tokenizer.json").write_bytes(gzip.decompress((SOURCE / "tokenizer.json.gz").read_bytes()))
-    saved(AutoConfig.from_pretrained(SOURCE, **SHAPE), path, end=2, logit=1.9)
+    save_model(AutoConfig.from_pretrained(SOURCE, **SHAPE), path, end=2, logit=1.9)
     tokenizer = AutoTokenizer.from_pretrained(path)
     assert (len(tokenizer), tokenizer.pad_token_id, tokenizer.eos_token_id) == (49152, 2, 2)
     return Form(path, tokenizer, end=2)
@@ -133,9 +133,9 @@ def gemma(path: Path) -> Form:
     from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
     from transformers import Gemma3TextConfig, GemmaTokenizer
 
-    made = Tokenizer(models.BPE())
-    made.normalizer = normalizers.Replace(" ", "▁")
-    made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    backend = Tokenizer(models.BPE())
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     special = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
     texts = [
         Door.instruction,
@@ -145,9 +145,9 @@ def gemma(path: Path) -> Form:
         "It opens.",
         *"0123456789",
     ]
-    made.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=420, special_tokens=special, show_progress=False))
-    merges = [tuple(merge) for merge in json.loads(made.to_str())["model"]["merges"]]
-    tokenizer = GemmaTokenizer(vocab=made.get_vocab(), merges=merges)
+    backend.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=420, special_tokens=special, show_progress=False))
+    merges = [tuple(merge) for merge in json.loads(backend.to_str())["model"]["merges"]]
+    tokenizer = GemmaTokenizer(vocab=backend.get_vocab(), merges=merges)
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in ("\n", "\n\n", "\t")])
     turns = ["<start_of_turn>", "<end_of_turn>"]
     tokenizer.add_special_tokens({"additional_special_tokens": turns})
@@ -155,10 +155,10 @@ def gemma(path: Path) -> Form:
     end = tokenizer.convert_tokens_to_ids("<end_of_turn>")
     window = {"sliding_window": 16, "layer_types": ["sliding_attention"] * 2}
     ids = {"bos_token_id": 2, "eos_token_id": [1, end], "pad_token_id": 0}
-    saved(Gemma3TextConfig(vocab_size=len(tokenizer), **(SHAPE | window | ids)), path, end, logit=1.0)
+    save_model(Gemma3TextConfig(vocab_size=len(tokenizer), **(SHAPE | window | ids)), path, end, logit=1.0)
     tokenizer.save_pretrained(path)
-    published = files("trl").joinpath("chat_templates/gemma3.jinja").read_text(encoding="utf-8")
-    return Form(path, tokenizer, end, other_end=1, template=published)
+    template = files("trl").joinpath("chat_templates/gemma3.jinja").read_text(encoding="utf-8")
+    return Form(path, tokenizer, end, other_end=1, template=template)
 
 
 @pytest.fixture(scope="module")
@@ -204,12 +204,12 @@ def check_rows(form: Form, store: Store, rows: Sequence[dict[str, list[int]]]) -
     replies on the tokens that were sampled, with the end of turn where it was sampled. Return how
     many stretches are of which kind.
     """
-    sampled = {tuple(ids): end for ids, end in store.rows("select token_ids, finish_reason from generation")}
-    assert {*sampled.values()} >= {"stop", "length"}, "both kinds of replies are there to be trained"
-    said = [("user", Door.instruction), ("assistant", Door.acknowledgement)]
+    finish_reasons = {tuple(ids): end for ids, end in store.rows("select token_ids, finish_reason from generation")}
+    assert {*finish_reasons.values()} >= {"stop", "length"}, "both kinds of replies are there to be trained"
+    opening = [("user", Door.instruction), ("assistant", Door.acknowledgement)]
     prompts = [
         form.prompt(
-            [{"role": role, "content": text} for role, text in (*said, ("user", f"Door {n} of the train house."))]
+            [{"role": role, "content": text} for role, text in (*opening, ("user", f"Door {n} of the train house."))]
         )
         for n in range(6)
     ]
@@ -218,14 +218,14 @@ def check_rows(form: Form, store: Store, rows: Sequence[dict[str, list[int]]]) -
         (prompt,) = [each for each in prompts if row["input_ids"][: len(each)] == each]
         assert {*row["labels"][: len(prompt)]} == {IGNORE_INDEX}
         for ids, after in trained_runs(row):
-            finish = sampled.get(tuple(ids), "written")
+            finish = finish_reasons.get(tuple(ids), "written")
             if finish == "stop" and ids[-1] == form.other_end:
                 finish = "other end"
             kinds[finish] += 1
-            ended = finish in ("stop", "written")
-            assert (ids[-1] == form.end, ids.count(form.end)) == (ended, ended)
+            has_end = finish in ("stop", "written")
+            assert (ids[-1] == form.end, ids.count(form.end)) == (has_end, has_end)
             # A cut reply is closed by the template, without loss.
-            assert ended or after == form.end
+            assert has_end or after == form.end
             if finish == "written":
                 text = form.tokenizer.decode(ids[:-1])
                 assert form.tokenizer(text, add_special_tokens=False)["input_ids"] == ids[:-1]
@@ -278,8 +278,8 @@ def test_agent_r_trains_what_was_sampled_ends_of_turn_included(
     assert trained == sum(label != IGNORE_INDEX for row in rows for label in row["labels"])
     assert done.store.query("select distinct weights_sha256 from checkpoint").size == 2
     assert done.store.query("select * from v_orphans").empty
-    ended = done.store.rows("select reply from generation where finish_reason = 'stop'")
-    assert not any("<|im_end|>" in text or "<end_of_turn>" in text for (text,) in ended)
+    replies = done.store.rows("select reply from generation where finish_reason = 'stop'")
+    assert not any("<|im_end|>" in text or "<end_of_turn>" in text for (text,) in replies)
 
 
 @pytest.mark.long
@@ -293,22 +293,22 @@ def test_every_method_trains_what_was_sampled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """That of Agent-R has the main of it."""
-    form, reinforced = real_form(kind), []
+    form, rl_rows = real_form(kind), []
     update = train._update
 
     def watched(learner: Any, rows: Any, job: Any, step: int) -> Any:
-        reinforced.extend(rows)
+        rl_rows.extend(rows)
         return update(learner, rows, job, step)
 
     monkeypatch.setattr(train, "_update", watched)
     done = asyncio.run(turn(write(tmp_path, form, method)))
 
     rows = rows_of(tmp_path / "runs")
-    for row in reinforced:
+    for row in rl_rows:
         places = {*row.positions}
         labels = [token if place in places else IGNORE_INDEX for place, token in enumerate(row.input_ids)]
         rows.append({"input_ids": list(row.input_ids), "labels": labels})
-    assert bool(reinforced) == (method != "eto")
+    assert bool(rl_rows) == (method != "eto")
     kinds = check_rows(form, done.store, rows)
     assert min(kinds["stop"], kinds["length"]) > 0
     assert (kinds["written"] > 0) == (method == "eto"), "the expert's replies are written"

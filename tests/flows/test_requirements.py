@@ -80,7 +80,7 @@ def folder(tmp_path: Path, door_model: Path, recipe: Path) -> Path:
 
 
 def changes(overrides: list[str], folder: Path) -> list[str]:
-    return [word for one in overrides for word in ("-o", one.replace("{folder}", str(folder)))]
+    return [word for override in overrides for word in ("-o", override.replace("{folder}", str(folder)))]
 
 
 @pytest.mark.parametrize("command", ["plan", "run"])
@@ -98,9 +98,9 @@ def test_a_fault_of_a_later_stage_is_told_before_the_first_reply(
 
 @pytest.mark.parametrize("recipe_file", ["reasoning-et-agent-tiny", "reasoning-grpo-tiny"])
 def test_no_policy_judges_its_own_answers(refusal: Answer, tmp_path: Path, recipe_file: str) -> None:
-    judged = ["-o", f"workspace={tmp_path / 'runs'}", "-o", "environment.options.judged=math"]
-    said = refusal("plan", Path("deployments/recipes") / f"{recipe_file}.yaml", *judged)
-    assert "models.judge: environment reasoning asks it whether answers are right" in said
+    options = ["-o", f"workspace={tmp_path / 'runs'}", "-o", "environment.options.judged=math"]
+    message = refusal("plan", Path("deployments/recipes") / f"{recipe_file}.yaml", *options)
+    assert "models.judge: environment reasoning asks it whether answers are right" in message
 
 
 @pytest.mark.parametrize("command", ["plan", "run", "collect", "eval", "headroom"])
@@ -108,15 +108,15 @@ def test_a_sandbox_that_leaves_files_open_must_be_named(
     refusal: Answer, open_files: None, tmp_path: Path, command: str
 ) -> None:
     recipe = Path("deployments/recipes/reasoning-grpo-tiny.yaml")
-    said = refusal(command, recipe, "-o", f"workspace={tmp_path / 'runs'}")
-    assert "what holds is seccomp, where code can use your files; to run code there, name that level" in said
+    message = refusal(command, recipe, "-o", f"workspace={tmp_path / 'runs'}")
+    assert "what holds is seccomp, where code can use your files; to run code there, name that level" in message
     assert not (tmp_path / "runs" / "store.duckdb").exists()
 
 
 def test_a_plan_says_how_far_code_is_confined(open_files: None, tmp_path: Path) -> None:
     recipe, workspace = Path("deployments/recipes/reasoning-grpo-tiny.yaml"), f"workspace={tmp_path / 'runs'}"
-    planned = describe(recipe, [workspace, "environment.options.sandbox=seccomp"])
-    assert "\nreasoning: code of the model runs at sandbox level seccomp, where code can use your files\n" in planned
+    plan = describe(recipe, [workspace, "environment.options.sandbox=seccomp"])
+    assert "\nreasoning: code of the model runs at sandbox level seccomp, where code can use your files\n" in plan
     assert "sandbox level" not in describe(recipe, [workspace, "environment.options.tools=[search]"])
 
 
@@ -142,7 +142,7 @@ def test_all_faults_are_told_together_and_each_once(
 ) -> None:
     shutil.copytree(door_model, folder / "mute")
     (folder / "mute" / "chat_template.jinja").write_text("{{ raise_exception('no') }}", encoding="utf-8")
-    said = refusal(
+    message = refusal(
         command,
         recipe,
         *changes(
@@ -157,8 +157,8 @@ def test_all_faults_are_told_together_and_each_once(
         ),
     )
     for fault in ("'gpu' is not a device", "'cosin' is unknown", "'tensorbord' is unknown", "no split 'attic'"):
-        assert said.count(fault) == 1
-    assert str(folder / "mute") in said
+        assert message.count(fault) == 1
+    assert str(folder / "mute") in message
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")

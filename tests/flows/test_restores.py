@@ -123,7 +123,7 @@ def sites(
     door_model: Path, served_env: dict[str, str], door_installed: None, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Site]:
     """Where the runs of each method take place."""
-    made = {}
+    by_method = {}
     for method, more in METHODS.items():
         folder = tmp_path_factory.mktemp(method)
         recipe = yaml.safe_load(RECIPE.format(name=method, workspace=folder / "runs", model=door_model))
@@ -132,22 +132,22 @@ def sites(
         recipe["environment"]["options"] = {"pause": 0.01}
         file = folder / "recipe.yaml"
         file.write_text(yaml.safe_dump(recipe | {"method": method, **more}), encoding="utf-8")
-        made[method] = Site(file, folder / "runs", served_env)
-    return made
+        by_method[method] = Site(file, folder / "runs", served_env)
+    return by_method
 
 
 @pytest.fixture(scope="module")
 def calm(sites: dict[str, Site]) -> Callable[[str], Calm]:
     """Return what an undisturbed run of a method leaves; it is made when it is first asked for."""
-    known: dict[str, Calm] = {}
+    cache: dict[str, Calm] = {}
 
     def of(method: str) -> Calm:
-        if method not in known:
+        if method not in cache:
             site = sites[method]
             finish(site)
-            known[method] = Calm(rows_of(site.store), progress(site.store))
+            cache[method] = Calm(rows_of(site.store), progress(site.store))
             shutil.rmtree(site.root)
-        return known[method]
+        return cache[method]
 
     return of
 
@@ -167,12 +167,12 @@ def finish(site: Site) -> None:
 
 def rows_of(store: Store) -> dict[str, list[tuple[Any, ...]]]:
     """Return the rows of a store by table, without times."""
-    found = {}
+    rows_by_table = {}
     with store.reading() as con:
         for table in sorted({*TABLES} - {*ANEW}):
             columns = [name for name, *_ in con.execute(f"describe {table}").fetchall() if name not in TIMES]
-            found[table] = con.execute(f"select {', '.join(columns)} from {table} order by all").fetchall()
-    return found
+            rows_by_table[table] = con.execute(f"select {', '.join(columns)} from {table} order by all").fetchall()
+    return rows_by_table
 
 
 def progress(store: Store) -> int:
@@ -185,26 +185,26 @@ def test_killed_pruned_and_restored_it_ends_as_if_nothing_had_been(
     number: int, sites: dict[str, Site], calm: Callable[[str], Calm], tmp_path: Path
 ) -> None:
     method, rng = [*METHODS][number % len(METHODS)], random.Random(f"{SEED} {number}")
-    site, wanted = sites[method], calm(method)
-    began, refused, history = time.monotonic(), Counter[str](), []
+    site, expected = sites[method], calm(method)
+    began, refusals, history = time.monotonic(), Counter[str](), []
     backups: list[Path] = []
     for _ in range(rng.randint(2, 3)):
-        history.append(disturbed(site, wanted, rng, refused))
+        history.append(run_and_kill(site, expected, rng, refusals))
         if site.store.path.exists():
-            history.append(meddled(site, rng, backups, tmp_path))
+            history.append(meddle(site, rng, backups, tmp_path))
     for _ in range(REFUSALS + 1):
         try:
             finish(site)
         except StoreError as refusal:
-            obey(site, str(refusal), refused)
+            obey(site, str(refusal), refusals)
         else:
             break
-    found = rows_of(site.store)
-    for table, rows in wanted.rows.items():
-        assert found[table] == rows, (method, history, table)
+    tables = rows_of(site.store)
+    for table, rows in expected.rows.items():
+        assert tables[table] == rows, (method, history, table)
     assert faults(site.root) == []
     tell(
-        f"round {number}, {method}: {', '.join(history)}; {sum(refused.values())} refusals; equal rows and weights, "
+        f"round {number}, {method}: {', '.join(history)}; {sum(refusals.values())} refusals; equal rows and weights, "
         f"{time.monotonic() - began:.0f} s"
     )
 
@@ -214,37 +214,37 @@ def test_commands_that_are_ended_at_any_moment_leave_every_row_and_whole_files(
 ) -> None:
     site = sites["agent-r"]
     finish(site)
-    store, rng, ended = site.store, random.Random(SEED), Counter[str]()
-    other, before = tmp_path / "other.duckdb", everything(store)
-    store.backup(other)
+    store, rng, endings = site.store, random.Random(SEED), Counter[str]()
+    other_file, before = tmp_path / "other.duckdb", everything(store)
+    store.backup(other_file)
     ((run,),) = store.rows("select run_id from run")
     chat = tmp_path / "chat.jsonl"
     chat.write_text(2000 * (json.dumps({"messages": CHAT}) + "\n"), encoding="utf-8")
-    wanted = exported(site, run, tmp_path / "wanted"), imported(chat, tmp_path / "wanted.jsonl")
-    lasted: dict[str, float] = {}
+    expected = export_run(site, run, tmp_path / "wanted"), import_chat(chat, tmp_path / "wanted.jsonl")
+    durations: dict[str, float] = {}
     for number in range(KILLS_OF_COMMANDS):
         file, folder, target = (tmp_path / f"{number}{ending}" for ending in (".duckdb", "", ".jsonl"))
         commands: dict[str, tuple[Any, ...]] = {
             "backup": ("store", "backup", file),
             "compact": ("store", "compact"),
-            "merge": ("store", "merge", other),
+            "merge": ("store", "merge", other_file),
             "check": ("store", "check"),
             "sizes": ("store", "sizes"),
             "export": ("export", run, folder, "--format", "trl"),
             "import": ("import", chat, target, "--as", "general"),
         }
         name, words = rng.choice([*commands.items()])
-        place = () if name == "import" else ("--workspace", site.root)
-        if name not in lasted:
+        options = () if name == "import" else ("--workspace", site.root)
+        if name not in durations:
             began = time.monotonic()
             with started(
-                *(f"{word}-calm" if word in (file, folder, target) else word for word in words), *place, env=site.env
+                *(f"{word}-calm" if word in (file, folder, target) else word for word in words), *options, env=site.env
             ) as process:
                 assert process.wait(PATIENCE) == 0
-            lasted[name] = time.monotonic() - began
+            durations[name] = time.monotonic() - began
         number_of_signal = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-        with started(*words, *place, env=site.env) as process:
-            time.sleep(rng.uniform(0.1, 1) * lasted[name])
+        with started(*words, *options, env=site.env) as process:
+            time.sleep(rng.uniform(0.1, 1) * durations[name])
             over = process.poll() is not None
             process.send_signal(number_of_signal)
             _, err = process.communicate(timeout=PATIENCE)
@@ -253,14 +253,14 @@ def test_commands_that_are_ended_at_any_moment_leave_every_row_and_whole_files(
             remove_locks(store)
         assert everything(store) == before, (number, name)
         assert not file.exists() or everything(Store(file)) == before
-        assert not folder.exists() or files_of(folder) == wanted[0]
-        assert not target.exists() or target.read_bytes() == wanted[1]
-        ended["after its end" if over else number_of_signal.name] += 1
+        assert not folder.exists() or files_of(folder) == expected[0]
+        assert not target.exists() or target.read_bytes() == expected[1]
+        endings["after its end" if over else number_of_signal.name] += 1
     assert faults(site.root) == []
-    tell(f"{KILLS_OF_COMMANDS} commands ended: {dict(ended)}; every row is there, and no file in part")
+    tell(f"{KILLS_OF_COMMANDS} commands ended: {dict(endings)}; every row is there, and no file in part")
 
 
-def exported(site: Site, run: str, folder: Path) -> dict[str, bytes]:
+def export_run(site: Site, run: str, folder: Path) -> dict[str, bytes]:
     export_folder(site.root, run, folder, "trl")
     return files_of(folder)
 
@@ -269,7 +269,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def imported(chat: Path, target: Path) -> bytes:
+def import_chat(chat: Path, target: Path) -> bytes:
     done = CliRunner().invoke(cli, ["import", str(chat), str(target), "--as", "general"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return target.read_bytes()
@@ -280,7 +280,7 @@ def everything(store: Store) -> dict[str, list[tuple[Any, ...]]]:
         return {table: con.execute(f"select * from {table} order by all").fetchall() for table in sorted(TABLES)}
 
 
-def disturbed(site: Site, wanted: Calm, rng: random.Random, refused: Counter[str]) -> str:
+def run_and_kill(site: Site, wanted: Calm, rng: random.Random, refused: Counter[str]) -> str:
     """Run the recipe as a process and kill it at a random moment, if it does not end before."""
     share, pause = rng.random() * 1.1, rng.uniform(0, 1.5)
     with started("run", site.recipe, env=site.env) as process:
@@ -302,19 +302,19 @@ def disturbed(site: Site, wanted: Calm, rng: random.Random, refused: Counter[str
     return "refused"
 
 
-def meddled(site: Site, rng: random.Random, backups: list[Path], folder: Path) -> str:
+def meddle(site: Site, rng: random.Random, backups: list[Path], folder: Path) -> str:
     """Make a backup, put one back, take the run out of the store, or do nothing."""
-    what = rng.choice(["backup", "prune", "restore", "prune", "restore", "nothing"])
-    if what == "backup" or (what == "restore" and not backups):
+    action = rng.choice(["backup", "prune", "restore", "prune", "restore", "nothing"])
+    if action == "backup" or (action == "restore" and not backups):
         file = folder / f"backup-{len(backups)}.duckdb"
         back_up(site.root, str(file))
         backups.append(file)
         return "backup"
-    if what == "restore":
+    if action == "restore":
         put_back(rng.choice(backups), site.store)
-    elif what == "prune":
+    elif action == "prune":
         take_out(site)
-    return what
+    return action
 
 
 def put_back(backup: Path, store: Store) -> None:

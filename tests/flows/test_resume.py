@@ -46,7 +46,7 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(
         "select * exclude (created_at) from node order by tree_id, node_index",
         "select * exclude (created_at) from judgement order by tree_id, node_index",
     )
-    worn(command, rough, moments, (*OUTCOME, *grown), env=served_env)
+    check_kills(command, rough, moments, (*OUTCOME, *grown), env=served_env)
 
 
 @pytest.mark.slow
@@ -55,8 +55,8 @@ def test_eto_too_explores_and_learns_as_if_nothing_had_been(
     tmp_path: Path, door_model: Path, served_env: dict[str, str]
 ) -> None:
     foreign = [f"{section}={{}}" for section in ("search", "critique", "pairs", "splice")]
-    own = ("method=eto", f"eto={ETO}", "training={bf16: false, num_threads: 1}")
-    changes = [word for change in (*own, *foreign) for word in ("-o", change)]
+    settings = ("method=eto", f"eto={ETO}", "training={bf16: false, num_threads: 1}")
+    changes = [word for change in (*settings, *foreign) for word in ("-o", change)]
     recipe = write_recipe(tmp_path, door_model, workspace="rough")
     command: tuple[str | Path, ...] = ("run", recipe, *PAUSE, *changes)
     rough, rng = Store(tmp_path / "rough" / "store.duckdb"), random.Random(SEED)
@@ -65,15 +65,15 @@ def test_eto_too_explores_and_learns_as_if_nothing_had_been(
         count(rough, "preference", 1),
         training(rough, rng),
     ]
-    explored = (
+    queries = (
         "select * exclude (created_at) from trajectory order by trajectory_id",
         "select * exclude (created_at) from preference order by preference_id",
     )
-    worn(command, rough, moments, (*OUTCOME, *explored), env=served_env)
+    check_kills(command, rough, moments, (*OUTCOME, *queries), env=served_env)
     assert rough.query("select count(*) n from trajectory where source = 'rollout'")["n"].tolist() == [6 * 9]
 
 
-def worn(
+def check_kills(
     command: Sequence[str | Path],
     rough: Store,
     moments: Sequence[Moment],
@@ -84,24 +84,24 @@ def worn(
     """Kill a command at each moment, then let it end; its store must answer as that of an
     undisturbed run does.
     """
-    known: set[Row] = set()
+    earlier_rows: set[Row] = set()
     for moment in moments:
         with started(*command, env=env) as process:
             wait_for(process, *moment)
             kill_group(process)
         rows = all_rows(rough)
-        assert known <= rows
-        known = rows
+        assert earlier_rows <= rows
+        earlier_rows = rows
 
-    ended = agentr(*command, env=env)
-    assert ended.returncode == 0, ended.stderr
-    assert known < all_rows(rough)
+    result = agentr(*command, env=env)
+    assert result.returncode == 0, result.stderr
+    assert earlier_rows < all_rows(rough)
     assert rough.query("select * from v_orphans").empty
     assert rough.query("select status from run")["status"].tolist() == ["finished"]
 
     calm = Store(rough.path.parents[1] / "calm" / "store.duckdb")
-    undisturbed = agentr(*command, "-o", f"workspace={calm.path.parent}", env=env)
-    assert undisturbed.returncode == 0, undisturbed.stderr
+    calm_result = agentr(*command, "-o", f"workspace={calm.path.parent}", env=env)
+    assert calm_result.returncode == 0, calm_result.stderr
     for question in questions:
         assert rough.query(question).equals(calm.query(question)), question
 
@@ -123,12 +123,12 @@ def training(store: Store, rng: random.Random) -> Moment:
     def at_work() -> bool:
         return any((store.path.parent / "checkpoints").glob(".*/lock"))
 
-    def begun() -> bool:
-        found = at_work()
-        if found:
+    def has_begun() -> bool:
+        is_training = at_work()
+        if is_training:
             end = time.monotonic() + rng.uniform(0, 2)
             while at_work() and time.monotonic() < end:
                 time.sleep(0.01)
-        return found
+        return is_training
 
-    return begun, None
+    return has_begun, None

@@ -23,10 +23,10 @@ def test_a_corpus_is_served_until_interrupted(process_env: dict[str, str], tmp_p
     with started(*words, env=process_env) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
-        said = re.match(r"1 documents of .*corpus\.jsonl are searched at (http://127\.0\.0\.1:\d+)/search", line)
-        assert said, line + (process.stderr.read() if process.stderr else "")
-        assert httpx.get(f"{said[1]}/health").json()["status"] == "ok"
-        call = SearchTool(ServerProvider(said[1], top_k=3)).call("Ada")
+        match = re.match(r"1 documents of .*corpus\.jsonl are searched at (http://127\.0\.0\.1:\d+)/search", line)
+        assert match, line + (process.stderr.read() if process.stderr else "")
+        assert httpx.get(f"{match[1]}/health").json()["status"] == "ok"
+        call = SearchTool(ServerProvider(match[1], top_k=3)).call("Ada")
         assert (call.status, call.output) == ("ok", "Ada\nAda lives by the sea.")
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=300)

@@ -38,8 +38,8 @@ def verdict(messages: tuple[Message, ...], seed: int, number: int) -> str:
 
 @pytest.fixture(scope="module")
 def judge() -> Iterator[Served]:
-    with serving(lambda: ScriptedModel(verdict, name="wise", context_length=4096)) as served:
-        yield served
+    with serving(lambda: ScriptedModel(verdict, name="wise", context_length=4096)) as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -53,14 +53,16 @@ def recipe(judge: Served, door_model: Path, tmp_path: Path) -> Any:
     """Return a maker of recipes in which the judge is served; options are overrides."""
 
     def make(*overrides: str) -> Recipe:
-        served = {"model": "wise", "base_url": judge.url, "api_key_env": "JUDGE_KEY", "max_retries": 1}
-        served |= {"connect_seconds": 600.0}
+        settings = {"model": "wise", "base_url": judge.url, "api_key_env": "JUDGE_KEY", "max_retries": 1}
+        settings |= {"connect_seconds": 600.0}
         data = {
             "name": "door",
             "workspace": str(tmp_path / "runs"),
             "environment": {"name": "door"},
             "model": {"path": str(door_model), "device": "cpu", "max_batch": 16},
-            "models": {"judge": {"backend": "openai", "server": served, "prices": {"prompt": 2.0, "completion": 10.0}}},
+            "models": {
+                "judge": {"backend": "openai", "server": settings, "prices": {"prompt": 2.0, "completion": 10.0}}
+            },
             "search": {"dives": 2, "width": 3, "depth": 4, "max_new_tokens": 6},
             "critique": {"max_new_tokens": 20, "votes": 3, "temperature": 1.0},
             "pairs": {"alpha": [0.5]},
@@ -72,10 +74,10 @@ def recipe(judge: Served, door_model: Path, tmp_path: Path) -> Any:
 
 
 async def test_a_served_judge_judges_is_paid_and_named(recipe: Any, judge: Served) -> None:
-    made: Recipe = recipe()
-    check(made)
-    run = wiring.run_reference(made)
-    ctx = wiring.quiet_context(run, made)
+    door_recipe: Recipe = recipe()
+    check(door_recipe)
+    run = wiring.run_reference(door_recipe)
+    ctx = wiring.quiet_context(run, door_recipe)
     await start_run(ctx)
     await begin_iteration(ctx, 1)
     await collect(ctx, 1)
@@ -86,11 +88,11 @@ async def test_a_served_judge_judges_is_paid_and_named(recipe: Any, judge: Serve
 
     assert counts["judged"] > 0
     assert set(judge.keys) == {f"Bearer {KEY}"}
-    stored = ctx.store.rows("select verdict, votes from judgement")
-    assert set(map(str, stored)) == {str(("bad", ["good", "bad", "bad"]))}
-    assert len(judge.bodies) == len(stored) + 1
+    judgements = ctx.store.rows("select verdict, votes from judgement")
+    assert set(map(str, judgements)) == {str(("bad", ["good", "bad", "bad"]))}
+    assert len(judge.bodies) == len(judgements) + 1
     assert all(JUDGE_INSTRUCTION in body["messages"][0]["content"] for body in judge.bodies)
-    assert ctx.store.rows("select count(*) from generation where kind = 'judgement'") == [(3 * len(stored),)]
+    assert ctx.store.rows("select count(*) from generation where kind = 'judgement'") == [(3 * len(judgements),)]
     assert not ctx.store.rows("select * from event")
 
     report = build_report(ctx, 1)
@@ -100,27 +102,27 @@ async def test_a_served_judge_judges_is_paid_and_named(recipe: Any, judge: Serve
     ((prompt, completion),) = ctx.store.rows(
         "select sum(prompt_tokens) // 3, sum(completion_tokens) from generation where kind = 'judgement'"
     )
-    assert (bill.role, bill.model, bill.requests) == ("judge", "wise", len(stored))
+    assert (bill.role, bill.model, bill.requests) == ("judge", "wise", len(judgements))
     assert (bill.prompt, bill.completion) == (prompt, completion)
     assert bill.cost == pytest.approx((2.0 * prompt + 10.0 * completion) / 1e6)
     text = render_markdown(report)
     assert "Verdicts of wise on the steps of bad paths" in text
     assert "· judge: wise ·" in text
 
-    again = await critique(wiring.quiet_context(run), 1)
-    assert again["judged"] == 0
-    workspace = Path(made.workspace)
+    new_counts = await critique(wiring.quiet_context(run), 1)
+    assert new_counts["judged"] == 0
+    workspace = Path(door_recipe.workspace)
     assert not [file for file in workspace.rglob("*") if file.is_file() and KEY.encode() in file.read_bytes()]
     assert not ctx.store.rows("select 1 from run where config::varchar like '%' || ? || '%'", KEY)
 
 
 async def test_a_served_model_is_evaluated_and_not_trained(recipe: Any, judge: Served) -> None:
     url = f"model={{backend: openai, server: {{model: wise, base_url: '{judge.url}', api_key_env: JUDGE_KEY}}}}"
-    made = recipe(url, "models={}")
+    door_recipe = recipe(url, "models={}")
     with pytest.raises(ConfigError, match="model wise is served, and a run trains its actor; name a model directory"):
-        check(made)
-    check(made, trains=False)
-    ctx = wiring.quiet_context(wiring.run_reference(made), made)
+        check(door_recipe)
+    check(door_recipe, trains=False)
+    ctx = wiring.quiet_context(wiring.run_reference(door_recipe), door_recipe)
     await start_run(ctx)
     scores = await evaluate(ctx, 0)
     assert scores["test"]["n"] == 6
@@ -132,22 +134,24 @@ async def test_a_served_model_is_evaluated_and_not_trained(recipe: Any, judge: S
 
 
 def test_a_run_is_another_one_with_another_judge(recipe: Any, save_tiny_model: Any, tmp_path: Path) -> None:
-    served = run_id_of(recipe())
-    assert run_id_of(recipe("models.judge.server.model=other")) != served
-    assert run_id_of(recipe("models.judge.server.base_url=http://elsewhere/v1")) != served
-    assert run_id_of(recipe("models.judge.prices.prompt=9")) == served, "a price is no part of what is asked for"
+    run_id = run_id_of(recipe())
+    assert run_id_of(recipe("models.judge.server.model=other")) != run_id
+    assert run_id_of(recipe("models.judge.server.base_url=http://elsewhere/v1")) != run_id
+    assert run_id_of(recipe("models.judge.prices.prompt=9")) == run_id, "a price is no part of what is asked for"
     path = tmp_path / "judge"
     save_tiny_model(path)
-    named = recipe(f"models.judge={{path: '{path}'}}")
-    before = run_id_of(named)
+    local_recipe = recipe(f"models.judge={{path: '{path}'}}")
+    before = run_id_of(local_recipe)
     assert before != run_id_of(recipe("models={}"))
     save_tiny_model(path, hidden_size=32)
-    assert run_id_of(named) != before, "the same directory with other weights is another judge"
+    assert run_id_of(local_recipe) != before, "the same directory with other weights is another judge"
 
 
 async def test_each_role_has_its_model(recipe: Any, door_model: Path) -> None:
-    made = recipe()
-    roles = {role: wiring.load_model(made, role, door_model) for role in ("actor", "judge", "editor", "summariser")}
+    door_recipe = recipe()
+    roles = {
+        role: wiring.load_model(door_recipe, role, door_model) for role in ("actor", "judge", "editor", "summariser")
+    }
     try:
         assert {role: type(model) for role, model in roles.items()} == {
             "actor": TransformersModel, "judge": OpenAIModel, "editor": TransformersModel,
@@ -178,9 +182,9 @@ async def test_each_role_has_its_model(recipe: Any, door_model: Path) -> None:
 def test_what_is_wrong_with_a_judge_is_told_before_the_run(
     recipe: Any, override: str, error: type[UserError], said: str
 ) -> None:
-    with pytest.raises(error, match=said) as caught:
+    with pytest.raises(error, match=said) as failure:
         check(recipe(f"models.judge.{override}"))
-    assert KEY not in str(caught.value)
+    assert KEY not in str(failure.value)
 
 
 def test_a_judge_in_a_directory_is_checked_too(recipe: Any) -> None:

@@ -39,29 +39,29 @@ def test_a_schedule_plans_its_runs_and_the_clock_starts_them(
         api = env["PREFECT_API_URL"]
         # What the command line asks for, at a tenth of its cost.
         post(f"{api}/work_pools/", {"name": "agentr", "type": "process"})
-        shipped = deploy("flywheel/textcraft-tiny-nightly", env)
-        assert runs_of(shipped, env) == [], "it is shipped switched off"
+        deployment = deploy("flywheel/textcraft-tiny-nightly", env)
+        assert runs_of(deployment, env) == [], "it is shipped switched off"
         resume = ("deployment", "schedule", "resume", "flywheel/textcraft-tiny-nightly")
-        prefect(*resume, shipped["schedules"][0]["id"], env=env)
-        wait_for(f"{api}/flow_runs/filter", {"deployments": {"id": {"any_": [shipped["id"]]}}})
-        for planned in runs_of(shipped, env):
-            start = datetime.fromisoformat(planned["expected_start_time"])
-            assert (start.hour, start.minute, planned["state_type"]) == (3, 0, "SCHEDULED")
-            assert planned["parameters"] == {"recipe": "deployments/recipes/textcraft-tiny.yaml", "more": 1}
+        prefect(*resume, deployment["schedules"][0]["id"], env=env)
+        wait_for(f"{api}/flow_runs/filter", {"deployments": {"id": {"any_": [deployment["id"]]}}})
+        for flow_run in runs_of(deployment, env):
+            start = datetime.fromisoformat(flow_run["expected_start_time"])
+            assert (start.hour, start.minute, flow_run["state_type"]) == (3, 0, "SCHEDULED")
+            assert flow_run["parameters"] == {"recipe": "deployments/recipes/textcraft-tiny.yaml", "more": 1}
         assert health(env, PATIENCE)[0] == f"scheduler: the server at {api} plans the runs of schedules\n"
 
         with started("serve", recipe, env=env) as serving:
-            wanted = {"deployments": {"name": {"any_": ["nightly"]}}, "flows": {"name": {"any_": ["flywheel"]}}}
-            (own,) = wait_for(f"{api}/deployments/filter", wanted)
-            soon = planned_soon(own, ("more", "itertions"), env)
+            query = {"deployments": {"name": {"any_": ["nightly"]}}, "flows": {"name": {"any_": ["flywheel"]}}}
+            (nightly,) = wait_for(f"{api}/deployments/filter", query)
+            soon = planned_soon(nightly, ("more", "itertions"), env)
 
-            def ended() -> list[dict[str, Any]]:
+            def final_runs() -> list[dict[str, Any]]:
                 # A run that is misspelt is Crashed for a moment, until its hook has looked at it.
-                return [run for run in runs_of(own, env) if run["state_type"] in ("COMPLETED", "FAILED")]
+                return [run for run in runs_of(nightly, env) if run["state_type"] in ("COMPLETED", "FAILED")]
 
             # Each look is a request, which the server answers on the processor that the runs want.
-            wait_while(serving, lambda: len(ended()) == 2, every=1.0)
-            runs = {"more" in run["parameters"]: run for run in ended()}
+            wait_while(serving, lambda: len(final_runs()) == 2, every=1.0)
+            runs = {"more" in run["parameters"]: run for run in final_runs()}
         check_artifacts(api, "nightly", tmp_path / "runs", runs[True]["id"])
     assert runs[True]["state_type"] == "COMPLETED"
     assert runs[True]["auto_scheduled"]
@@ -82,12 +82,12 @@ def planned_soon(deployment: dict[str, Any], parameters: Iterable[str], env: Map
         soon = datetime.now(UTC) + timedelta(seconds=ahead)
         daily = {"interval": 86_400, "anchor_date": soon.isoformat()}
         schedules = [{"schedule": daily, "parameters": {name: 1, "overrides": LIGHT}} for name in parameters]
-        posted = post(f"{api}/deployments/{deployment['id']}/schedules", schedules)
+        new_schedules = post(f"{api}/deployments/{deployment['id']}/schedules", schedules)
         wait_for(f"{api}/flow_runs/filter", {"deployments": {"id": {"any_": [deployment["id"]]}}})
         starts = [datetime.fromisoformat(run["expected_start_time"]) for run in runs_of(deployment, env)]
         if min(starts) - soon < timedelta(hours=1):
             return soon
-        for schedule in posted:
+        for schedule in new_schedules:
             address = f"{api}/deployments/{deployment['id']}/schedules/{schedule['id']}"
             httpx.delete(address, timeout=60).raise_for_status()
     raise AssertionError("the server planned nothing in time")
@@ -105,11 +105,11 @@ def test_the_doctor_knows_a_server_without_a_scheduler(serving_env: dict[str, st
 def health(env: Mapping[str, str], seconds: float) -> tuple[str, str]:
     """Return what the doctor's question to a scheduler prints; nothing stays on the server."""
     code = f"from flows import scheduler; print(scheduler.scheduler_line(timeout_seconds={seconds}))"
-    known = post(f"{env['PREFECT_API_URL']}/flows/filter", {})
-    with launched([sys.executable, "-c", code], env=env) as asked:
-        said = asked.communicate(timeout=PATIENCE)
-    assert post(f"{env['PREFECT_API_URL']}/flows/filter", {}) == known, "what it asked with is gone"
-    return said
+    flows = post(f"{env['PREFECT_API_URL']}/flows/filter", {})
+    with launched([sys.executable, "-c", code], env=env) as process:
+        outputs = process.communicate(timeout=PATIENCE)
+    assert post(f"{env['PREFECT_API_URL']}/flows/filter", {}) == flows, "what it asked with is gone"
+    return outputs
 
 
 def test_the_doctor_knows_a_server_whose_scheduler_fails(process_env: dict[str, str]) -> None:
@@ -124,10 +124,10 @@ def test_the_doctor_knows_a_server_whose_scheduler_fails(process_env: dict[str, 
     async def healthy(request: Request) -> JSONResponse:
         return JSONResponse(True)
 
-    deleted = list[str]()
+    ids = list[str]()
 
     async def delete(request: Request) -> JSONResponse:
-        deleted.append(request.path_params["id"])
+        ids.append(request.path_params["id"])
         return JSONResponse(None)
 
     app = Starlette(
@@ -146,4 +146,4 @@ def test_the_doctor_knows_a_server_whose_scheduler_fails(process_env: dict[str, 
         f"the Prefect server at {address}/api fails to plan a run (status 503, its log has the reason), so no schedule "
         "fires; install it with the versions of constraints.txt"
     )
-    assert len(deleted) == 1
+    assert len(ids) == 1

@@ -79,7 +79,7 @@ except KeyboardInterrupt:
 
 
 @contextmanager
-def served(env: Mapping[str, str]) -> Iterator[Popen[str]]:
+def serve_process(env: Mapping[str, str]) -> Iterator[Popen[str]]:
     """A process that has reached its server, and goes on."""
     path = os.pathsep.join(filter(None, sys.path))
     with launched([sys.executable, "-c", SERVED], env={**env, "PYTHONPATH": path}) as process:
@@ -89,8 +89,8 @@ def served(env: Mapping[str, str]) -> Iterator[Popen[str]]:
 
 
 def family(process: Popen[str]) -> list[psutil.Process]:
-    found: list[psutil.Process] = psutil.Process(process.pid).children(recursive=True)
-    return found
+    children: list[psutil.Process] = psutil.Process(process.pid).children(recursive=True)
+    return children
 
 
 def test_a_run_does_without_a_guard_where_there_are_no_process_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,14 +112,14 @@ def has_descriptors() -> bool:
 
 @pytest.mark.skipif(not has_descriptors(), reason="the system has no process descriptors")
 def test_the_server_ends_with_a_killed_process_and_lets_its_output_go(serving_env: dict[str, str]) -> None:
-    with served(serving_env) as process:
-        left = family(process)
-        assert any("prefect.server.api.server:create_app" in one.cmdline() for one in left)
+    with serve_process(serving_env) as process:
+        children = family(process)
+        assert any("prefect.server.api.server:create_app" in child.cmdline() for child in children)
         process.kill()
 
         process.communicate(timeout=PATIENCE / 10)
-        _, left = psutil.wait_procs(left, timeout=PATIENCE / 10)
-        assert not left
+        _, children = psutil.wait_procs(children, timeout=PATIENCE / 10)
+        assert not children
 
 
 @pytest.mark.long
@@ -130,13 +130,13 @@ def test_the_server_outlives_what_ends_the_whole_group(serving_env: dict[str, st
     with launched([sys.executable, "-c", OUTLIVES], env={**serving_env, "PYTHONPATH": path}) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "reached\n"
-        left = family(process)
-        commands = [one.cmdline() for one in left]
+        children = family(process)
+        commands = [child.cmdline() for child in children]
         os.killpg(process.pid, number)
         out, err = process.communicate(timeout=PATIENCE / 10)
         assert (process.returncode, out) == (0, "true\n"), err
-        assert any("prefect.server.api.server:create_app" in one for one in commands)
-        assert not [one for one in left if one.is_running()]
+        assert any("prefect.server.api.server:create_app" in command for command in commands)
+        assert not [child for child in children if child.is_running()]
 
 
 def test_a_terminated_flow_is_an_interrupted_one(served_env: dict[str, str]) -> None:
@@ -150,19 +150,19 @@ def test_a_terminated_flow_is_an_interrupted_one(served_env: dict[str, str]) -> 
 def test_a_server_that_goes_away_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
     """Whose error it is can be told apart: another one is no fault of Prefect's server."""
 
-    async def lost(recipe: Recipe) -> None:
+    async def call_server(recipe: Recipe) -> None:
         async with get_client() if ours else httpx.AsyncClient(base_url="http://127.0.0.1:9") as client:
             await (client.hello() if isinstance(client, PrefectClient) else client.get("/hello"))
 
     monkeypatch.setattr(local, "check", lambda recipe, trains: [])
     monkeypatch.setattr(server, "ensure_server", lambda: None)
     settings = {PREFECT_API_URL: "http://127.0.0.1:9/api", PREFECT_CLIENT_MAX_RETRIES: 0}
-    said = r"^Prefect's server at http://127\.0\.0\.1:9 answers no longer \(.*\); start it again, and then the same "
+    pattern = r"^Prefect's server at http://127\.0\.0\.1:9 answers no longer \(.*\); start it again, and then the same "
     with (
         temporary_settings(settings),
-        pytest.raises(ServerLost if ours else httpx.ConnectError, match=said if ours else None),
+        pytest.raises(ServerLost if ours else httpx.ConnectError, match=pattern if ours else None),
     ):
-        local._run(lost, parse({"name": "lost", "model": {"path": "nowhere"}}))
+        local._run(call_server, parse({"name": "lost", "model": {"path": "nowhere"}}))
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")

@@ -87,9 +87,9 @@ def test_a_shard_whose_worker_dies_is_done_by_another(recipe: Recipe, tmp_path: 
     batches = asyncio.run(gather(recipe, Echo(texts=("a", "b"), folder=tmp_path, deadly=1).split(1)))
 
     assert texts(batches) == ["run a", "run b"]
-    found = tries(tmp_path)
-    assert list(found) == ["a-1", "a-2", "b-1", "b-2"]
-    assert found["a-1"] != found["a-2"]
+    attempts = tries(tmp_path)
+    assert list(attempts) == ["a-1", "a-2", "b-1", "b-2"]
+    assert attempts["a-1"] != attempts["a-2"]
 
 
 @pytest.mark.long
@@ -114,8 +114,8 @@ def test_a_cluster_without_workers_is_told_and_given_up(
         pytest.skip("Ray starts its workers itself")
     monkeypatch.setattr(work, "CHECK_INTERVAL_SECONDS", 0.5)
     monkeypatch.setattr(work, "MAX_SECONDS_WITHOUT_WORKERS", 1.0)
-    told: list[str] = []
-    monkeypatch.setattr(work, "print_line", told.append)
+    lines: list[str] = []
+    monkeypatch.setattr(work, "print_line", lines.append)
     address, lonely, scheduler = cluster_of_its_own()
 
     with (
@@ -123,7 +123,7 @@ def test_a_cluster_without_workers_is_told_and_given_up(
         pytest.raises(ConfigError, match=f"^the cluster at {address} has had no worker for 1 s; start workers there"),
     ):
         asyncio.run(gather(lonely, Echo(texts=("a", "b"), folder=tmp_path).split(1)))
-    assert told == [
+    assert lines == [
         f"the cluster at {address} has no worker; start workers there, as in `dask worker {address} --nthreads 1`"
     ]
 

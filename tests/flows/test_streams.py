@@ -50,11 +50,11 @@ def test_runs_of_other_rates_train_on_equal_rows_in_equal_order(name: str, tmp_p
 
 def test_a_revisited_episode_is_judged_in_a_run_and_nothing_is_orphaned(tmp_path: Path, door_model: Path) -> None:
     store = small_run("verdict", tmp_path / "runs", door_model)
-    [(asked, roles)] = store.rows("select count(*), list(distinct role) from edit")
-    assert asked > 0
-    assert asked % 2 == 0, "two votes for each step"
+    [(num_edits, roles)] = store.rows("select count(*), list(distinct role) from edit")
+    assert num_edits > 0
+    assert num_edits % 2 == 0, "two votes for each step"
     assert roles == ["judge"]
-    [(told,)] = store.rows("select count(distinct subject) from rejection where stage = 'reinforce'")
-    [(judged,)] = store.rows("select count(distinct subject) from edit")
-    assert told == judged, "a model that says nothing readable names no error, and that is told"
+    [(num_rejected,)] = store.rows("select count(distinct subject) from rejection where stage = 'reinforce'")
+    [(num_judged,)] = store.rows("select count(distinct subject) from edit")
+    assert num_rejected == num_judged, "a model that says nothing readable names no error, and that is told"
     assert not store.rows("select * from v_orphans")

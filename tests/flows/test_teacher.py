@@ -34,8 +34,8 @@ TEACHER = Path(__file__).parents[2] / "data" / "models" / "textcraft-tiny"
 
 @pytest.fixture(scope="module")
 def teacher() -> Iterator[Served]:
-    with serving(lambda: TransformersModel.load(TEACHER, device="cpu")) as served:
-        yield served
+    with serving(lambda: TransformersModel.load(TEACHER, device="cpu")) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def student(save_tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempP
 def recipe(teacher: Served, student: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recipe]:
     monkeypatch.setenv("TEACHER_KEY", "none")
     teacher.forget()
-    served = {"model": TEACHER.name, "base_url": teacher.url, "api_key_env": "TEACHER_KEY", "connect_seconds": 600.0}
+    settings = {"model": TEACHER.name, "base_url": teacher.url, "api_key_env": "TEACHER_KEY", "connect_seconds": 600.0}
 
     def make(*overrides: str, taught: bool = True, eto: bool = False) -> Recipe:
         data: dict[str, Any] = {
@@ -56,7 +56,7 @@ def recipe(teacher: Served, student: Path, tmp_path: Path, monkeypatch: pytest.M
             "workspace": str(tmp_path / "runs"),
             "iterations": 2,
             "model": {"path": str(student), "device": "cpu", "max_batch": 16},
-            "models": {"teacher": {"backend": "openai", "server": served}} if taught else {},
+            "models": {"teacher": {"backend": "openai", "server": settings}} if taught else {},
             "instances": {"train_limit": 2, "test_limit": 1},
             "search": {"dives": 2, "width": 2, "depth": 6, "max_new_tokens": 48},
             "pairs": {"alpha": [0.5]},
@@ -73,7 +73,7 @@ def recipe(teacher: Served, student: Path, tmp_path: Path, monkeypatch: pytest.M
     return make
 
 
-async def collected(made: Recipe) -> RunContext:
+async def collect_run(made: Recipe) -> RunContext:
     ctx = wiring.quiet_context(wiring.run_reference(made), made)
     await start_run(ctx)
     await begin_iteration(ctx, 1)
@@ -89,48 +89,48 @@ def rows(ctx: RunContext) -> list[dict[str, list[int]]]:
 
 
 def trained_texts(ctx: RunContext, tokenizer: Any) -> list[str]:
-    return [tokenizer.decode([one for one in row["labels"] if one != IGNORE_INDEX]) for row in rows(ctx)]
+    return [tokenizer.decode([label for label in row["labels"] if label != IGNORE_INDEX]) for row in rows(ctx)]
 
 
 async def test_a_served_teacher_gives_the_masks_of_the_same_model_in_a_directory(
     recipe: Callable[..., Recipe], teacher: Served, student: Path
 ) -> None:
     """And the student is trained on them and evaluated, and the store says who collected."""
-    made = recipe("teacher_iterations=1", "models.teacher.prices.completion=1")
-    check(made)
-    ctx = await collected(made)
+    teacher_recipe = recipe("teacher_iterations=1", "models.teacher.prices.completion=1")
+    check(teacher_recipe)
+    ctx = await collect_run(teacher_recipe)
     assert teacher.bodies
     assert not any("return_token_ids" in body for body in teacher.bodies)
-    near = await collected(recipe("teacher_iterations=1", f"models.teacher={{path: '{TEACHER}', device: cpu}}"))
-    assert rows(ctx) == rows(near) != []
-    own = load_tokenizer(student)
+    local_ctx = await collect_run(recipe("teacher_iterations=1", f"models.teacher={{path: '{TEACHER}', device: cpu}}"))
+    assert rows(ctx) == rows(local_ctx) != []
+    tokenizer = load_tokenizer(student)
     replies = {row for (row,) in ctx.store.rows("select distinct reply from v_nodes where reply <> ''")}
-    for text in trained_texts(ctx, own):
-        said = [part for part in text.split("<|im_end|>") if part]
-        assert said
-        assert replies.issuperset(said)
+    for text in trained_texts(ctx, tokenizer):
+        parts = [part for part in text.split("<|im_end|>") if part]
+        assert parts
+        assert replies.issuperset(parts)
     await tell_of(ctx, teacher, student)
 
 
 async def tell_of(ctx: RunContext, teacher: Served, student: Path) -> None:
     """Train the student and evaluate it; fail unless store and report tell of both models."""
-    asked = len(teacher.bodies)
+    num_requests = len(teacher.bodies)
     ((path, policy),) = ctx.store.rows(
         "select c.path, p.path from iteration i join checkpoint c on c.checkpoint_id = i.collected_by "
         "join checkpoint p on p.checkpoint_id = i.checkpoint_in where i.iteration = 1 and i.run_id = ?",
         ctx.run_id,
     )
     assert (path, policy) == (TEACHER.name, str(student))
-    trained = await train(ctx, 1)
+    result = await train(ctx, 1)
     await evaluate(ctx, 1)
-    assert len(teacher.bodies) == asked, "the trained model is the one that is evaluated"
-    lines = ancestry(ctx.store, trained["checkpoint"], "checkpoint")
+    assert len(teacher.bodies) == num_requests, "the trained model is the one that is evaluated"
+    lines = ancestry(ctx.store, result["checkpoint"], "checkpoint")
     assert [line.facts["model"] for line in lines if line.relation == "collected by"] == [TEACHER.name]
     assert {line.facts["model"] for line in lines if line.relation == "grown by"} <= {TEACHER.name}
     report = build_report(ctx, 1)
     assert report.tokens is not None
     (bill,) = report.tokens.usages
-    assert (bill.role, bill.model, bill.requests) == ("teacher", TEACHER.name, asked)
+    assert (bill.role, bill.model, bill.requests) == ("teacher", TEACHER.name, num_requests)
     assert bill.cost is not None
     assert not ctx.store.rows("select * from v_orphans")
     assert ctx.collector(2) == ctx.policy(2), "from the second iteration on the trained model collects"
@@ -140,12 +140,12 @@ async def tell_of(ctx: RunContext, teacher: Served, student: Path) -> None:
 async def test_a_student_with_the_teachers_tokenizer_learns_what_it_would_have_sampled_itself(
     recipe: Callable[..., Recipe],
 ) -> None:
-    own = f"model.path={TEACHER}"
-    taught, alone = await collected(recipe(own)), await collected(recipe(own, taught=False))
-    assert rows(taught) == rows(alone) != []
+    override = f"model.path={TEACHER}"
+    teacher_ctx, actor_ctx = await collect_run(recipe(override)), await collect_run(recipe(override, taught=False))
+    assert rows(teacher_ctx) == rows(actor_ctx) != []
 
 
-async def explored(made: Recipe) -> RunContext:
+async def explore_run(made: Recipe) -> RunContext:
     """Do what an iteration of ETO does up to its dataset: exploration, and the samples or pairs of
     it.
     """
@@ -164,27 +164,27 @@ async def test_a_served_teacher_explores_for_eto_and_the_masks_are_those_of_one_
     """Its episodes become samples of rejection sampling. The test of Agent-R has the main of it."""
     explore = "{greedy: true, samples: 1, max_steps: 6, max_new_tokens: 48}"
     plain = ("method=eto", "eto.phases=[rft]", f"eto.explore={explore}")
-    made = recipe(*plain, eto=True)
-    check(made)
-    ctx = await explored(made)
+    teacher_recipe = recipe(*plain, eto=True)
+    check(teacher_recipe)
+    ctx = await explore_run(teacher_recipe)
     assert [stage.name for stage in ctx.plan(1).stages] == ["explore", "dataset", "train", "evaluate"]
     assert ctx.collector(1).role == "teacher"
-    asked = len(teacher.bodies)
-    assert asked > 0
-    near = await explored(recipe(*plain, f"models.teacher={{path: '{TEACHER}', device: cpu}}", eto=True))
-    assert len(teacher.bodies) == asked
-    assert rows(ctx) == rows(near) != []
+    num_requests = len(teacher.bodies)
+    assert num_requests > 0
+    local_ctx = await explore_run(recipe(*plain, f"models.teacher={{path: '{TEACHER}', device: cpu}}", eto=True))
+    assert len(teacher.bodies) == num_requests
+    assert rows(ctx) == rows(local_ctx) != []
     replies = {row for (row,) in ctx.store.rows("select distinct reply from v_steps where source = 'rollout'")}
     for text in trained_texts(ctx, load_tokenizer(student)):
-        said = [part for part in text.split("<|im_end|>") if part]
-        assert said
-        assert replies.issuperset(said)
+        parts = [part for part in text.split("<|im_end|>") if part]
+        assert parts
+        assert replies.issuperset(parts)
 
 
 def test_a_teacher_is_part_of_a_runs_identity(recipe: Callable[..., Recipe]) -> None:
     ids = [
-        run_id_of(one)
-        for one in (recipe(), recipe("teacher_iterations=1"), recipe("models.teacher.server.model=other"))
+        run_id_of(variant)
+        for variant in (recipe(), recipe("teacher_iterations=1"), recipe("models.teacher.server.model=other"))
     ]
     assert len({*ids, run_id_of(recipe(taught=False))}) == 4
 

@@ -34,17 +34,17 @@ def test_the_command_that_is_printed_installs_without_a_network(
 ) -> None:
     """Pip puts what is installed into a folder of its own, from where it is read as from others."""
     monkeypatch.chdir(tmp_path)
-    told = CliRunner().invoke(cli, ["new", "world", "glass-maze"], catch_exceptions=False).output
-    (line,) = re.findall(r"^pip .*$", told, re.M)
+    output = CliRunner().invoke(cli, ["new", "world", "glass-maze"], catch_exceptions=False).output
+    (line,) = re.findall(r"^pip .*$", output, re.M)
     pip = [sys.executable, "-m", *shlex.split(line), "--quiet", "--no-index", "--prefix", str(tmp_path / "prefix")]
     subprocess.run(pip, check=True)
     (site,) = (tmp_path / "prefix").glob("lib/python*/site-packages")
     (path,) = [file.read_text(encoding="utf-8").strip() for file in site.glob("*.pth")]
     assert path == str(tmp_path / "glass-maze")
     # Where the folder itself looks like a package of the same name.
-    known = {**os.environ, "PYTHONPATH": os.pathsep.join(["", str(ROOT), str(site), path])}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(["", str(ROOT), str(site), path])}
     doctor = [sys.executable, "-m", "flows.cli", "env", "doctor", "glass-maze"]
-    done = subprocess.run(doctor, env=known, capture_output=True, text=True, check=True)
+    done = subprocess.run(doctor, env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "glass-maze: ok - keeps the contract\n"
 
 

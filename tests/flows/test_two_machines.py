@@ -29,19 +29,19 @@ def test_two_seeds_with_the_same_chats_become_one_store(recipe: Path) -> None:
     stores = []
     for seed in (0, 1):
         workspace = recipe.parent / f"machine-{seed}"
-        mixed = [f"data.general.file={chats}", "data.general.share=0.5"]
-        asyncio.run(flywheel(str(recipe), [*mixed, f"seed={seed}", f"workspace={workspace}"]))
+        overrides = [f"data.general.file={chats}", "data.general.share=0.5"]
+        asyncio.run(flywheel(str(recipe), [*overrides, f"seed={seed}", f"workspace={workspace}"]))
         stores.append(Store(workspace / "store.duckdb"))
-    one, other = stores
-    shared = {row for row in one.rows("select sample_id from sample where kind = 'general'")}
-    assert shared & {row for row in other.rows("select sample_id from sample where kind = 'general'")}
-    rows = other.rows("select dataset_id, position, sample_id from dataset_row order by all")
+    target, source = stores
+    general_ids = {row for row in target.rows("select sample_id from sample where kind = 'general'")}
+    assert general_ids & {row for row in source.rows("select sample_id from sample where kind = 'general'")}
+    rows = source.rows("select dataset_id, position, sample_id from dataset_row order by all")
 
-    merge_stores(one, [other])
+    merge_stores(target, [source])
 
-    assert one.rows("select count(*) from run") == [(2,)]
-    merged = one.rows("select dataset_id, position, sample_id from dataset_row order by all")
-    assert set(rows) < set(merged)
-    assert dangling_references(one) == []
-    assert contradictions(one) == []
-    assert merge_stores(one, [other]).num_removed_by_table == {}
+    assert target.rows("select count(*) from run") == [(2,)]
+    all_rows = target.rows("select dataset_id, position, sample_id from dataset_row order by all")
+    assert set(rows) < set(all_rows)
+    assert dangling_references(target) == []
+    assert contradictions(target) == []
+    assert merge_stores(target, [source]).num_removed_by_table == {}

@@ -19,20 +19,20 @@ from flows.cli import cli
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_a_workspace_is_shown_while_others_write(host: str, tmp_path: Path, process_env: dict[str, str]) -> None:
     store = gallery.fill(tmp_path / "store.duckdb")
-    fixed = "a-token-that-stays" if host == "0.0.0.0" else ""
-    more = ("--token", fixed) if fixed else ()
+    token = "a-token-that-stays" if host == "0.0.0.0" else ""
+    more = ("--token", token) if token else ()
     with started("view", "-w", tmp_path, "--host", host, "--port", "0", *more, env=process_env) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
-        said = re.fullmatch(rf"{re.escape(str(tmp_path))} is shown at http://(\S+):(\d+)(\S*)\n", line)
-        assert said, line
+        match = re.fullmatch(rf"{re.escape(str(tmp_path))} is shown at http://(\S+):(\d+)(\S*)\n", line)
+        assert match, line
         # The address of all of this machine opens nowhere else.
-        assert (said[1] == host) == (host == "127.0.0.1")
-        here = f"http://127.0.0.1:{said[2]}"
-        with httpx.Client(base_url=here, follow_redirects=True, timeout=60) as http:
+        assert (match[1] == host) == (host == "127.0.0.1")
+        url = f"http://127.0.0.1:{match[2]}"
+        with httpx.Client(base_url=url, follow_redirects=True, timeout=60) as http:
             assert http.get("/").status_code == (200 if host == "127.0.0.1" else 401)
-            assert said[3] == (f"/?token={fixed}" if fixed else "")
-            assert "toy" in http.get(said[3] or "/").text
+            assert match[3] == (f"/?token={token}" if token else "")
+            assert "toy" in http.get(match[3] or "/").text
             store.write(gallery.begun("new", "A zeppelin."))
             # A search waits for new texts only so long; on a busy machine the next one finds them.
             for _ in range(20):
@@ -57,14 +57,15 @@ def test_a_damaged_store_is_named_and_nothing_is_written(tmp_path: Path) -> None
 def test_pages_are_written_to_share(tmp_path: Path) -> None:
     gallery.fill(tmp_path / "store.duckdb")
     words = ["view", "-w", str(tmp_path), "--bundle", str(tmp_path / "site"), "--run", gallery.RUN[:8], "--pages", "4"]
-    done = CliRunner().invoke(cli, words, catch_exceptions=False)
-    assert done.exit_code == 0
+    result = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert result.exit_code == 0
     assert re.match(
-        r"4 pages in \S+/site/index.html and beside it; .* came first, .* at least \d+ pages were left out", done.output
+        r"4 pages in \S+/site/index.html and beside it; .* came first, .* at least \d+ pages were left out",
+        result.output,
     )
     assert "toy" in (tmp_path / "site" / "index.html").read_text("utf-8")
-    alone = [*words[:4], str(tmp_path / "alone"), "--pages", "1"]
-    assert CliRunner().invoke(cli, alone, catch_exceptions=False).output.startswith("1 page in ")
+    args = [*words[:4], str(tmp_path / "alone"), "--pages", "1"]
+    assert CliRunner().invoke(cli, args, catch_exceptions=False).output.startswith("1 page in ")
     assert CliRunner().invoke(cli, ["view", "-w", str(tmp_path), "--run", "x"]).exit_code == 2
 
 
@@ -73,9 +74,9 @@ def test_it_may_be_started_before_the_first_run(tmp_path: Path, process_env: dic
     with started("view", "-w", workspace, "--port", "0", env=process_env) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
-        said = re.fullmatch(r"\S+/soon is shown at (http://\S+), and waits for its first run\n", line)
-        assert said, line
-        with httpx.Client(base_url=said[1], timeout=60) as http:
+        match = re.fullmatch(r"\S+/soon is shown at (http://\S+), and waits for its first run\n", line)
+        assert match, line
+        with httpx.Client(base_url=match[1], timeout=60) as http:
             assert "Waiting for the first run" in http.get("/").text
             gallery.fill(workspace / "store.duckdb")
             assert gallery.RUN in http.get("/").text

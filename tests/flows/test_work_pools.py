@@ -64,9 +64,9 @@ class Pool:
 
     def finish(self, workspace: str) -> None:
         """Ask for a run that takes up what is in a workspace; fail unless it ends well."""
-        again = self.ask(workspace)
-        wait(lambda: self.state(again) in ("COMPLETED", "FAILED", "CRASHED"))
-        assert self.state(again) == "COMPLETED"
+        run = self.ask(workspace)
+        wait(lambda: self.state(run) in ("COMPLETED", "FAILED", "CRASHED"))
+        assert self.state(run) == "COMPLETED"
         assert self.store(workspace).query("select status from run")["status"].tolist() == ["finished"]
 
 
@@ -75,10 +75,10 @@ def pool(tmp_path: Path, door_model: Path, serving_env: dict[str, str]) -> Itera
     """A pool of the test's own, without workers."""
     with served(serving_env | {"AGENTR_HOME": str(ROOT), "DOOR_PAUSE": "0.1"}) as env:
         for start in ("prefect work-pool create", "prefect --no-prompt deploy"):
-            done = subprocess.run(prefect(command(start)), cwd=ROOT, env=env, capture_output=True, text=True)
-            assert done.returncode == 0, done.stdout + done.stderr
-        wanted = {"deployments": {"name": {"any_": ["textcraft-tiny"]}}, "flows": {"name": {"any_": ["flywheel"]}}}
-        (deployment,) = wait_for(f"{env['PREFECT_API_URL']}/deployments/filter", wanted)
+            process = subprocess.run(prefect(command(start)), cwd=ROOT, env=env, capture_output=True, text=True)
+            assert process.returncode == 0, process.stdout + process.stderr
+        query = {"deployments": {"name": {"any_": ["textcraft-tiny"]}}, "flows": {"name": {"any_": ["flywheel"]}}}
+        (deployment,) = wait_for(f"{env['PREFECT_API_URL']}/deployments/filter", query)
         assert deployment["work_queue_name"] == "cpu"
         yield Pool(tmp_path, write_recipe(tmp_path, door_model), deployment["id"], env)
 
@@ -87,30 +87,30 @@ def pool(tmp_path: Path, door_model: Path, serving_env: dict[str, str]) -> Itera
 @pytest.mark.long
 def test_a_worker_is_killed_and_another_goes_on(pool: Pool) -> None:
     store = pool.store("one")
-    with pool.worker() as first:
+    with pool.worker() as worker:
         pool.ask("one")
         wait(lambda: store.path.exists() and count(store, "node") > 5)
-        kill_tree(first.pid)
-    stored = all_rows(store)
+        kill_tree(worker.pid)
+    rows = all_rows(store)
     assert count(store, "checkpoint") == 1, "the killed run was not in mid-work"
     with pool.worker():
         pool.finish("one")
-    assert stored < all_rows(store), "what was stored stays as it was"
+    assert rows < all_rows(store), "what was stored stays as it was"
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_one_of_two_workers_is_killed_and_both_runs_end_alike(pool: Pool) -> None:
     stores = {name: pool.store(name) for name in ("one", "two")}
-    with pool.worker() as first, pool.worker():
+    with pool.worker() as worker, pool.worker():
         runs = {name: pool.ask(name) for name in stores}
         wait(lambda: all(store.path.exists() and count(store, "node") > 5 for store in stores.values()))
-        kill_tree(first.pid)
+        kill_tree(worker.pid)
         wait(lambda: "COMPLETED" in map(pool.state, runs.values()))
-        (left,) = (name for name, run in runs.items() if pool.state(run) != "COMPLETED")
-        assert count(stores[left], "node") > 5
-        assert count(stores[left], "checkpoint") == 1, "the killed run was not in mid-work"
-        pool.finish(left)
+        (workspace,) = (name for name, run in runs.items() if pool.state(run) != "COMPLETED")
+        assert count(stores[workspace], "node") > 5
+        assert count(stores[workspace], "checkpoint") == 1, "the killed run was not in mid-work"
+        pool.finish(workspace)
 
     for question in CONTENT:
         assert stores["one"].query(question).equals(stores["two"].query(question)), question

@@ -87,33 +87,35 @@ def test_two_worlds_run_to_their_report_and_stand_beside_one_each(
     worlds = resolved(load(RECIPE, [*SMALL, *places]))["environments"]
     for name, world in worlds.items():
         alone = f"environments={json.dumps({name: world | {'share': 0}})}"
-        shared = [change for change in [*SMALL, *places] if not change.startswith("environments.")]
-        runs.append(asyncio.run(turn(RECIPE, *shared, alone)).run_id)
+        changes = [change for change in [*SMALL, *places] if not change.startswith("environments.")]
+        runs.append(asyncio.run(turn(RECIPE, *changes, alone)).run_id)
     words = ["report", runs[0], "--beside", ",".join(runs[1:]), "-w", str(tmp_path / "runs")]
-    told = CliRunner().invoke(cli, words, catch_exceptions=False).output
-    reward, success = told.split("\n\n")
+    output = CliRunner().invoke(cli, words, catch_exceptions=False).output
+    reward, success = output.split("\n\n")
     assert reward.startswith("Mean reward")
     assert success.startswith("Success %")
     assert [line.split()[0] for line in success.splitlines()[1:]] == ["Model", "base", "base", "iteration", "iteration"]
-    assert "also differs" not in told
+    assert "also differs" not in output
     assert store.query("select count(*) n from run where status = 'finished'")["n"].tolist() == [3]
 
 
 def test_a_plan_counts_every_world(model: Path) -> None:
-    told = describe(RECIPE, [*SMALL, f"model.path={model}"])
+    plan = describe(RECIPE, [*SMALL, f"model.path={model}"])
 
-    assert "textcraft: 3 training instances, 2 held-out episodes, 50% of the training samples" in told
-    assert "webshop: 4 training instances, 2 held-out episodes" in told
-    assert re.search(r"^  textcraft, evaluate +6 +48 ", told, re.M)
-    assert re.search(r"^  webshop, evaluate +4 +32 ", told, re.M)
-    assert "\n  environments.webshop.instances: " in told
+    assert "textcraft: 3 training instances, 2 held-out episodes, 50% of the training samples" in plan
+    assert "webshop: 4 training instances, 2 held-out episodes" in plan
+    assert re.search(r"^  textcraft, evaluate +6 +48 ", plan, re.M)
+    assert re.search(r"^  webshop, evaluate +4 +32 ", plan, re.M)
+    assert "\n  environments.webshop.instances: " in plan
 
 
 def test_an_unknown_world_is_one_sentence(refusal: Callable[..., str], model: Path) -> None:
-    said = refusal("plan", RECIPE, "-o", "environments={atlantis: {}}", "-o", f"model.path={model}")
-    assert said.startswith("there is no environment 'atlantis'; installed are ")
+    message = refusal("plan", RECIPE, "-o", "environments={atlantis: {}}", "-o", f"model.path={model}")
+    assert message.startswith("there is no environment 'atlantis'; installed are ")
 
 
 def test_one_world_and_several_are_one_sentence(refusal: Callable[..., str], model: Path) -> None:
-    said = refusal("run", RECIPE, "-o", "environment.name=textcraft", "-o", f"model.path={model}")
-    assert said.endswith("environment: does not go with environments, each of which has its own; leave one of them out")
+    message = refusal("run", RECIPE, "-o", "environment.name=textcraft", "-o", f"model.path={model}")
+    assert message.endswith(
+        "environment: does not go with environments, each of which has its own; leave one of them out"
+    )

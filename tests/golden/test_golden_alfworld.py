@@ -21,11 +21,11 @@ def test_episode(golden: Callable[[str, str], None], tmp_path: Path) -> None:
     for kind in (4, 2):
         instance = next(each for each in env.instances("train") if env.depth(each) == kind)
         actions = [env.parse(reply) for reply in env.expert(instance) or ()]
-        taken = next(place for place, action in enumerate(actions) if action.startswith("take"))
-        thing = " ".join(actions[taken].split()[1:3])
+        index = next(place for place, action in enumerate(actions) if action.startswith("take"))
+        thing = " ".join(actions[index].split()[1:3])
         detour = ["inventory", f"examine {thing}", "look", "dance"]
         lines += ["", instance.key, env.reset(instance)]
-        for action in ["look", *actions[: taken + 1], *detour, *actions[taken + 1 :]]:
+        for action in ["look", *actions[: index + 1], *detour, *actions[index + 1 :]]:
             step = env.step(action)
             lines += [f"\n> {action}", step.observation, f"reward {step.reward}, done {step.terminated}, {step.info}"]
     env.close()

@@ -71,31 +71,31 @@ def cut(name: str, workspace: Path, *overrides: str) -> Recipe:
     return load_recipe(RECIPES / f"{name}.yaml", [*CUT, f"workspace={workspace}", *overrides])
 
 
-async def begun(ctx: RunContext) -> None:
+async def begin_run(ctx: RunContext) -> None:
     await start_run(ctx)
     if not ctx.recipe.compare.pool:
         await evaluate(ctx, 0)
     await end_iteration(ctx, 0)
 
 
-async def turned(ctx: RunContext, iteration: int) -> list[str]:
+async def do_iteration(ctx: RunContext, iteration: int) -> list[str]:
     """Do an iteration but for its training, and return what it made as lines."""
     await begin_iteration(ctx, iteration)
     plan, iteration_id = ctx.plan(iteration), ctx.iteration_id(iteration)
     lines = [f"  iteration {iteration} {iteration_id}: {' '.join(stage.name for stage in plan.stages)}"]
     for stage in plan.stages:
         if stage.name != "train":
-            made = await stage.work(ctx, iteration)
+            counts = await stage.work(ctx, iteration)
         if stage.name == "dataset":
             assert plan.training is not None
-            lines.append(f"    {plan.training.objective.kind}, checkpoint {trained(ctx, iteration)}")
+            lines.append(f"    {plan.training.objective.kind}, checkpoint {store_checkpoint(ctx, iteration)}")
             key = dataset_id(ctx, iteration)
-            lines.append(f"    dataset {key} with hash {made['dataset_hash']}: {made['samples']}")
+            lines.append(f"    dataset {key} with hash {counts['dataset_hash']}: {counts['samples']}")
     await end_iteration(ctx, iteration)
     return lines
 
 
-def trained(ctx: RunContext, iteration: int) -> str:
+def store_checkpoint(ctx: RunContext, iteration: int) -> str:
     """Store the checkpoint of an iteration as if it had been trained, and return its id."""
     checkpoint, base = training_job(ctx, iteration).output_dir.name, ctx.trained_checkpoint(0)
     weights = {"path": str(base.path), "weights_sha256": base.weights_sha256}
@@ -105,7 +105,7 @@ def trained(ctx: RunContext, iteration: int) -> str:
     return checkpoint
 
 
-def stored(ctx: RunContext) -> list[str]:
+def table_lines(ctx: RunContext) -> list[str]:
     """Return each table's number of rows and the fingerprint of all their keys."""
     lines = []
     for name, table in TABLES.items():
@@ -128,11 +128,11 @@ async def test_wheel(
 ) -> None:
     recipe = cut(name, tmp_path / "runs", *more)
     run = ctx(recipe)
-    await begun(run)
+    await begin_run(run)
     lines = [f"run {run.run_id}"]
     for iteration in range(1, recipe.iterations + 1):
-        lines += await turned(run, iteration)
-    golden(f"{name}.txt", "\n".join([*lines, "rows", *stored(run)]) + "\n")
+        lines += await do_iteration(run, iteration)
+    golden(f"{name}.txt", "\n".join([*lines, "rows", *table_lines(run)]) + "\n")
 
 
 @pytest.mark.long
@@ -145,10 +145,10 @@ async def test_comparison(
     budget = (*BUDGET, "training.max_tokens=80000")
     recipe = cut("textcraft-compare-tiny", tmp_path / "runs", *TREES, *EXPLORED, *data, *budget)
     pool = ctx(recipe)
-    await begun(pool)
-    lines = [f"run {pool.run_id}", *await turned(pool, 1)]
+    await begin_run(pool)
+    lines = [f"run {pool.run_id}", *await do_iteration(pool, 1)]
     for arm in (arm for arm in arms_of(recipe, pool.run_id) if arm.samples_recipe is None):
         run = ctx(arm.recipe)
-        await begun(run)
-        lines += [f"arm {arm.name}, seed {arm.seed}: run {run.run_id}", *await turned(run, 1)]
-    golden("textcraft-compare-tiny.txt", "\n".join([*lines, "rows", *stored(pool)]) + "\n")
+        await begin_run(run)
+        lines += [f"arm {arm.name}, seed {arm.seed}: run {run.run_id}", *await do_iteration(run, 1)]
+    golden("textcraft-compare-tiny.txt", "\n".join([*lines, "rows", *table_lines(pool)]) + "\n")

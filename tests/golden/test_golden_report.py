@@ -293,7 +293,7 @@ def with_sets() -> IterationReport:
     """
     depths = (0.9, 0.5, 0.1)
 
-    def played(iteration: int, gain: float) -> tuple[SetScore, ...]:
+    def set_scores(iteration: int, gain: float) -> tuple[SetScore, ...]:
         versus = estimate(gain, gain - 0.04, gain + 0.04, 300) if iteration else None
         return tuple(
             SetScore(
@@ -314,7 +314,7 @@ def with_sets() -> IterationReport:
             for name, split, instances in (("test", "test", 99), ("renamed", "renamed-test", 300))
         )
 
-    sampled = SetScore(
+    sample_set = SetScore(
         name="sampled",
         split="test",
         instances=99,
@@ -334,8 +334,8 @@ def with_sets() -> IterationReport:
     report = full_report()
     gains = (0.0, 0.06, 0.11)
     scores = tuple(
-        replace(one, sets=(*played(one.iteration, gain), *([sampled] if one.iteration == 0 else [])))
-        for one, gain in zip(report.scores, gains, strict=True)
+        replace(entry, sets=(*set_scores(entry.iteration, gain), *([sample_set] if entry.iteration == 0 else [])))
+        for entry, gain in zip(report.scores, gains, strict=True)
     )
     return replace(report, scores=scores)
 
@@ -369,15 +369,15 @@ def test_the_pages_of_a_run(golden: Golden) -> None:
     first = replace(second, iteration=1, scores=second.scores[:2], versus_base=None, versus_previous=None)
     golden("index.html", render_index([second, first]))
     last = replace(second.scores[-1], versus_base=second.versus_base)
-    scored = replace(second, scores=(*second.scores[:-1], last))
-    golden("summary.txt", summary_table([first, scored]))
-    golden("summary.md", summary_markdown([first, scored]))
+    current = replace(second, scores=(*second.scores[:-1], last))
+    golden("summary.txt", summary_table([first, current]))
+    golden("summary.md", summary_markdown([first, current]))
 
 
 def with_worlds() -> IterationReport:
     """Return the report of a run of one model in three worlds."""
     share = estimate(0.456, 0.356, 0.556, 200)
-    gained = estimate(0.106, 0.023, 0.189, 200)
+    gain = estimate(0.106, 0.023, 0.189, 200)
 
     def world(name: str) -> SetScore:
         return SetScore(
@@ -385,7 +385,7 @@ def with_worlds() -> IterationReport:
             split="test",
             instances=200,
             success=share,
-            versus_base=gained,
+            versus_base=gain,
             reward=share,
             revision=share,
             revision_reward=share,
@@ -413,12 +413,12 @@ document.body.append("measured")
 
 @pytest.mark.slow
 def test_tables_fit_a_screen(tmp_path: Path) -> None:
-    second = full_report()
-    pages = {"report": render_html(second), "sets": render_html(with_sets()), "index": render_index([second])}
+    report = full_report()
+    pages = {"report": render_html(report), "sets": render_html(with_sets()), "index": render_index([report])}
     pages["worlds"] = render_html(with_worlds())
     for name, page in pages.items():
         page = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
         (tmp_path / f"{name}.html").write_text(page.replace("</body>", f"{MEASURE}</body>"), encoding="utf-8")
-        seen = browse((tmp_path / f"{name}.html").as_uri(), tmp_path / "profile")
-        assert "measured</body>" in seen.replace("\n", ""), name
-        assert re.findall(r"too wide: \d[^;]*", seen) == [], name
+        html = browse((tmp_path / f"{name}.html").as_uri(), tmp_path / "profile")
+        assert "measured</body>" in html.replace("\n", ""), name
+        assert re.findall(r"too wide: \d[^;]*", html) == [], name

@@ -61,8 +61,8 @@ def make(workspace: Path, limit: int, patch: pytest.MonkeyPatch) -> tuple[list[R
     """Make the dataset of a first iteration with the streams of 269e248; return its samples, and
     where they were made.
     """
-    parsed = parse(recipe(workspace, limit))
-    ctx = replace(quiet_context(run_reference(parsed), parsed), make_environment=lambda _: Door())
+    door_recipe = parse(recipe(workspace, limit))
+    ctx = replace(quiet_context(run_reference(door_recipe), door_recipe), make_environment=lambda _: Door())
     return asyncio.run(_make(ctx, patch)), ctx
 
 
@@ -91,7 +91,7 @@ async def _make(ctx: RunContext, patch: pytest.MonkeyPatch) -> list[Record]:
     return [
         {
             "kind": str(samples[key].kind),
-            "instance": "" if (found := samples[key].instance) is None else found.key,
+            "instance": "" if (instance := samples[key].instance) is None else instance.key,
             "messages": [turn(message) for message in samples[key].messages],
             "input_ids": fingerprint(ids),
             "trained": spans(labels),
@@ -110,31 +110,31 @@ def turn(message: Message) -> list[Any]:
 
 def spans(labels: Sequence[int]) -> list[list[int]]:
     """Return where tokens carry loss: first and last position of each stretch."""
-    trained = {position for position, label in enumerate(labels) if label >= 0}
-    starts, ends = ([p for p in sorted(trained) if p + step not in trained] for step in (-1, 1))
+    positions = {position for position, label in enumerate(labels) if label >= 0}
+    starts, ends = ([p for p in sorted(positions) if p + step not in positions] for step in (-1, 1))
     return [list(pair) for pair in zip(starts, ends, strict=True)]
 
 
-def expected(limit: int) -> list[Record]:
-    found: list[Record] = json.loads((FOLDER / f"expected-{limit}.json").read_text(encoding="utf-8"))
-    return found
+def read_expected(limit: int) -> list[Record]:
+    records: list[Record] = json.loads((FOLDER / f"expected-{limit}.json").read_text(encoding="utf-8"))
+    return records
 
 
 def without_closing(record: Record, cut: set[str]) -> Record:
     """Return a sample of 269e248 as it is trained now: a cut reply is not trained to end (number
     4).
     """
-    replies = [ids for _, trained, _, ids in record["messages"] if trained]
-    trained = [[first, last - (ids in cut)] for (first, last), ids in zip(record["trained"], replies, strict=True)]
-    return record | {"trained": trained}
+    replies = [ids for _, is_trained, _, ids in record["messages"] if is_trained]
+    stretches = [[first, last - (ids in cut)] for (first, last), ids in zip(record["trained"], replies, strict=True)]
+    return record | {"trained": stretches}
 
 
 @pytest.mark.slow
 def test_samples_are_those_of_269e248(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(FOLDER)
-    known = expected(ROOMY)
-    assert {record["kind"] for record in known} == {"good", "revision"}
-    assert sorted(map(json.dumps, make(tmp_path, ROOMY, monkeypatch)[0])) == sorted(map(json.dumps, known))
+    records = read_expected(ROOMY)
+    assert {record["kind"] for record in records} == {"good", "revision"}
+    assert sorted(map(json.dumps, make(tmp_path, ROOMY, monkeypatch)[0])) == sorted(map(json.dumps, records))
 
 
 @pytest.mark.long
@@ -143,11 +143,11 @@ def test_samples_with_cut_replies_differ_by_the_ends_that_nobody_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(FOLDER)
-    found, ctx = make(tmp_path, TIGHT, monkeypatch)
+    records, ctx = make(tmp_path, TIGHT, monkeypatch)
     rows = ctx.store.rows("select token_ids from message where finish_reason = 'length'")
-    wanted = [without_closing(record, {fingerprint(ids) for (ids,) in rows}) for record in expected(TIGHT)]
-    assert wanted != expected(TIGHT)
+    expected = [without_closing(record, {fingerprint(ids) for (ids,) in rows}) for record in read_expected(TIGHT)]
+    assert expected != read_expected(TIGHT)
     # The last bits of a logit depend on the processor's instructions: with those of some, one draw
     # of these thousands falls differently.
-    assert len(found) == len(wanted)
-    assert len(set(map(json.dumps, found)) - set(map(json.dumps, wanted))) <= 1
+    assert len(records) == len(expected)
+    assert len(set(map(json.dumps, records)) - set(map(json.dumps, expected))) <= 1

@@ -22,9 +22,9 @@ def test_experiment(golden: Callable[[str, str], None], setting: str) -> None:
     instance = Instance(environment="sciworld", split="train", index=index)
     lines = [instance.key, env.identity(instance), env.reset(instance)]
     actions = [env.parse(reply) for reply in env.expert(instance) or ()]
-    for played in (["inventory", "dance", *actions], [*actions[:6], "focus on agent"]):
+    for sequence in (["inventory", "dance", *actions], [*actions[:6], "focus on agent"]):
         lines += ["", "=" * 20, env.reset(instance)]
-        for action in played:
+        for action in sequence:
             step = env.step(action)
             lines += [f"\n> {action}", step.observation, f"reward {step.reward:g}, {step[2:]}"]
             if step.terminated:

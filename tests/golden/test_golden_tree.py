@@ -16,10 +16,10 @@ from agentr_core.types import Tree
 async def test_tree(golden: Callable[[str, str], None]) -> None:
     config = SearchConfig(dives=4, width=3, depth=5)
     tree = await grow(instance(1), Line(), Policy(), config, seed=20250120)
-    golden("tree.json", rendered(tree))
+    golden("tree.json", render_tree(tree))
 
 
-def rendered(tree: Tree) -> str:
+def render_tree(tree: Tree) -> str:
     """Return readable JSON: one line for each node, its token ids left out, and what no window left
     out.
     """

@@ -19,9 +19,9 @@ globals().update(CONTRACT)
 
 @pytest.fixture(scope="module")
 def model(tiny_model_dir: Path) -> Iterator[TransformersModel]:
-    loaded = TransformersModel.load(tiny_model_dir, device=DEVICE, max_batch=32)
-    yield loaded
-    asyncio.run(loaded.close())
+    cuda_model = TransformersModel.load(tiny_model_dir, device=DEVICE, max_batch=32)
+    yield cuda_model
+    asyncio.run(cuda_model.close())
 
 
 def test_the_whole_contract_is_here() -> None:

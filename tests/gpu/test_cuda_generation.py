@@ -26,12 +26,14 @@ def _requests(temperature: float) -> list[Request]:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_same_replies_as_on_the_cpu(tiny_model_dir: Path, temperature: float) -> None:
-    here, there = (TransformersModel.load(tiny_model_dir, device=device) for device in (DEVICE, "cpu"))
+    gpu_model, cpu_model = (TransformersModel.load(tiny_model_dir, device=device) for device in (DEVICE, "cpu"))
     requests = _requests(temperature)
-    for ours, theirs in zip(asyncio.run(here.generate(requests)), asyncio.run(there.generate(requests)), strict=True):
-        for one, other in zip(ours, theirs, strict=True):
-            assert one.token_ids == other.token_ids
-            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
+    for ours, theirs in zip(
+        asyncio.run(gpu_model.generate(requests)), asyncio.run(cpu_model.generate(requests)), strict=True
+    ):
+        for reply, expected in zip(ours, theirs, strict=True):
+            assert reply.token_ids == expected.token_ids
+            assert reply.logprobs == pytest.approx(expected.logprobs, abs=1e-3)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -54,10 +56,10 @@ def test_bfloat16_repeats_itself(tiny_model_dir: Path) -> None:
 async def test_a_closed_model_gives_its_memory_to_other_processes(tiny_model_dir: Path) -> None:
     model = TransformersModel.load(tiny_model_dir, device=DEVICE)
     await model.generate(_requests(1.0))
-    before = torch.cuda.memory_reserved(DEVICE)
-    used = torch.cuda.memory_allocated(DEVICE)
+    reserved_bytes = torch.cuda.memory_reserved(DEVICE)
+    allocated_bytes = torch.cuda.memory_allocated(DEVICE)
 
     await model.close()
 
-    assert torch.cuda.memory_allocated(DEVICE) < used
-    assert torch.cuda.memory_reserved(DEVICE) < before
+    assert torch.cuda.memory_allocated(DEVICE) < allocated_bytes
+    assert torch.cuda.memory_reserved(DEVICE) < reserved_bytes

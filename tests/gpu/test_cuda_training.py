@@ -23,10 +23,10 @@ pytestmark = on_device
 
 
 def steps(job: TrainingJob) -> list[TrainingStep]:
-    told: list[Any] = []
-    asyncio.run(train(job, on_progress=told.append))
+    history: list[Any] = []
+    asyncio.run(train(job, on_progress=history.append))
     assert is_complete(job.output_dir)
-    return told
+    return history
 
 
 def losses(job: TrainingJob) -> list[float]:
@@ -47,17 +47,17 @@ def on_the_cpu(job: TrainingJob) -> list[float]:
 
 @pytest.mark.parametrize("packing", [True, False])
 def test_losses_and_weights_are_those_of_the_cpu(tiny_model_dir: Path, tmp_path: Path, packing: bool) -> None:
-    here = make_job(tiny_model_dir, tmp_path, name="here", packing=packing)
-    there = make_job(tiny_model_dir, tmp_path, name="there", packing=packing)
-    assert losses(here) == pytest.approx(on_the_cpu(there), abs=1e-3)
-    expected = AutoModelForCausalLM.from_pretrained(there.output_dir).state_dict()
-    for name, weights in AutoModelForCausalLM.from_pretrained(here.output_dir).state_dict().items():
+    gpu_job = make_job(tiny_model_dir, tmp_path, name="here", packing=packing)
+    cpu_job = make_job(tiny_model_dir, tmp_path, name="there", packing=packing)
+    assert losses(gpu_job) == pytest.approx(on_the_cpu(cpu_job), abs=1e-3)
+    expected = AutoModelForCausalLM.from_pretrained(cpu_job.output_dir).state_dict()
+    for name, weights in AutoModelForCausalLM.from_pretrained(gpu_job.output_dir).state_dict().items():
         torch.testing.assert_close(weights, expected[name], atol=2e-3, rtol=0)
 
 
 def test_preferences_are_those_of_the_cpu(tiny_model_dir: Path, tmp_path: Path) -> None:
-    here, there = (dpo_job(tiny_model_dir, tmp_path, name=name) for name in ("here", "there"))
-    assert losses(here) == pytest.approx(on_the_cpu(there), abs=1e-3)
+    gpu_job, cpu_job = (dpo_job(tiny_model_dir, tmp_path, name=name) for name in ("here", "there"))
+    assert losses(gpu_job) == pytest.approx(on_the_cpu(cpu_job), abs=1e-3)
 
 
 ADAPTED = {"lora_r": 4, "learning_rate": 1e-2}
@@ -92,8 +92,8 @@ ADAPTED = {"lora_r": 4, "learning_rate": 1e-2}
 )
 def test_bfloat16_learns(tiny_model_dir: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     """Random rows can only be learned by heart: twelve of them, gone through ten times."""
-    told = steps(make_job(tiny_model_dir, tmp_path, epochs=10.0, bf16=True, **settings))
-    first, last = (sum(step.loss for step in part) / 3 for part in (told[:3], told[-3:]))
+    history = steps(make_job(tiny_model_dir, tmp_path, epochs=10.0, bf16=True, **settings))
+    first, last = (sum(step.loss for step in part) / 3 for part in (history[:3], history[-3:]))
     assert last < 0.9 * first
 
 

@@ -43,7 +43,7 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def started(command: Sequence[str], *after: str, cwd: Path = ROOT) -> Iterator[str]:
+def run_server(command: Sequence[str], *after: str, cwd: Path = ROOT) -> Iterator[str]:
     """Run a server, whose command is given a port and the words after it; lend its address once it
     is well.
     """
@@ -57,8 +57,10 @@ def started(command: Sequence[str], *after: str, cwd: Path = ROOT) -> Iterator[s
         process.wait()
 
 
-def served() -> AbstractContextManager[str]:
-    return started([sys.executable, "-m", "flows.cli", "env", "serve", "textcraft", "--protocol", "openenv", "--port"])
+def serve_textcraft() -> AbstractContextManager[str]:
+    return run_server(
+        [sys.executable, "-m", "flows.cli", "env", "serve", "textcraft", "--protocol", "openenv", "--port"]
+    )
 
 
 def by_their_client(python: str) -> None:
@@ -69,20 +71,20 @@ def by_their_client(python: str) -> None:
         for position, instance in enumerate(native.instances(split)[:50]):
             replies = ["Action: inventory", *(native.expert(instance) or ())]
             episodes.append((split, position, replies))
-            before, told = 0.0, list[Any]([native.reset(instance)])
+            before, answers = 0.0, list[Any]([native.reset(instance)])
             for reply in replies:
                 observation, reward, terminated, _, _ = native.step(native.parse(reply))
-                told.append([observation, reward - before, terminated])
+                answers.append([observation, reward - before, terminated])
                 before = reward
-            expected.append(told)
-    began, steps = time.process_time(), 0
-    while time.process_time() - began < 2:
+            expected.append(answers)
+    start, steps = time.process_time(), 0
+    while time.process_time() - start < 2:
         if steps % 18 == 0:
             native.reset(native.instances("train")[steps % 300])
         native.step(native.parse("Thought: hm.\nAction: inventory"))
         steps += 1
-    here = steps / (time.process_time() - began)
-    with served() as url:
+    local_rate = steps / (time.process_time() - start)
+    with serve_textcraft() as url:
         done = subprocess.run(
             [python, str(HERE / "their_client.py"), "play", url],
             input=json.dumps(episodes),
@@ -92,13 +94,13 @@ def by_their_client(python: str) -> None:
         )
         assert json.loads(done.stdout) == expected
         say(f"OpenEnv's client: {len(episodes)} episodes, {sum(map(len, expected))} answers, as in the process")
-        timed = subprocess.run(
+        process = subprocess.run(
             [python, str(HERE / "their_client.py"), "speed", url], text=True, capture_output=True, check=True
         )
-        clock, processor = map(float, timed.stdout.split())
+        clock, processor = map(float, process.stdout.split())
         say(
             f"OpenEnv's client: {clock:,.0f} steps/s, {processor:,.0f} by its own processor time; in the process "
-            f"{here:,.0f} steps/s, {here / clock:.1f} times as many"
+            f"{local_rate:,.0f} steps/s, {local_rate / clock:.1f} times as many"
         )
         subprocess.run([str(Path(python).with_name("openenv")), "validate", "--url", url], check=True)
 
@@ -106,7 +108,7 @@ def by_their_client(python: str) -> None:
 def by_trl(python: str) -> None:
     """Train with TRL both ways."""
     model, packages = str(ROOT / "data/models/textcraft-tiny"), sysconfig.get_path("purelib")
-    with served() as url, TemporaryDirectory() as folder:
+    with serve_textcraft() as url, TemporaryDirectory() as folder:
         for way in ("factory", "rollout"):
             command = [python, str(HERE / "their_client.py"), "trl", url, way, model, packages, folder]
             subprocess.run(command, check=True)
@@ -173,7 +175,7 @@ def real(python: str, checkout: Path | None) -> None:
             if name == "echo":
                 command, cwd = [python, "-m", "uvicorn", "server.app:app", "--port"], Path(folder, "playground")
             tail = [str(checkout)] if checkout and name in ("reasoning", "guess") else []
-            with started(command, *tail, cwd=cwd) as url:
+            with run_server(command, *tail, cwd=cwd) as url:
                 _play(name, url, options, actions)
 
 
@@ -186,28 +188,28 @@ def _play(name: str, url: str, options: Mapping[str, Any], actions: Sequence[str
     instance = env.instances("train")[1]
     say(f"{name}: {' '.join(env.reset(instance).split())[-160:]}")
     for action in actions:
-        turn = env.step(action)
-        words = " ".join(turn.observation.split())[-100:]
-        say(f"  {action!r}: reward {turn.reward:g}, success {turn.info['success']}: {words}")
-        if turn.terminated or turn.truncated:
+        transition = env.step(action)
+        words = " ".join(transition.observation.split())[-100:]
+        say(f"  {action!r}: reward {transition.reward:g}, success {transition.info['success']}: {words}")
+        if transition.terminated or transition.truncated:
             break
     env.close()
     try:
         violations = check(lambda: OpenEnv(url=url, patience_s=5, **options))
-        told = "; ".join(violation.detail for violation in violations) or "keeps the contract"
+        summary = "; ".join(violation.detail for violation in violations) or "keeps the contract"
     except EnvironmentUnavailable as fault:
-        told = str(fault)
-    say(f"{name}, with its options: {told[:400]}")
+        summary = str(fault)
+    say(f"{name}, with its options: {summary[:400]}")
 
 
-def trained(python: str) -> None:
+def train_stranger(python: str) -> None:
     """Train in a stranger's world with one recipe."""
-    with started([python, str(HERE / "stranger.py")]) as url, TemporaryDirectory() as folder:
+    with run_server([python, str(HERE / "stranger.py")]) as url, TemporaryDirectory() as folder:
         env = {**os.environ, "AGENTR_OPENENV": url}
         words = ["run", str(HERE / "stranger.yaml"), "-o", f"workspace={folder}/runs"]
-        began = time.monotonic()
+        start = time.monotonic()
         subprocess.run([sys.executable, "-m", "flows.cli", *words], env=env, cwd=ROOT, check=True)
-        say(f"a stranger's world: trained and scored in {time.monotonic() - began:.0f} s")
+        say(f"a stranger's world: trained and scored in {time.monotonic() - start:.0f} s")
 
 
 def main() -> None:
@@ -216,14 +218,14 @@ def main() -> None:
     parser.add_argument("python")
     parser.add_argument("--checkout", type=Path)
     parser.add_argument("parts", nargs="*", default=["served", "trl", "worlds", "stranger"])
-    given = parser.parse_intermixed_args()
+    arguments = parser.parse_intermixed_args()
     parts = {
-        "served": lambda: by_their_client(given.python),
-        "trl": lambda: by_trl(given.python),
-        "worlds": lambda: real(given.python, given.checkout and given.checkout.absolute()),
-        "stranger": lambda: trained(given.python),
+        "served": lambda: by_their_client(arguments.python),
+        "trl": lambda: by_trl(arguments.python),
+        "worlds": lambda: real(arguments.python, arguments.checkout and arguments.checkout.absolute()),
+        "stranger": lambda: train_stranger(arguments.python),
     }
-    for part in given.parts:
+    for part in arguments.parts:
         parts[part]()
 
 

@@ -37,7 +37,7 @@ class Answer(Action):
     answer: str
 
 
-class One(Environment):
+class MinimalEnvironment(Environment):
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     @property
@@ -73,7 +73,7 @@ def korrel() -> Any:
 def reasoning() -> Any:
     import reasoning_gym
 
-    class Gym(One):
+    class Gym(MinimalEnvironment):
         def reset(
             self,
             dataset_name: str = "leg_counting",
@@ -95,16 +95,16 @@ def reasoning() -> Any:
 def guess() -> Any:
     import textarena
 
-    class Guess(One):
+    class Guess(MinimalEnvironment):
         def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Messages:
             self.game = textarena.make("GuessTheNumber-v0")
             self.game.reset(num_players=1)
             return self.seen(False, 0.0)
 
         def seen(self, done: bool, reward: float) -> Messages:
-            _, told = self.game.get_observation()
-            told = [(0, told, "ALL")] if isinstance(told, str) else told
-            messages = [{"sender_id": part[0], "content": str(part[1]), "category": str(part[2])} for part in told]
+            _, content = self.game.get_observation()
+            content = [(0, content, "ALL")] if isinstance(content, str) else content
+            messages = [{"sender_id": part[0], "content": str(part[1]), "category": str(part[2])} for part in content]
             return Messages(messages=messages, done=done, reward=reward)
 
         def step(self, action: Words, timeout_s: float | None = None, **kwargs: Any) -> Messages:

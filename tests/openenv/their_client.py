@@ -12,14 +12,14 @@ from openenv import GenericEnvClient
 
 def play(url: str) -> None:
     """Play the episodes that come in as JSON, and print what is told."""
-    told = []
+    episodes = []
     with GenericEnvClient(base_url=url).sync() as client:
         for split, index, replies in json.load(sys.stdin):
-            first = client.reset(split=split, index=index)
+            result = client.reset(split=split, index=index)
             steps = [client.step({"reply": reply}) for reply in replies]
             answers = [(step.observation["text"], step.reward, step.done) for step in steps]
-            told.append([first.observation["text"], *answers])
-    print(json.dumps(told))  # noqa: T201
+            episodes.append([result.observation["text"], *answers])
+    print(json.dumps(episodes))  # noqa: T201
 
 
 def speed(url: str, seconds: float = 5.0) -> None:
@@ -103,34 +103,34 @@ def trl(url: str, way: str, model: str, packages: str, folder: str) -> None:
             return (completions, *rest)
 
     rows = [{"prompt": [{"role": "user", "content": "Craft."}], "split": "train", "index": n} for n in range(4)]
-    seen: list[float] = []
+    rewards: list[float] = []
 
     def factory_reward(environments: list[Craft], **columns: Any) -> list[float]:
-        seen.extend(one.reward for one in environments)
-        return [one.reward + 0.01 * number for number, one in enumerate(environments)]
+        rewards.extend(env.reward for env in environments)
+        return [env.reward + 0.01 * number for number, env in enumerate(environments)]
 
     def rollout_reward(reward: list[float], **columns: Any) -> list[float]:
-        seen.extend(reward)
+        rewards.extend(reward)
         return [value + 0.01 * number for number, value in enumerate(reward)]
 
     def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
         out: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "reward": []}
         for number, _ in enumerate(prompts):
             with GenericEnvClient(base_url=url).sync() as client:
-                first = client.reset(seed=number).observation
-                text = f"{first['instruction']}\n\n{first['text']}"
+                observation = client.reset(seed=number).observation
+                text = f"{observation['instruction']}\n\n{observation['text']}"
                 ids = tokenizer.apply_chat_template(
                     [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
                 )
-                made = trainer.model.generate(
+                completion_ids = trainer.model.generate(
                     input_ids=trainer.model.get_input_embeddings().weight.new_tensor([ids]).long(),
                     max_new_tokens=24,
                     do_sample=True,
                 )[0, len(ids) :].tolist()
-                result = client.step({"reply": tokenizer.decode(made, skip_special_tokens=True)})
+                result = client.step({"reply": tokenizer.decode(completion_ids, skip_special_tokens=True)})
                 out["prompt_ids"].append(ids)
-                out["completion_ids"].append(made)
-                out["logprobs"].append([0.0] * len(made))
+                out["completion_ids"].append(completion_ids)
+                out["logprobs"].append([0.0] * len(completion_ids))
                 out["reward"].append(result.reward or 0.0)
         return out
 
@@ -146,19 +146,19 @@ def trl(url: str, way: str, model: str, packages: str, folder: str) -> None:
         "save_strategy": "no",
     }
     Craft.url = url
-    both = {"environment_factory": Craft} if way == "factory" else {"rollout_func": rollout}
+    rollout_options = {"environment_factory": Craft} if way == "factory" else {"rollout_func": rollout}
     trainer = (Caller if way == "factory" else GRPOTrainer)(
         policy,
         reward_funcs=factory_reward if way == "factory" else rollout_reward,
         args=GRPOConfig(**settings),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
-        **both,
+        **rollout_options,
     )
     done = trainer.train()
-    print(f"TRL by {way}: {done.global_step} steps, {len(seen)} rewards {seen}, loss {done.training_loss:.4f}")  # noqa: T201
+    print(f"TRL by {way}: {done.global_step} steps, {len(rewards)} rewards {rewards}, loss {done.training_loss:.4f}")  # noqa: T201
     print(f"TRL by {way}: the tool was called {Craft.acts} times")  # noqa: T201
-    assert len(seen) >= 4
+    assert len(rewards) >= 4
     assert Craft.acts or way == "rollout"
 
 

@@ -56,15 +56,20 @@ def replies(draw: st.DrawFn, results: Sequence[str], *, first: bool | None = Non
         flags[0] = first if len(flags) > 1 else True
     arguments = st.dictionaries(texts, texts | st.integers() | st.none())
     calls = st.lists(st.tuples(texts, arguments), min_size=1, max_size=2)
-    said = [turn("assistant", draw(texts), train=flag) for flag in flags]
+    turns = [turn("assistant", draw(texts), train=flag) for flag in flags]
     if "tool" in results:
-        made = [draw(st.just([]) | calls) for _ in said]
-        said = [replace(one, text=reply_text(one.text, named)) for one, named in zip(said, made, strict=True)]
+        call_lists = [draw(st.just([]) | calls) for _ in turns]
+        turns = [
+            replace(reply, text=reply_text(reply.text, call_list))
+            for reply, call_list in zip(turns, call_lists, strict=True)
+        ]
     between = []
     for _ in flags[1:]:
         role = draw(st.sampled_from(results))
         between.append([turn(role, draw(texts)) for _ in range(draw(st.integers(1, 3)) if role == "tool" else 1)])
-    return [message for reply, told in zip(said, between, strict=False) for message in (reply, *told)] + said[-1:]
+    return [
+        message for reply, result_turns in zip(turns, between, strict=False) for message in (reply, *result_turns)
+    ] + turns[-1:]
 
 
 @st.composite
@@ -86,16 +91,16 @@ def calling(draw: st.DrawFn) -> tuple[Message, ...]:
 
 
 @st.composite
-def answered(draw: st.DrawFn) -> tuple[Message, ...]:
+def calling_with_results(draw: st.DrawFn) -> tuple[Message, ...]:
     """Draw turns in which each call of a reply has its result."""
     definition = {"type": "function", "function": {"name": draw(texts), "strict": True}}
     head = [turn("tools", json.dumps([definition], ensure_ascii=False))]
     head += [turn("system", draw(texts))] if draw(st.booleans()) else []
     calls = st.lists(st.tuples(texts, st.dictionaries(texts, texts | st.integers() | st.none())), max_size=2)
     turns = [turn("user", draw(texts))]
-    for named in draw(st.lists(calls, max_size=3)):
-        turns.append(turn("assistant", reply_text(draw(st.just("") | texts) or ("" if named else "x"), named)))
-        turns += [turn("tool", draw(texts)) for _ in named] or [turn("user", draw(texts))]
+    for call_list in draw(st.lists(calls, max_size=3)):
+        turns.append(turn("assistant", reply_text(draw(st.just("") | texts) or ("" if call_list else "x"), call_list)))
+        turns += [turn("tool", draw(texts)) for _ in call_list] or [turn("user", draw(texts))]
     return (*head, *turns, turn("assistant", draw(texts), train=True))
 
 
@@ -103,7 +108,7 @@ def answered(draw: st.DrawFn) -> tuple[Message, ...]:
 def grown(draw: st.DrawFn) -> tuple[Message, ...]:
     flags = [True, *draw(st.lists(st.booleans(), max_size=2))]
     spans = [[Span(text=draw(texts), train=flag), Span(text=draw(texts))] for flag in flags]
-    return (*draw(prompts())[:-2], grown_turn([span for both in spans for span in both][:-1]))
+    return (*draw(prompts())[:-2], grown_turn([span for pair in spans for span in pair][:-1]))
 
 
 @st.composite
@@ -149,7 +154,7 @@ def pair_sets(draw: st.DrawFn, *, single: bool = False, tools: bool = False) -> 
 
 
 @contextmanager
-def exported(made: TrainingSet, form: str) -> Iterator[Path]:
+def export_set(made: TrainingSet, form: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "out"
         export(made, target, form, without_mask=True)
@@ -158,7 +163,8 @@ def exported(made: TrainingSet, form: str) -> Iterator[Path]:
 
 def plain(messages: Sequence[Message]) -> tuple[Turn, ...]:
     return tuple(
-        (one.role, one.text, one.train, tuple((span.text, span.train) for span in one.spans)) for one in messages
+        (message.role, message.text, message.train, tuple((span.text, span.train) for span in message.spans))
+        for message in messages
     )
 
 
@@ -169,68 +175,69 @@ def samples(made: TrainingSet) -> list[tuple[Turn, ...]]:
 def lines_of(made: TrainingSet) -> list[tuple[Turn, ...]]:
     """Return the conversation up to each trained turn, which alone is trained."""
     return [
-        plain([*(replace(earlier, train=False) for earlier in row.sample.messages[:place]), message])
+        plain([*(replace(earlier, train=False) for earlier in row.sample.messages[:position]), message])
         for row in made.samples
-        for place, message in enumerate(row.sample.messages)
+        for position, message in enumerate(row.sample.messages)
         if message.train
     ]
 
 
-def written(found: ImportResult, folder: Path) -> Path:
+def write_lines(found: ImportResult, folder: Path) -> Path:
     assert found.faults == ()
     file = folder / "imported.jsonl"
     file.write_text("".join(f"{line}\n" for line in found.lines), encoding="utf-8")
     return file
 
 
-def imported(source: Path) -> list[tuple[Turn, ...]]:
+def import_samples(source: Path) -> list[tuple[Turn, ...]]:
     """Return the conversations that a recipe takes from what is imported of a file or folder."""
-    kept, rejected = read_chat(written(import_chat(source), source.parent))
-    assert rejected == ()
-    return [plain(sample.messages) for sample in kept]
+    kept_samples, rejections = read_chat(write_lines(import_chat(source), source.parent))
+    assert rejections == ()
+    return [plain(sample.messages) for sample in kept_samples]
 
 
 @given(sets(alternating, calling, grown))
 def test_samples_come_back_from_trl_and_sharegpt(made: TrainingSet) -> None:
-    with exported(made, "trl") as folder:
-        assert imported(folder / "messages.jsonl") == samples(made)
-    with exported(made, "sharegpt") as folder:
-        assert imported(folder / "sharegpt.jsonl") == samples(made)
+    with export_set(made, "trl") as folder:
+        assert import_samples(folder / "messages.jsonl") == samples(made)
+    with export_set(made, "sharegpt") as folder:
+        assert import_samples(folder / "sharegpt.jsonl") == samples(made)
 
 
 @given(sets(alternating))
 def test_samples_come_back_turn_by_turn_where_a_line_trains_its_last(made: TrainingSet) -> None:
-    with exported(made, "llama-factory") as folder:
-        assert imported(folder) == lines_of(made)
+    with export_set(made, "llama-factory") as folder:
+        assert import_samples(folder) == lines_of(made)
 
 
 @given(sets(alternating, calling))
 def test_samples_come_back_turn_by_turn_from_prompts_and_completions(made: TrainingSet) -> None:
-    with exported(made, "trl") as folder:
-        assert imported(folder / "prompt_completion.jsonl") == lines_of(made)
+    with export_set(made, "trl") as folder:
+        assert import_samples(folder / "prompt_completion.jsonl") == lines_of(made)
 
 
 @given(sets(alternating, grown))
 def test_samples_come_back_from_agenttraj(made: TrainingSet) -> None:
-    with exported(made, "agenttraj") as folder:
-        assert imported(folder) == samples(made)
+    with export_set(made, "agenttraj") as folder:
+        assert import_samples(folder) == samples(made)
 
 
 @given(sets(alternating, calling, grown))
 def test_samples_come_back_from_atif(made: TrainingSet) -> None:
-    with exported(made, "atif") as folder:
-        assert imported(folder) == samples(made)
+    with export_set(made, "atif") as folder:
+        assert import_samples(folder) == samples(made)
 
 
 @pytest.mark.parametrize("form", ["claude-code", "codex", "pi"])
 @given(data=st.data())
 def test_samples_come_back_from_sessions_with_all_replies_trained(form: str, data: st.DataObject) -> None:
-    made = data.draw(sets(alternating, answered))
-    trained = [
-        plain([replace(one, train=one.role == "assistant") for one in row.sample.messages]) for row in made.samples
+    training_set = data.draw(sets(alternating, calling_with_results))
+    expected = [
+        plain([replace(message, train=message.role == "assistant") for message in row.sample.messages])
+        for row in training_set.samples
     ]
-    with exported(made, form) as folder:
-        assert sorted(imported(folder)) == sorted(trained)
+    with export_set(training_set, form) as folder:
+        assert sorted(import_samples(folder)) == sorted(expected)
 
 
 @pytest.mark.parametrize(
@@ -240,18 +247,18 @@ def test_samples_come_back_from_sessions_with_all_replies_trained(form: str, dat
 @settings(max_examples=20)
 @given(st.data())
 def test_what_a_format_cannot_hold_is_refused(form: str, forms: tuple[Any, ...], data: st.DataObject) -> None:
-    made = data.draw(sets(*forms))
+    training_set = data.draw(sets(*forms))
     with tempfile.TemporaryDirectory() as folder:
         with pytest.raises((ConfigError, DataFault), match="trl or sharegpt"):
-            export(made, Path(folder) / "out", form, without_mask=True)
+            export(training_set, Path(folder) / "out", form, without_mask=True)
         assert list(Path(folder).iterdir()) == []
 
 
 def pairs(source: Path) -> list[tuple[Any, ...]]:
-    file = written(import_pairs(source, Target(world=WORLD, split="train")), source.parent)
-    kept, rejected = read_pairs(file, world=WORLD, split="train")
-    assert rejected == ()
-    return [of_pair(preference) for preference in kept]
+    file = write_lines(import_pairs(source, Target(world=WORLD, split="train")), source.parent)
+    preferences, rejections = read_pairs(file, world=WORLD, split="train")
+    assert rejections == ()
+    return [of_pair(preference) for preference in preferences]
 
 
 def of_pair(pair: Preference) -> tuple[Any, ...]:
@@ -262,7 +269,7 @@ def of_pair(pair: Preference) -> tuple[Any, ...]:
 @given(pair_sets(tools=True))
 def test_pairs_come_back(made: TrainingSet) -> None:
     for form in ("trl", "sharegpt"):
-        with exported(made, form) as folder:
+        with export_set(made, form) as folder:
             assert pairs(folder / "preference.jsonl") == [of_pair(row.preference) for row in made.pairs]
 
 
@@ -272,7 +279,7 @@ def test_pairs_come_back_from_llama_factory(made: TrainingSet) -> None:
     if any(row.preference.chosen_reward is None for row in made.pairs):
         # Its notes say so.
         expected = [(*pair[:2], None, None, pair[4]) for pair in expected]
-    with exported(made, "llama-factory") as folder:
+    with export_set(made, "llama-factory") as folder:
         assert ("left out are the rewards" in (folder / "README.md").read_text("utf-8")) == (expected[0][2] is None)
         assert pairs(folder) == expected
 
@@ -286,22 +293,27 @@ def rows_of(folder: Path) -> Any:
 @settings(max_examples=8)
 @given(st.one_of(sets(alternating, calling, grown), pair_sets(tools=True)))
 def test_datasets_reads_parquet_back(made: TrainingSet) -> None:
-    def read(turns: Sequence[Any]) -> tuple[Turn, ...]:
+    def read_turns(turns: Sequence[Any]) -> tuple[Turn, ...]:
         return tuple(
-            (one["role"], one["content"], one["train"], tuple((s["text"], s["train"]) for s in one["spans"] or ()))
-            for one in turns
+            (
+                entry["role"],
+                entry["content"],
+                entry["train"],
+                tuple((s["text"], s["train"]) for s in entry["spans"] or ()),
+            )
+            for entry in turns
         )
 
-    with exported(made, "parquet") as folder:
+    with export_set(made, "parquet") as folder:
         rows = rows_of(folder)
         if made.samples:
-            assert [read(row["messages"]) for row in rows] == samples(made)
+            assert [read_turns(row["messages"]) for row in rows] == samples(made)
             assert [(row["id"], row["tree_id"]) for row in rows] == [(r.id, r.origin["tree_id"]) for r in made.samples]
             return
         for row, pair in zip(rows, made.pairs, strict=True):
             prompt = row["prompt"]
-            assert read([*prompt, *row["chosen"]]) == plain(pair.preference.chosen.messages)
-            assert read([*prompt, *row["rejected"]]) == plain(pair.preference.rejected.messages)
+            assert read_turns([*prompt, *row["chosen"]]) == plain(pair.preference.chosen.messages)
+            assert read_turns([*prompt, *row["rejected"]]) == plain(pair.preference.rejected.messages)
             assert row["chosen_reward"] == pair.preference.chosen_reward
 
 
@@ -313,18 +325,18 @@ def test_verl_reads_each_prompt_once(made: TrainingSet) -> None:
     """
     from datasets import load_dataset
 
-    first: dict[str, Sample] = {}
+    sample_by_key: dict[str, Sample] = {}
     for row in made.samples:
         assert row.sample.instance is not None
-        first.setdefault(row.sample.instance.key, row.sample)
-    with exported(made, "verl") as folder:
+        sample_by_key.setdefault(row.sample.instance.key, row.sample)
+    with export_set(made, "verl") as folder:
         data = load_dataset(
             "parquet", data_files=str(folder / "train.parquet"), cache_dir=str(folder.parent / "cache")
         )["train"]
-        assert [row["extra_info"]["interaction_kwargs"]["instance_id"] for row in data] == list(first)
-        for row, sample in zip(data, first.values(), strict=True):
-            told = [{"role": m.role, "content": m.text} for m in opening_turns(sample.messages) if m.role != "tools"]
-            assert row["prompt"] == told
-        offers = sum(sample.messages[0].role == "tools" for sample in first.values())
-        named = f"left out are the tools that {offers} prompts offer" in (folder / "README.md").read_text("utf-8")
-        assert named == (offers > 0)
+        assert [row["extra_info"]["interaction_kwargs"]["instance_id"] for row in data] == list(sample_by_key)
+        for row, sample in zip(data, sample_by_key.values(), strict=True):
+            prompt = [{"role": m.role, "content": m.text} for m in opening_turns(sample.messages) if m.role != "tools"]
+            assert row["prompt"] == prompt
+        offers = sum(sample.messages[0].role == "tools" for sample in sample_by_key.values())
+        has_note = f"left out are the tools that {offers} prompts offer" in (folder / "README.md").read_text("utf-8")
+        assert has_note == (offers > 0)

@@ -53,16 +53,18 @@ def test_sample_filters(given_samples: list[Sample], cap: int, use: str) -> None
         lambda offered: drop_unused_kinds(offered, use),  # type: ignore[arg-type]
     ]
     for apply in filters:
-        kept, rejected = apply(given_samples)
-        assert sorted([*map(sample_id, kept), *(r.subject for r in rejected)]) == sorted(map(sample_id, given_samples))
-        assert list(kept) == [sample for sample in given_samples if sample in kept]
-        assert apply(list(kept)) == (kept, ())
+        survivors, rejections = apply(given_samples)
+        assert sorted([*map(sample_id, survivors), *(r.subject for r in rejections)]) == sorted(
+            map(sample_id, given_samples)
+        )
+        assert list(survivors) == [sample for sample in given_samples if sample in survivors]
+        assert apply(list(survivors)) == (survivors, ())
 
 
 @given(samples, st.integers(0, 60))
 def test_the_length_filter(given_samples: list[Sample], limit: int) -> None:
     rows: list[TokenRow] = [token_row(sample, renderer()) for sample in given_samples]
-    kept, rejected = drop_too_long(rows, limit)
-    assert len(kept) + len(rejected) == len(rows)
-    assert all(len(row.input_ids) <= limit or not limit for row in kept)
-    assert drop_too_long(kept, limit) == (kept, ())
+    survivors, rejections = drop_too_long(rows, limit)
+    assert len(survivors) + len(rejections) == len(rows)
+    assert all(len(row.input_ids) <= limit or not limit for row in survivors)
+    assert drop_too_long(survivors, limit) == (survivors, ())

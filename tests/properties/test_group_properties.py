@@ -25,10 +25,10 @@ INSTANCES = [Instance(environment="door", split="train", index=index) for index 
 
 @given(REWARDS, SCALES)
 def test_advantages_sum_to_nothing_and_keep_the_order_of_rewards(rewards: list[float], scale: str) -> None:
-    found = group_advantages(rewards, scale=scale)  # type: ignore[arg-type]
-    assert sum(found) == pytest.approx(0, abs=1e-6)
-    ordered = [worth for _, worth in sorted(zip(rewards, found, strict=True))]
-    assert ordered == sorted(ordered)
+    advantages = group_advantages(rewards, scale=scale)  # type: ignore[arg-type]
+    assert sum(advantages) == pytest.approx(0, abs=1e-6)
+    by_reward = [worth for _, worth in sorted(zip(rewards, advantages, strict=True))]
+    assert by_reward == sorted(by_reward)
 
 
 def episode(actions: str, reward: float) -> Trajectory:
@@ -43,24 +43,24 @@ def episode(actions: str, reward: float) -> Trajectory:
     )
 
 
-def found_of(played: list[tuple[str, float]], scale: str = "none") -> list[list[float]]:
+def advantages_of(played: list[tuple[str, float]], scale: str = "none") -> list[list[float]]:
     episodes = [episode(actions, reward) for actions, reward in played]
-    return sibling_advantages(episodes, [one.reward for one in episodes], scale=scale)  # type: ignore[arg-type]
+    return sibling_advantages(episodes, [e.reward for e in episodes], scale=scale)  # type: ignore[arg-type]
 
 
 @given(EPISODES)
 def test_siblings_share_an_advantage_by_action_and_balance_each_other(played: list[tuple[str, float]]) -> None:
     # An end is an action, too, so that all leave each state.
     played = [(f"{actions}.", reward) for actions, reward in played]
-    found = found_of(played)
+    advantages = advantages_of(played)
     states: dict[str, dict[str, list[float]]] = {}
-    for (actions, _), worth in zip(played, found, strict=True):
-        for place, one in enumerate(worth):
-            states.setdefault(actions[:place], {}).setdefault(actions[place], []).append(one)
-    for taken in states.values():
-        assert all(one == pytest.approx(ones[0]) for ones in taken.values() for one in ones)
-        if len(taken) > 1:
-            assert sum(sum(ones) for ones in taken.values()) == pytest.approx(0, abs=1e-9)
+    for (actions, _), worth in zip(played, advantages, strict=True):
+        for place, value in enumerate(worth):
+            states.setdefault(actions[:place], {}).setdefault(actions[place], []).append(value)
+    for by_action in states.values():
+        assert all(value == pytest.approx(values[0]) for values in by_action.values() for value in values)
+        if len(by_action) > 1:
+            assert sum(sum(values) for values in by_action.values()) == pytest.approx(0, abs=1e-9)
 
 
 @given(EPISODES)
@@ -68,20 +68,20 @@ def test_the_choices_of_an_episode_sum_up_to_what_its_end_is_worth(played: list[
     ends = {f"{actions}.": reward for actions, reward in played}
     played = [(f"{actions}.", ends[f"{actions}."]) for actions, _ in played]
     mean = sum(reward for _, reward in played) / len(played)
-    for (actions, reward), worth in zip(played, found_of(played), strict=True):
+    for (actions, reward), worth in zip(played, advantages_of(played), strict=True):
         chosen = [
             place
             for place in range(len(actions))
-            if len({other[place] for other, _ in played if other.startswith(actions[:place])}) > 1
+            if len({path[place] for path, _ in played if path.startswith(actions[:place])}) > 1
         ]
         assert sum(worth[place] for place in chosen) == pytest.approx(reward - mean, abs=1e-9)
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=16), SCALES)
 def test_where_all_part_at_once_a_step_has_the_advantage_of_its_episode(rewards: list[float], scale: str) -> None:
-    played = [(f"{chr(97 + number)}xy", reward) for number, reward in enumerate(rewards)]
+    episodes = [(f"{chr(97 + number)}xy", reward) for number, reward in enumerate(rewards)]
     expected = group_advantages(rewards, scale=scale)  # type: ignore[arg-type]
-    assert found_of(played, scale) == [pytest.approx([one] * 3) for one in expected]
+    assert advantages_of(episodes, scale) == [pytest.approx([value] * 3) for value in expected]
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=20), st.sampled_from(["dapo", "grpo"]))
@@ -109,9 +109,9 @@ TALLIES = st.builds(RewardTally, won=st.floats(0, 1e4), missed=st.floats(0, 1e4)
 def test_a_draw_has_as_many_as_were_asked_for_and_none_twice_before_all_came(
     count: int, seed: int, avoid: set[str], known: dict[str, RewardTally] | None
 ) -> None:
-    drawn = choose_instances(INSTANCES, known, count=count, group_size=8, seed=seed, avoided_keys=avoid)
-    assert len(drawn) == count
-    assert len(set(drawn)) == min(count, len(INSTANCES))
+    instances = choose_instances(INSTANCES, known, count=count, group_size=8, seed=seed, avoided_keys=avoid)
+    assert len(instances) == count
+    assert len(set(instances)) == min(count, len(INSTANCES))
 
 
 @given(
@@ -127,11 +127,13 @@ def test_a_group_becomes_full_wave_by_wave_whatever_branches(
     family, plans = GroupInProgress(instance=INSTANCES[0], first_number=0, seed_of=lambda number: number), []
     while wave := family.next_plans(config, 100):
         plans += wave
-        made = family.add_episodes({f"t{plan.number}": (plan, gone_on(plan, lengths[plan.number])) for plan in wave})
-        assert {one.child for one in made} == {f"t{plan.number}" for plan in wave if plan.prefix}
-        for one in made:
-            kept = family.episodes[one.child].steps[: one.position]
-            assert kept == family.episodes[one.parent].steps[: one.position]
+        derivations = family.add_episodes(
+            {f"t{plan.number}": (plan, gone_on(plan, lengths[plan.number])) for plan in wave}
+        )
+        assert {derivation.child for derivation in derivations} == {f"t{plan.number}" for plan in wave if plan.prefix}
+        for derivation in derivations:
+            prefix = family.episodes[derivation.child].steps[: derivation.position]
+            assert prefix == family.episodes[derivation.parent].steps[: derivation.position]
     assert [plan.number for plan in plans] == list(range(size))
     assert all(plan.max_steps is None or plan.max_steps > 0 for plan in plans)
 
@@ -150,14 +152,16 @@ def gone_on(plan: EpisodePlan, length: int) -> Trajectory:
 def test_the_efficiency_reward_goes_by_what_episodes_are_and_not_by_their_order(
     played: list[tuple[float, int]], rng: Random
 ) -> None:
-    made = EfficiencyReward(sigma_calls=0.3, sigma_length=0.2, counts="steps")
-    group = [gone(*one) for one in played]
-    found = made.rewards(group, step=1, steps=1)
+    reward = EfficiencyReward(sigma_calls=0.3, sigma_length=0.2, counts="steps")
+    group = [make_episode(*args) for args in played]
+    rewards = reward.rewards(group, step=1, steps=1)
     order = rng.sample(range(len(group)), len(group))
-    assert made.rewards([group[place] for place in order], step=1, steps=1) == pytest.approx([found[p] for p in order])
-    for one, worth in zip(played, found, strict=True):
-        assert 0 <= worth <= 4 * one[0], "a wrong answer gets nothing, and no cost more than the amplitude squared"
+    assert reward.rewards([group[place] for place in order], step=1, steps=1) == pytest.approx(
+        [rewards[p] for p in order]
+    )
+    for args, worth in zip(played, rewards, strict=True):
+        assert 0 <= worth <= 4 * args[0], "a wrong answer gets nothing, and no cost more than the amplitude squared"
 
 
-def gone(reward: float, steps: int) -> Trajectory:
+def make_episode(reward: float, steps: int) -> Trajectory:
     return replace(gone_on(EpisodePlan(instance=INSTANCES[0], seed=0), steps), reward=reward)

@@ -28,14 +28,14 @@ def dominates(one: Point, other: Point) -> bool:
     return one[0] >= other[0] and one[1] >= other[1] and one != other
 
 
-def peeled(points: list[Point]) -> list[int]:
+def peel(points: list[Point]) -> list[int]:
     """Return the front of each point, by taking away what nothing left dominates."""
-    ranks, left, front = [-1] * len(points), set(range(len(points))), 0
-    while left:
-        free = {i for i in left if not any(dominates(points[j], points[i]) for j in left)}
+    ranks, rest, front = [-1] * len(points), set(range(len(points))), 0
+    while rest:
+        free = {i for i in rest if not any(dominates(points[j], points[i]) for j in rest)}
         for i in free:
             ranks[i] = front
-        left -= free
+        rest -= free
         front += 1
     return ranks
 
@@ -55,7 +55,7 @@ def lonely(points: list[Point]) -> list[float]:
 
 @given(POINTS)
 def test_fronts_are_those_of_peeling(points: list[Point]) -> None:
-    assert list(fronts(np.array(points, dtype=np.float64).reshape(-1, 2))) == peeled(points)
+    assert list(fronts(np.array(points, dtype=np.float64).reshape(-1, 2))) == peel(points)
 
 
 @given(POINTS.filter(bool))
@@ -70,23 +70,23 @@ def test_selection_is_that_of_brute_force_whatever_the_order(
     correctness = np.array([group[0] for group in groups], dtype=np.float64)
     calls = np.array([group[1] for group in groups], dtype=np.float64)
     names = [f"q{number:02}" for number in range(len(groups))]
-    found = select_by_front(names, correctness, calls, n, mixed_only=mixed_only)
+    selection = select_by_front(names, correctness, calls, n, mixed_only=mixed_only)
 
-    kept = [i for i, row in enumerate(correctness) if not mixed_only or (row.max() >= 0.75 > row.min())]
-    points = [(dispersion(correctness)[i], dispersion(calls)[i]) for i in kept]
-    ranks = peeled(points)
-    wanted: list[int] = []
+    candidates = [i for i, row in enumerate(correctness) if not mixed_only or (row.max() >= 0.75 > row.min())]
+    points = [(dispersion(correctness)[i], dispersion(calls)[i]) for i in candidates]
+    ranks = peel(points)
+    expected: list[int] = []
     for front in range(max(ranks, default=-1) + 1):
-        inside = [place for place, rank in enumerate(ranks) if rank == front]
-        far = lonely([points[place] for place in inside])
-        if len(wanted) + len(inside) > n:
-            inside = [place for _, place in sorted(zip((-d for d in far), inside, strict=True))][: n - len(wanted)]
-        wanted += [kept[place] for place in inside]
-    assert sorted(np.flatnonzero(found.selected)) == sorted(wanted)
+        inside = [index for index, rank in enumerate(ranks) if rank == front]
+        far = lonely([points[index] for index in inside])
+        if len(expected) + len(inside) > n:
+            inside = [index for _, index in sorted(zip((-d for d in far), inside, strict=True))][: n - len(expected)]
+        expected += [candidates[index] for index in inside]
+    assert sorted(np.flatnonzero(selection.selected)) == sorted(expected)
 
-    shuffled = list(range(len(groups)))
-    rng.shuffle(shuffled)
-    other = select_by_front(
-        [names[i] for i in shuffled], correctness[shuffled], calls[shuffled], n, mixed_only=mixed_only
+    order = list(range(len(groups)))
+    rng.shuffle(order)
+    second_selection = select_by_front(
+        [names[i] for i in order], correctness[order], calls[order], n, mixed_only=mixed_only
     )
-    assert {names[shuffled[i]] for i in np.flatnonzero(other.selected)} == {names[i] for i in wanted}
+    assert {names[order[i]] for i in np.flatnonzero(second_selection.selected)} == {names[i] for i in expected}

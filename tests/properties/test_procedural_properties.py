@@ -13,7 +13,7 @@ INDICES = st.integers(0, 10**9 - 1)
 OPTIMAL, LAZY = TextCraft(expert="optimal"), TextCraft(expert="lazy")
 
 
-def invented(index: int) -> Instance:
+def instance_at(index: int) -> Instance:
     return Instance(environment="textcraft", split="procedural", index=index)
 
 
@@ -22,10 +22,10 @@ def test_a_world_has_its_depth_and_a_goal_within_reach(index: int, seed: int, ma
     worlds = ProceduralWorlds(seed=seed, max_depth=max_depth)
     world, goal = worlds.world(index)
     assert world.depth(goal) == index % max_depth + 1
-    found = shortest_plan(CraftingProblem(goal=goal, commands=world.recipes, item_to_tag=world.item_to_tag), {})
-    assert found is not None
-    assert found.get_counts
-    assert all(item not in world.recipes_by_item for item in found.get_counts), "what can be crafted cannot be got"
+    plan = shortest_plan(CraftingProblem(goal=goal, commands=world.recipes, item_to_tag=world.item_to_tag), {})
+    assert plan is not None
+    assert plan.get_counts
+    assert all(item not in world.recipes_by_item for item in plan.get_counts), "what can be crafted cannot be got"
     assert ProceduralWorlds(seed=seed, max_depth=max_depth).world(index) == (world, goal)
 
 
@@ -39,9 +39,9 @@ def test_no_item_is_an_official_one(index: int) -> None:
 def test_both_experts_win_and_the_optimal_one_is_not_slower(index: int) -> None:
     lengths = []
     for env in (OPTIMAL, LAZY):
-        replies = env.expert(invented(index))
+        replies = env.expert(instance_at(index))
         assert replies is not None
-        env.reset(invented(index))
+        env.reset(instance_at(index))
         results = [env.step(env.parse(reply)) for reply in replies]
         assert [result.terminated for result in results] == [False] * (len(results) - 1) + [True]
         assert results[-1].reward == 1.0
@@ -55,13 +55,13 @@ def test_both_experts_win_and_the_optimal_one_is_not_slower(index: int) -> None:
 def test_the_oracle_says_good_where_fewer_steps_are_left_and_never_to_a_refusal(
     index: int, data: st.DataObject
 ) -> None:
-    replies = OPTIMAL.expert(invented(index))
+    replies = OPTIMAL.expert(instance_at(index))
     assert replies is not None
-    known = [OPTIMAL.parse(reply) for reply in replies]
-    actions = data.draw(st.lists(st.sampled_from([*known, "inventory", "get 1 nothing", "dance"]), max_size=8))
-    words = LAZY.oracle(invented(index), actions)
+    expert_actions = [OPTIMAL.parse(reply) for reply in replies]
+    actions = data.draw(st.lists(st.sampled_from([*expert_actions, "inventory", "get 1 nothing", "dance"]), max_size=8))
+    words = LAZY.oracle(instance_at(index), actions)
     assert len(words) == len(actions)
-    OPTIMAL.reset(invented(index))
+    OPTIMAL.reset(instance_at(index))
     for action, word in zip(actions, words, strict=True):
         before = steps_left(OPTIMAL, index, OPTIMAL.inventory)
         observation = OPTIMAL.step(action).observation
@@ -74,6 +74,6 @@ def test_the_oracle_says_good_where_fewer_steps_are_left_and_never_to_a_refusal(
 
 
 def steps_left(env: TextCraft, index: int, inventory: object) -> int:
-    found = shortest_plan(env.problem(invented(index)), inventory)  # type: ignore[arg-type]
-    assert found is not None
-    return found.num_steps
+    plan = shortest_plan(env.problem(instance_at(index)), inventory)  # type: ignore[arg-type]
+    assert plan is not None
+    return plan.num_steps

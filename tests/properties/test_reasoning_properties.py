@@ -37,18 +37,18 @@ def test_no_text_is_too_odd_to_be_read(text: str) -> None:
 def test_an_episode_of_the_grammar_is_strictly_valid_whatever_tools_say(
     calls: list[tuple[str, str, str]], answer: str
 ) -> None:
-    said = [f"<think>t</think>\n<{tool}>{query}</{tool}>" for tool, query, _ in calls]
-    shown = [shown_result(output, 40) for _, _, output in calls]
+    replies = [f"<think>t</think>\n<{tool}>{query}</{tool}>" for tool, query, _ in calls]
+    results = [shown_result(output, 40) for _, _, output in calls]
     last = f"<think>t</think>\n<answer>\\boxed{{{answer}}}</answer>"
-    text = "".join(part for pair in zip(said, shown, strict=True) for part in pair) + last
+    text = "".join(part for pair in zip(replies, results, strict=True) for part in pair) + last
     assert strict_fault(text) == ""
     assert len(steps(text)) == len(calls) + 1
     assert final_answer(text) == answer.strip()
-    for reply, (tool, query, _) in zip(said, calls, strict=True):
-        found = call_in(reply)
-        assert found is not None
-        assert (found.name, found.content) == (tool, query.strip())
-        assert call_in(f"<{found.name}>{found.content}</{found.name}>") == found
+    for reply, (tool, query, _) in zip(replies, calls, strict=True):
+        call = call_in(reply)
+        assert call is not None
+        assert (call.name, call.content) == (tool, query.strip())
+        assert call_in(f"<{call.name}>{call.content}</{call.name}>") == call
 
 
 ANSWERS = [answer for block in MATHEMATICS.values() for some in pairs(block) for pair in some for answer in pair]
@@ -75,7 +75,7 @@ def test_word_f1_is_symmetric_and_bounded(one: str, other: str) -> None:
 @pytest.mark.parametrize("piece", ["\\boxed{", "<search>", "<answer>", "{", "\\frac{", "\\text{", "<think></think>"])
 def test_long_texts_are_read_in_good_time(piece: str) -> None:
     start = process_time()
-    for read in (format_fault, final_answer, steps, call_in):
-        read(piece * 3000)
+    for function in (format_fault, final_answer, steps, call_in):
+        function(piece * 3000)
     correctness(piece * 3000, ["1"], "math")
     assert process_time() - start < 2

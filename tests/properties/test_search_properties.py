@@ -74,5 +74,5 @@ def test_a_search_ends_for_a_reason_and_siblings_differ(case: tuple[Tree, Search
 def test_the_reported_expansions_make_up_the_tree(case: tuple[Tree, SearchConfig, Growing]) -> None:
     tree, _, log = case
     assert log.tree(tree) == tree
-    drawn = {d.node: d.generation.text for e in reversed(log.expansions) for d in reversed(e.draws)}
-    assert drawn == {n.index: n.step.reply for n in tree.nodes if n.step}
+    replies = {d.node: d.generation.text for e in reversed(log.expansions) for d in reversed(e.draws)}
+    assert replies == {n.index: n.step.reply for n in tree.nodes if n.step}

@@ -69,19 +69,19 @@ def test_an_edge_is_worth_a_step_less_than_what_it_leads_to(edges: list[Edge]) -
 def test_nearer_is_what_lies_on_a_best_way(edges: list[Edge]) -> None:
     graph = StateGraph.from_edges(edges, discount=DISCOUNT)
     for edge in edges:
-        here, worth = worth_of(edges, edge.state), graph.edge_value(edge)
-        assert graph.begins_best_path(edge) == (None if here is None or worth is None else worth == here)
+        state_value, worth = worth_of(edges, edge.state), graph.edge_value(edge)
+        assert graph.begins_best_path(edge) == (None if state_value is None or worth is None else worth == state_value)
 
 
 @given(st.integers(1, 9), st.integers(0, 9))
 def test_with_one_reward_a_distance_is_that_of_the_published_formula(far: int, back: int) -> None:
     # A line of states to a win, and a way from its start to where nothing can be won.
     line = [Edge(str(at), "on", str(at + 1), None) for at in range(far)] + [Edge(str(far), "win", None, 1.0)]
-    lost = [Edge("0", "astray", "lost", None), Edge("lost", "stay", "lost", None)]
+    dead_ends = [Edge("0", "astray", "lost", None), Edge("lost", "stay", "lost", None)]
     loops = [Edge(str(at), "back", str(max(0, at - back)), None) for at in range(far)]
-    graph = StateGraph.from_edges([*line, *lost, *loops], discount=0.9)
+    graph = StateGraph.from_edges([*line, *dead_ends, *loops], discount=0.9)
     distances = {str(at): far - at + 1 for at in range(far + 1)} | {"lost": far + 2}
-    for edge in (*line[:-1], *lost, *loops):
+    for edge in (*line[:-1], *dead_ends, *loops):
         assert edge.next_state is not None
         assert graph.edge_value(edge) == pytest.approx(0.9 ** (distances[edge.next_state] + 1))
     assert graph.edge_value(line[-1]) == pytest.approx(0.9)
@@ -90,10 +90,10 @@ def test_with_one_reward_a_distance_is_that_of_the_published_formula(far: int, b
 @given(GRAPHS)
 def test_keys_disagree_where_an_action_led_elsewhere(edges: list[Edge]) -> None:
     between = [edge for edge in edges if edge.next_state is not None]
-    agreed = KeyAgreement.from_edges(edges)
-    assert agreed.pairs == len(between) - len({edge[:2] for edge in between})
-    first = {edge[:2]: edge.next_state for edge in reversed(between)}
-    assert agreed.conflicts == sum(edge.next_state != first[edge[:2]] for edge in between)
+    agreement = KeyAgreement.from_edges(edges)
+    assert agreement.pairs == len(between) - len({edge[:2] for edge in between})
+    next_states = {edge[:2]: edge.next_state for edge in reversed(between)}
+    assert agreement.conflicts == sum(edge.next_state != next_states[edge[:2]] for edge in between)
 
 
 @given(
@@ -110,7 +110,7 @@ def test_the_advantage_of_a_state_is_that_of_its_steps_alone(
     ]
     worths[0][0] = None
     of_episodes = [reward - fmean(rewards) for reward in rewards]
-    found = state_advantages(
+    advantages = state_advantages(
         states,
         worths,
         of_episodes,
@@ -121,15 +121,15 @@ def test_the_advantage_of_a_state_is_that_of_its_steps_alone(
         for step, state in enumerate(path):
             worth = worths[episode][step]
             same = [
-                other
+                value
                 for number, keys in enumerate(states)
                 for at, key in enumerate(keys)
-                if key == state and (other := worths[number][at]) is not None
+                if key == state and (value := worths[number][at]) is not None
             ]
-            own = 0.0
+            term = 0.0
             if worth is not None and len(set(same)) > 1:
-                own = (worth - fmean(same)) / (stdev(same) + 1e-4)
-            assert found[episode][step] == pytest.approx(episode_weight * of_episodes[episode] + weight * own)
+                term = (worth - fmean(same)) / (stdev(same) + 1e-4)
+            assert advantages[episode][step] == pytest.approx(episode_weight * of_episodes[episode] + weight * term)
 
 
 def test_a_published_worth_falls_with_the_steps_that_follow() -> None:

@@ -184,13 +184,13 @@ RECORDS: dict[type, st.SearchStrategy[Any]] = {
 @pytest.mark.parametrize("kind", RECORDS)
 @given(data=st.data())
 def test_a_column_gives_its_records_back(kind: type, data: st.DataObject) -> None:
-    stored = data.draw(st.lists(st.none() | RECORDS[kind], max_size=4))
-    assert from_arrow(to_arrow(stored, kind), kind) == stored
-    nested = data.draw(st.lists(st.none() | st.lists(RECORDS[kind], max_size=3).map(tuple), max_size=3))
+    records = data.draw(st.lists(st.none() | RECORDS[kind], max_size=4))
+    assert from_arrow(to_arrow(records, kind), kind) == records
+    lists = data.draw(st.lists(st.none() | st.lists(RECORDS[kind], max_size=3).map(tuple), max_size=3))
     of = GenericAlias(tuple, (kind, ...))
-    assert from_arrow(to_arrow(nested, of), of) == nested
-    part = to_arrow(nested, of).slice(1)
-    assert from_arrow(part, of) == nested[1:], "a part of a column begins elsewhere in its values"
+    assert from_arrow(to_arrow(lists, of), of) == lists
+    part = to_arrow(lists, of).slice(1)
+    assert from_arrow(part, of) == lists[1:], "a part of a column begins elsewhere in its values"
 
 
 def node(index: int, parent: int, depth: int, step: Step | None) -> st.SearchStrategy[Node]:
@@ -263,11 +263,11 @@ def test_tree(store: Store, fresh: Iterator[str], tree: Tree) -> None:
 def test_growing_tree(store: Store, fresh: Iterator[str], tree: Tree, data: st.DataObject) -> None:
     tree_id = next(fresh)
     cut = data.draw(st.integers(1, len(tree.nodes)))
-    drawn = [
+    nodes = [
         n if n.step is None else replace(n, step=replace(n.step, finish_reason="stop", tokenizer=None))
         for n in tree.nodes[cut:]
     ]
-    tree = replace(tree, nodes=(*tree.nodes[:cut], *drawn))
+    tree = replace(tree, nodes=(*tree.nodes[:cut], *nodes))
     bare = [replace(n, visits=0, value_sum=0.0, terminal=False, stop=None) for n in tree.nodes[:cut]]
     before = replace(tree, nodes=tuple(bare), dives_done=0)
     store.write(tree_rows(head(tree_id, tree), before))
@@ -298,8 +298,8 @@ def test_growing_tree(store: Store, fresh: Iterator[str], tree: Tree, data: st.D
     # Storing the whole tree over its expansions changes nothing.
     store.write(tree_rows(head(tree_id, tree), tree))
     assert load_trees(store, [tree_id])[tree_id] == tree
-    stored = load_draws(store, "node", [tree_id]).get(tree_id, {})
-    assert [d for position in stored.values() for d in position] == [
+    by_position = load_draws(store, "node", [tree_id]).get(tree_id, {})
+    assert [d for position in by_position.values() for d in position] == [
         Draw(seed=d.seed, number=d.number, generation=d.generation) for d in draws
     ]
 
@@ -318,8 +318,8 @@ def test_sample(store: Store, fresh: Iterator[str], sample: Sample) -> None:
     sample_id = next(fresh)
     store.write(sample_rows(sample_id, sample, iteration_id="i"))
     assert load_samples(store, [sample_id]) == {sample_id: sample}
-    found = store.query("select num_messages, messages from v_samples where sample_id = ?", [sample_id])
-    assert len(found) == 1
+    rows = store.query("select num_messages, messages from v_samples where sample_id = ?", [sample_id])
+    assert len(rows) == 1
 
 
 @SETTINGS

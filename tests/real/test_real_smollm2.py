@@ -49,13 +49,13 @@ def by_generate(folder: Path, tokenizer: Any, conversations: list[list[dict[str,
     import torch
     from transformers import AutoModelForCausalLM
 
-    model, said = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), []
+    model, replies = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), []
     for turns in conversations:
         ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt", return_dict=True)
         with torch.inference_mode():
             reply = model.generate(**ids, max_new_tokens=TOKENS, do_sample=False)
-        said.append(reply[0, ids["input_ids"].shape[1] :].tolist())
-    return said
+        replies.append(reply[0, ids["input_ids"].shape[1] :].tolist())
+    return replies
 
 
 async def by_ours(folder: Path, conversations: list[list[dict[str, str]]]) -> list[list[int]]:
@@ -81,8 +81,8 @@ def conversations() -> list[list[dict[str, str]]]:
     env = TextCraft()
     goal = env.reset(env.instances("train")[0])
     craft = [("user", env.instruction), ("assistant", "Ok."), ("user", goal)]
-    asked = [[("user", text)] for text in QUESTIONS]
-    return [[{"role": role, "content": text} for role, text in turns] for turns in (*asked, craft)]
+    questions = [[("user", text)] for text in QUESTIONS]
+    return [[{"role": role, "content": text} for role, text in turns] for turns in (*questions, craft)]
 
 
 async def begun(folder: Path, model: Path, **more: Any) -> RunContext:
@@ -103,10 +103,10 @@ async def begun(folder: Path, model: Path, **more: Any) -> RunContext:
 
 
 async def test_greedy_replies_are_those_of_generate(real: Path, tokenizer: Any) -> None:
-    ours, theirs = await by_ours(real, conversations()), by_generate(real, tokenizer, conversations())
-    assert ours == theirs
-    assert "Paris" in tokenizer.decode(ours[0])
-    assert ours[0][-1] == tokenizer.eos_token_id == tokenizer.pad_token_id, "it ends its turn"
+    replies, expected = await by_ours(real, conversations()), by_generate(real, tokenizer, conversations())
+    assert replies == expected
+    assert "Paris" in tokenizer.decode(replies[0])
+    assert replies[0][-1] == tokenizer.eos_token_id == tokenizer.pad_token_id, "it ends its turn"
 
 
 async def test_a_step_of_cloning_is_that_of_transformers_and_its_model_loads_there(

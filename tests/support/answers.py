@@ -499,12 +499,12 @@ $\text{Paris}$  =  Paris
 
 def pairs(block: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """Return the pairs of a kind that are the same, and those that are not."""
-    found: dict[str, list[tuple[str, str]]] = {"  =  ": [], "  ~  ": []}
+    pairs_by_sign: dict[str, list[tuple[str, str]]] = {"  =  ": [], "  ~  ": []}
     for line in block.strip("\n").splitlines():
         sign = "  =  " if "  =  " in line else "  ~  "
-        one, other = line.split(sign)
-        found[sign].append((one, other))
-    return found["  =  "], found["  ~  "]
+        left, right = line.split(sign)
+        pairs_by_sign[sign].append((left, right))
+    return pairs_by_sign["  =  "], pairs_by_sign["  ~  "]
 
 
 def table(kinds: dict[str, str]) -> str:
@@ -513,6 +513,6 @@ def table(kinds: dict[str, str]) -> str:
     """
     rows = ["| | the same | not the same |", "|---|---|---|"]
     for kind, block in kinds.items():
-        same, others = (", ".join(f"`{one}` and `{other}`" for one, other in some[:2]) for some in pairs(block))
-        rows.append(f"| {kind} | {same} | {others} |")
+        same, different = (", ".join(f"`{left}` and `{right}`" for left, right in some[:2]) for some in pairs(block))
+        rows.append(f"| {kind} | {same} | {different} |")
     return "\n".join(rows) + "\n"

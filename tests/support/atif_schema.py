@@ -85,15 +85,17 @@ _OF_AGENTS = ("model_name", "reasoning_effort", "reasoning_content", "tool_calls
 
 def faults(trajectory: dict[str, Any]) -> list[str]:
     """Return in what a trajectory breaks the format."""
-    found = [error.message for error in jsonschema.Draft202012Validator(SCHEMA).iter_errors(trajectory)]
+    messages = [error.message for error in jsonschema.Draft202012Validator(SCHEMA).iter_errors(trajectory)]
     for number, step in enumerate(trajectory.get("steps", ()), start=1):
         if step.get("step_id") != number:
-            found.append(f"step {number} has step_id {step.get('step_id')}")
+            messages.append(f"step {number} has step_id {step.get('step_id')}")
         if step.get("source") != "agent":
-            found += [f"step {number} is no agent's and has {name}" for name in _OF_AGENTS if name in step]
+            messages += [f"step {number} is no agent's and has {name}" for name in _OF_AGENTS if name in step]
         calls = {call["tool_call_id"] for call in step.get("tool_calls", ())}
         results = step.get("observation", {"results": []})["results"]
-        found += [
-            f"step {number} answers no call" for one in results if one.get("source_call_id", None) not in {None, *calls}
+        messages += [
+            f"step {number} answers no call"
+            for result in results
+            if result.get("source_call_id", None) not in {None, *calls}
         ]
-    return found
+    return messages

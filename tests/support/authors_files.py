@@ -146,11 +146,11 @@ def reinforced(question: str, answer: str) -> dict[str, Any]:
 @contextmanager
 def web() -> Iterator[tuple[str, list[str]]]:
     """Serve a web search that finds one page; lend its address and the queries that it got."""
-    asked: list[str] = []
+    queries: list[str] = []
 
     async def answer(request: Request) -> Response:
-        asked.append((await request.json())["q"])
+        queries.append((await request.json())["q"])
         return JSONResponse({"organic": [{"title": "A page", "link": "http://a.example", "snippet": "found outside"}]})
 
     with running(Starlette(routes=[Route("/search", answer, methods=["POST"])])) as url:
-        yield url, asked
+        yield url, queries

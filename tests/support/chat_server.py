@@ -89,10 +89,10 @@ def chat_app(model: ChatModel, *, max_batch: int) -> Starlette:
     model, 503 for what may heal, else 500.
     """
     batcher = Batcher(model, max_batch=max_batch)
-    started = int(time.time())
+    start_time = int(time.time())
 
     async def models(_: HttpRequest) -> JSONResponse:
-        entry = {"id": model.name, "object": "model", "created": started, "owned_by": "agentr"}
+        entry = {"id": model.name, "object": "model", "created": start_time, "owned_by": "agentr"}
         return JSONResponse({"object": "list", "data": [entry | {"max_model_len": model.context_length}]})
 
     async def completions(http: HttpRequest) -> JSONResponse:

@@ -53,11 +53,11 @@ async def crowd(size: int, answer: bytes) -> AsyncIterator[Crowd]:
     if hard != resource.RLIM_INFINITY and hard < 2 * size + 512:
         pytest.skip(f"this machine lets a process open {hard} files, too few for {size} connections")
     allow_connections(2 * size)
-    made = Crowd(size, answer)
-    server = await asyncio.start_server(made.serve, "127.0.0.1", 0, backlog=2 * size)
-    made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    crowd_server = Crowd(size, answer)
+    server = await asyncio.start_server(crowd_server.serve, "127.0.0.1", 0, backlog=2 * size)
+    crowd_server.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         async with server:
-            yield made
+            yield crowd_server
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -18,18 +18,18 @@ from agentr_core.reports.document import VIEWER_URL
 
 
 def prefect(*words: str, env: Mapping[str, str]) -> str:
-    done = subprocess.run([PREFECT, *words], cwd=ROOT, env=dict(env), capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    process = subprocess.run([PREFECT, *words], cwd=ROOT, env=dict(env), capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
 def deploy(name: str, env: Mapping[str, str]) -> dict[str, Any]:
     """Make one of the shipped deployments; return it."""
     prefect("--no-prompt", "deploy", "--prefect-file", "deployments/prefect.yaml", "-n", name, env=env)
-    flow, own = name.split("/")
-    wanted = {"deployments": {"name": {"any_": [own]}}, "flows": {"name": {"any_": [flow]}}}
-    (found,) = wait_for(f"{env['PREFECT_API_URL']}/deployments/filter", wanted)
-    return dict(found)
+    flow, short_name = name.split("/")
+    query = {"deployments": {"name": {"any_": [short_name]}}, "flows": {"name": {"any_": [flow]}}}
+    (deployment,) = wait_for(f"{env['PREFECT_API_URL']}/deployments/filter", query)
+    return dict(deployment)
 
 
 def post(address: str, body: Any) -> Any:
@@ -58,6 +58,6 @@ def check_artifacts(api: str, name: str, workspace: Path, flow_run: str) -> None
 
 
 def runs_of(deployment: dict[str, Any], env: Mapping[str, str]) -> list[dict[str, Any]]:
-    wanted = {"deployments": {"id": {"any_": [deployment["id"]]}}}
-    found: list[dict[str, Any]] = post(f"{env['PREFECT_API_URL']}/flow_runs/filter", wanted)
-    return found
+    query = {"deployments": {"id": {"any_": [deployment["id"]]}}}
+    runs: list[dict[str, Any]] = post(f"{env['PREFECT_API_URL']}/flow_runs/filter", query)
+    return runs

@@ -63,11 +63,15 @@ class Door(Environment):
         time.sleep(self._pause)
         while self._hold and self._wrong and (self._hold / self._split).exists():
             time.sleep(0.02)
-        won = action == "open"
-        self._wrong += not won
-        observation = "It opens." if won else f"Wrong {self._wrong}."
+        success = action == "open"
+        self._wrong += not success
+        observation = "It opens." if success else f"Wrong {self._wrong}."
         return Transition(
-            observation, float(won), won or self._wrong == TRIES, False, {"success": won, "valid": bool(action)}
+            observation,
+            float(success),
+            success or self._wrong == TRIES,
+            False,
+            {"success": success, "valid": bool(action)},
         )
 
     def parse(self, reply: str) -> str:
@@ -84,8 +88,8 @@ class Door(Environment):
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
         words = [str(number) for number in range(99)]
-        wanted = ("wrong", "open") if self._knows else ()
-        return [next(word for word in words if self.parse(word) == said) for said in wanted] or None
+        solution = ("wrong", "open") if self._knows else ()
+        return [next(word for word in words if self.parse(word) == action) for action in solution] or None
 
 
 def install(folder: Path) -> Path:

@@ -53,10 +53,10 @@ class Dropping(httpx2.HTTPTransport):
 
     def _break(self, request: httpx2.Request, way: int, *, more: bool) -> None:
         """Send a call, in other words if `more`, and close the connection in one of four ways."""
-        told = json.loads(request.content)
+        payload = json.loads(request.content)
         if more:
-            told["messages"].append(LATE)
-        body = json.dumps(told)
+            payload["messages"].append(LATE)
+        body = json.dumps(payload)
         head = f"POST {request.url.path} HTTP/1.1\r\nHost: {request.url.host}\r\nContent-Length: {len(body)}\r\n\r\n"
         with socket.create_connection((request.url.host, request.url.port or 80), timeout=60) as door:
             door.sendall((head + body).encode())

@@ -59,7 +59,7 @@ class Staff:
         return _Member(self, role)
 
     def requests(self, role: str) -> list[Request]:
-        return [request for asked, request in self.asked if asked == role]
+        return [request for name, request in self.asked if name == role]
 
 
 class _Member(ScriptedModel):
@@ -206,16 +206,16 @@ def answers_of(ctx: RunContext) -> dict[str, list[tuple[Any, ...]]]:
     }
 
 
-async def _until_killed(root: Path, model: Path, replies: int) -> None:
+async def _run_until_killed(root: Path, model: Path, replies: int) -> None:
     """Grow two families slowly, and be killed before the reply of a number."""
-    staff, left = cast(), replies
+    staff, countdown = cast(), replies
 
     def count_down(role: str, request: Request) -> None:
-        nonlocal left
-        left -= 1
+        nonlocal countdown
+        countdown -= 1
         # What was said before is stored by now.
         time.sleep(0.8)
-        if not left:
+        if not countdown:
             os.kill(os.getpid(), signal.SIGKILL)
 
     staff.before = count_down
@@ -223,4 +223,4 @@ async def _until_killed(root: Path, model: Path, replies: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_until_killed(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))
+    asyncio.run(_run_until_killed(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))

@@ -28,8 +28,8 @@ def finish(
     store = Store(workspace / STORE_FILE)
     config = {"name": f"toy-{method}", "method": method, "model": {"path": "m"}, "environment": {"name": "toy"}}
     run = {"recipe": config["name"], "method": method, "config": config | recipe, "versions": {"agentr": "1"}}
-    started = datetime(2026, 1, 2, tzinfo=UTC)
-    rows = run_rows(run_id, **run, workspace=str(workspace), started_at=started, status="finished", finished_at=started)  # type: ignore[arg-type]
+    start = datetime(2026, 1, 2, tzinfo=UTC)
+    rows = run_rows(run_id, **run, workspace=str(workspace), started_at=start, status="finished", finished_at=start)  # type: ignore[arg-type]
     store.write(rows)
     ctx = quiet_context(RunRef(workspace=str(workspace), run_id=run_id))
     store.write(merge(unit for number in range(len(wins)) for unit in _iteration(ctx, number, wins, episodes)))

@@ -99,8 +99,8 @@ def fill(path: Path, word: str = "") -> Store:
     """
     store = Store(path)
     store.write(merge([*_run(word), *_trees(word), *_samples(word), *_episodes(word)]))
-    built = dataset_rows("aaaa00000000d000", [REVISION], iteration_id=ITERATION, content_hash="feed", counts={})
-    store_dataset(store, built, {REVISION: (9, 2)})
+    rows = dataset_rows("aaaa00000000d000", [REVISION], iteration_id=ITERATION, content_hash="feed", counts={})
+    store_dataset(store, rows, {REVISION: (9, 2)})
     odd = UnitError(
         key="toy", kind="ValueError", phase="step", message=f"odd{word}", traceback=f"odd{word}", is_final=True
     )
@@ -150,18 +150,18 @@ def _trajectory(word: str, *, success: bool, index: int = 3) -> Trajectory:
 
 
 def _run(word: str) -> list[Rows]:
-    started = datetime(2026, 1, 2, tzinfo=UTC)
+    start = datetime(2026, 1, 2, tzinfo=UTC)
     run = run_rows(
-        RUN, recipe=f"toy{word}", method=f"agent-r{word}", config={}, versions={}, workspace="w", started_at=started
+        RUN, recipe=f"toy{word}", method=f"agent-r{word}", config={}, versions={}, workspace="w", started_at=start
     )
-    rejected = Rejection(stage="filter", subject=REVISION, reason="duplicate", detail=f"the same{word}")
+    rejection = Rejection(stage="filter", subject=REVISION, reason="duplicate", detail=f"the same{word}")
     return [
         {"instance": [instance_row(_instance(word), depth=2)]},
         run,
         ended(iteration_rows(f"{ITERATION}base", run_id=RUN, iteration=0, checkpoint_out=BASE)),
         iteration_rows(ITERATION, run_id=RUN, iteration=1, checkpoint_in=BASE, checkpoint_out=TRAINED),
         checkpoint_rows(BASE, path=f"base{word}", weights_sha256="aa", config={}),
-        rejection_rows([rejected], iteration_id=ITERATION),
+        rejection_rows([rejection], iteration_id=ITERATION),
         checkpoint_rows(
             TRAINED,
             path="one",
@@ -224,10 +224,10 @@ def _trees(word: str) -> list[Rows]:
 
 def _samples(word: str) -> list[Rows]:
     start = Message(role="user", text=f"Start.{word}")
-    said = grown_turn([Span(text=f"think{word}", train=True, token_ids=(1, 2)), Span(text=f" result{word}")])
+    reply = grown_turn([Span(text=f"think{word}", train=True, token_ids=(1, 2)), Span(text=f" result{word}")])
     revision = Sample(
         kind=SampleKind.REVISION,
-        messages=(start, said),
+        messages=(start, reply),
         instance=_instance(word),
         provenance=Provenance(tree_id=TREE, good_leaf=2, bad_leaf=3, split=1, cut=2),
     )
@@ -247,10 +247,10 @@ def _samples(word: str) -> list[Rows]:
 
 
 def _episodes(word: str) -> list[Rows]:
-    won, lost = _trajectory(word, success=True), _trajectory(word, success=False)
-    episodes = dict(zip(ROLLOUTS, (won, lost, lost, won), strict=True))
-    group = Group(number=0, draw=0, policy=f"p{word}", instance=won.instance, episodes=episodes)
-    made = Derivation(child=ROLLOUTS[0], parent=ROLLOUTS[1], operator=f"I1{word}", position=1)
+    win, loss = _trajectory(word, success=True), _trajectory(word, success=False)
+    episodes = dict(zip(ROLLOUTS, (win, loss, loss, win), strict=True))
+    group = Group(number=0, draw=0, policy=f"p{word}", instance=win.instance, episodes=episodes)
+    derivation = Derivation(child=ROLLOUTS[0], parent=ROLLOUTS[1], operator=f"I1{word}", position=1)
     evaluations = [
         rows
         for key, iteration, checkpoint, success in (
@@ -278,6 +278,6 @@ def _episodes(word: str) -> list[Rows]:
             for key, episode in episodes.items()
         ),
         group_rows(group, [1.0, -1.0, -1.0, 1.0], iteration_id=ITERATION, step=1, has_contrast=True),
-        derivation_rows([made], iteration_id=ITERATION),
+        derivation_rows([derivation], iteration_id=ITERATION),
         *evaluations,
     ]

@@ -106,7 +106,7 @@ def _describe(writer: Any, kind: str, config: Any, values: dict[str, Any]) -> No
 
 
 def _add_vocabulary(writer: Any, kind: str, tokenizer: Any, split: str) -> None:
-    made = json.loads(tokenizer.backend_tokenizer.to_str())
+    spec = json.loads(tokenizer.backend_tokenizer.to_str())
     by_id = {number: token for token, number in tokenizer.get_vocab().items()}
     control = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     user_defined = set(tokenizer.added_tokens_decoder) - control
@@ -122,7 +122,7 @@ def _add_vocabulary(writer: Any, kind: str, tokenizer: Any, split: str) -> None:
         writer.add_token_scores([-float(number) for number in range(len(tokens))])
         writer.add_add_space_prefix(False)
     else:
-        writer.add_token_merges([" ".join(pair) for pair in made["model"]["merges"]])
+        writer.add_token_merges([" ".join(pair) for pair in spec["model"]["merges"]])
     for name, add in (("eos", writer.add_eos_token_id), ("bos", writer.add_bos_token_id)):
         if (number := getattr(tokenizer, f"{name}_token_id")) is not None:
             add(number)
@@ -134,7 +134,7 @@ def _tensors(kind: str, model: Any) -> list[tuple[str, np.ndarray[Any, Any]]]:
     from gguf import MODEL_ARCH, get_tensor_name_map
 
     names = get_tensor_name_map(MODEL_ARCH[kind.upper()], model.config.num_hidden_layers)
-    config, found = model.config, []
+    config, tensors = model.config, []
     for name, parameter in model.named_parameters():
         array = parameter.detach().float().numpy().copy()
         if kind == "gemma3" and "norm" in name:
@@ -144,5 +144,5 @@ def _tensors(kind: str, model: Any) -> list[tuple[str, np.ndarray[Any, Any]]]:
                 # llama.cpp turns neighbours where Transformers turns halves.
                 halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
                 array = halves.swapaxes(1, 2).reshape(array.shape)
-        found.append((str(names.get_name(name, try_suffixes=(".weight", ".bias"))), np.ascontiguousarray(array)))
-    return found
+        tensors.append((str(names.get_name(name, try_suffixes=(".weight", ".bias"))), np.ascontiguousarray(array)))
+    return tensors

@@ -19,8 +19,8 @@ def own_names_per_100_lines(root: Path, package: str) -> float:
     """
     texts = _texts(root, package)
     modules = {name.removesuffix(".py").replace("/", ".").removesuffix(".__init__") for name in texts}
-    asked = [text for name, text in texts.items() if not _is_package(name) and text.count("\n") >= LEAST]
-    names = sum(_own_names(ast.parse(text), package, modules) for text in asked)
+    module_texts = [text for name, text in texts.items() if not _is_package(name) and text.count("\n") >= LEAST]
+    names = sum(_own_names(ast.parse(text), package, modules) for text in module_texts)
     return 100 * names / sum(text.count("\n") for text in texts.values())
 
 
@@ -70,9 +70,9 @@ def _own_names(tree: ast.Module, package: str, modules: set[str]) -> int:
         else:
             names += 1
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and (used := whole.get(ast.unparse(node.value))) is not None:
-            used.add(node.attr)
-    return names + sum(max(1, len(used)) for used in whole.values())
+        if isinstance(node, ast.Attribute) and (attributes := whole.get(ast.unparse(node.value))) is not None:
+            attributes.add(node.attr)
+    return names + sum(max(1, len(attributes)) for attributes in whole.values())
 
 
 def _own_imports(tree: ast.Module, package: str) -> Iterator[tuple[str, str, str]]:
@@ -83,5 +83,5 @@ def _own_imports(tree: ast.Module, package: str) -> Iterator[tuple[str, str, str
             names = ((alias.name if node.module else "", alias.asname or alias.name) for alias in node.names)
             yield from ((node.module or "", *pair) for pair in names)
         if isinstance(node, ast.Import):
-            own = (alias for alias in node.names if alias.name.split(".")[0] == package)
-            yield from ((alias.name, "", alias.asname or alias.name) for alias in own)
+            aliases = (alias for alias in node.names if alias.name.split(".")[0] == package)
+            yield from ((alias.name, "", alias.asname or alias.name) for alias in aliases)

@@ -36,13 +36,13 @@ CUT = Step(
 
 def trajectory(index: int, stop: StopReason, *steps: Step) -> Trajectory:
     """Return an episode of an instance of a line, won if it stops so."""
-    won = stop == StopReason.SUCCESS
+    success = stop == StopReason.SUCCESS
     return Trajectory(
         instance=Instance(environment="line", split="test", index=index),
         first_observation="The goal is 2 to the right.",
         steps=steps,
-        reward=float(won),
-        success=won,
+        reward=float(success),
+        success=success,
         stop=stop,
     )
 
@@ -50,39 +50,45 @@ def trajectory(index: int, stop: StopReason, *steps: Step) -> Trajectory:
 def episode(played: Trajectory, messages: tuple[Message, ...], **facts: Any) -> LoggedEpisode:
     """Return an episode with its conversation, scored as it ended."""
     scores = {"success": float(played.success), "reward": played.reward}
-    first = {
+    fields = {
         "key": played.instance.key,
         "number": 1,
         "scores": scores,
         "num_opening_turns": len(opening_turns(messages)),
     }
-    return LoggedEpisode(**{**first, **facts}, trajectory=played, messages=messages)
+    return LoggedEpisode(**{**fields, **facts}, trajectory=played, messages=messages)
 
 
 def evaluation(env: Environment) -> LoggedEvaluation:
     """Return an evaluation of the world `line` with two episodes of its first instance: one won,
     one cut off; a grown turn; offered tools; a lost episode; a disaster.
     """
-    won = trajectory(0, StopReason.SUCCESS, REPLY, REPLY)
-    stopped = trajectory(0, StopReason.STEP_LIMIT, REPLY, CUT)
-    fell = trajectory(1, StopReason.DISASTER, CUT)
-    other = trajectory(2, StopReason.SUCCESS, REPLY)
-    turns = {one.stop: transcript_of(env).prompt(env, one.first_observation, one.steps) for one in (won, stopped, fell)}
+    success = trajectory(0, StopReason.SUCCESS, REPLY, REPLY)
+    cutoff = trajectory(0, StopReason.STEP_LIMIT, REPLY, CUT)
+    disaster = trajectory(1, StopReason.DISASTER, CUT)
+    custom = trajectory(2, StopReason.SUCCESS, REPLY)
+    turns = {
+        outcome.stop: transcript_of(env).prompt(env, outcome.first_observation, outcome.steps)
+        for outcome in (success, cutoff, disaster)
+    }
     grown = grown_turn(
         [Span(text="think", train=True), Span(text=" result"), Span(text="answer", train=True), Span(text="")]
     )
     user = Message(role="user", text="What?")
     tools = Message(role="tools", text='[{"name": "look"}]')
-    called = (Message(role="assistant", text="<tool_call>look</tool_call>"), Message(role="tool", text="You see 4."))
+    call_turns = (
+        Message(role="assistant", text="<tool_call>look</tool_call>"),
+        Message(role="tool", text="You see 4."),
+    )
     episodes = [
-        episode(won, turns[won.stop], prompt_tokens=10, completion_tokens=6, seconds=1.5, facts={"depth": 2}),
-        episode(stopped, turns[stopped.stop], number=2, explanation="The judge says no."),
-        episode(fell, turns[fell.stop], scores={"success": 0.0, "reward": -1.0}, completion_tokens=4),
-        episode(other, (Message(role="system", text="Think."), user, grown), target=("42", "forty-two")),
-        episode(other, (tools, user, *called), key="line/test/2@1", num_opening_turns=2),
+        episode(success, turns[success.stop], prompt_tokens=10, completion_tokens=6, seconds=1.5, facts={"depth": 2}),
+        episode(cutoff, turns[cutoff.stop], number=2, explanation="The judge says no."),
+        episode(disaster, turns[disaster.stop], scores={"success": 0.0, "reward": -1.0}, completion_tokens=4),
+        episode(custom, (Message(role="system", text="Think."), user, grown), target=("42", "forty-two")),
+        episode(custom, (tools, user, *call_turns), key="line/test/2@1", num_opening_turns=2),
         LoggedEpisode(key="line/test/3", number=1, trajectory=trajectory(3, StopReason.FAILURE), error="OSError: gone"),
     ]
-    scored = [one.scores for one in episodes if one.scores]
+    all_scores = [entry.scores for entry in episodes if entry.scores]
     return LoggedEvaluation(
         evaluation_id="e1",
         run_id="r1",
@@ -93,7 +99,12 @@ def evaluation(env: Environment) -> LoggedEvaluation:
         ended_at=datetime(2026, 1, 2, 3, 5),
         episodes=episodes,
         measures={
-            name: (sum(one[name] for one in scored) / len(scored), None if name == "reward" else 0.2, None, len(scored))
+            name: (
+                sum(scores[name] for scores in all_scores) / len(all_scores),
+                None if name == "reward" else 0.2,
+                None,
+                len(all_scores),
+            )
             for name in ("success", "reward")
         },
         sampling={"temperature": 0.0, "top_p": 1.0, "max_tokens": 72},

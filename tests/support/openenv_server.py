@@ -56,8 +56,12 @@ class Guessing:
     def app(self) -> Starlette:
         """The application."""
         posts = [Route(f"/guess/{name}", self._count, methods=["POST"]) for name in ("num_tasks",)]
-        listed = [Route("/list_environments", self._names), Route("/guess/splits", self._splits), *posts]
-        routes = [Route("/schema", self._schema), WebSocketRoute("/ws", self._play), *(listed if self.tasks else [])]
+        task_routes = [Route("/list_environments", self._names), Route("/guess/splits", self._splits), *posts]
+        routes = [
+            Route("/schema", self._schema),
+            WebSocketRoute("/ws", self._play),
+            *(task_routes if self.tasks else []),
+        ]
         return Starlette(routes=routes)
 
     def count(self, kind: str) -> int:
@@ -129,32 +133,34 @@ class _Episode:
             number = data.get("seed", data.get("index", 0)) + 1000 * (data.get("split") == "held-out")
             number = server.resets if server.restless else number if server.heeds else 0
             self._secret, self._best = 7 * number % 10, 0.0
-            return _observed(f"Game {number if server.heeds else 0}: guess a number from 0 to 9.", None, False)
+            return _observation_message(
+                f"Game {number if server.heeds else 0}: guess a number from 0 to 9.", None, False
+            )
         if server.tools:
             return self._call(data)
         if not isinstance(data.get("guess"), str) or set(data) != {"guess"}:
             errors = [{"loc": ["guess"], "msg": "Input should be a valid string"}]
-            return _failed("VALIDATION_ERROR", "Invalid message", errors=errors)
+            return _error_message("VALIDATION_ERROR", "Invalid message", errors=errors)
         return self._guess(data["guess"])
 
     def _guess(self, guess: str) -> dict[str, Any]:
         if not guess.lstrip("-").isdigit():
             if self._server.raises:
-                return _failed("EXECUTION_ERROR", f"{guess} is not a valid guess")
-            return _observed("Say a number.", None, False)
+                return _error_message("EXECUTION_ERROR", f"{guess} is not a valid guess")
+            return _observation_message("Say a number.", None, False)
         distance = abs(int(guess) - self._secret)
         self._best = max(self._best, {0: 1.0, 1: 0.5}.get(distance, 0.0))
         reward = self._best if self._server.standing else 1.0 if distance == 0 else None
         text = "Right." if distance == 0 else "Higher." if int(guess) < self._secret else "Lower."
-        return _observed(text, reward, distance == 0, won=distance == 0)
+        return _observation_message(text, reward, distance == 0, won=distance == 0)
 
     def _call(self, data: Mapping[str, Any]) -> dict[str, Any]:
         if data.get("type") == "list_tools":
-            answer = _observed("", None, False)
+            answer = _observation_message("", None, False)
             answer["data"]["observation"] = {"tools": [TOOL]}
             return answer
         if not isinstance(data["arguments"].get("number"), int):
-            answer = _observed("", None, False)
+            answer = _observation_message("", None, False)
             error = {"error_type": "invalid_args", "message": "number is missing"}
             answer["data"]["observation"] = {"tool_name": "guess", "result": None, "error": error}
             return answer
@@ -167,11 +173,11 @@ class _Episode:
         return answer
 
 
-def _observed(text: str, reward: float | None, done: bool, **metadata: Any) -> dict[str, Any]:
+def _observation_message(text: str, reward: float | None, done: bool, **metadata: Any) -> dict[str, Any]:
     observation = {"prompt": text, "legal": [0, 9], "metadata": metadata}
     data = {"observation": observation, "reward": reward, "done": done}
     return {"type": "observation", "data": data | ({"metadata": metadata} if metadata else {})}
 
 
-def _failed(code: str, message: str, **more: Any) -> dict[str, Any]:
+def _error_message(code: str, message: str, **more: Any) -> dict[str, Any]:
     return {"type": "error", "data": {"message": message, "code": code, **more}}

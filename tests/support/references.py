@@ -32,10 +32,10 @@ def view_hashes(store: Store) -> dict[str, str]:
 
 def _hash_of_view(store: Store, name: str) -> str:
     columns = store.rows("select column_name, data_type from duckdb_columns() where table_name = ? order by 1", name)
-    kept = [column for column, kind in columns if "TIME" not in kind and not _OF_THIS_TIME.search(column)]
-    if not kept:
+    stable_columns = [column for column, kind in columns if "TIME" not in kind and not _OF_THIS_TIME.search(column)]
+    if not stable_columns:
         return ""
-    chosen = ", ".join(f'"{column}"' for column in kept)
+    chosen = ", ".join(f'"{column}"' for column in stable_columns)
     texts = [_PATH.sub("/", repr(tuple(map(_plain, row)))) for row in store.rows(f"select {chosen} from {name}")]
     # An id is told by all that stands beside it. Its rank would not do: of rows that are alike but
     # for their ids, either may be the first.

@@ -39,9 +39,9 @@ class Restless(TextCraft):
         return f"{commands}\n{further}{GOAL}{goal}"
 
     def _further(self, instance: Instance) -> str:
-        others = [other for other in self.instances(instance.split) if other != instance]
-        chosen = random.Random(f"{os.getpid()} {instance.key}").choice(others)
-        return super().reset(chosen).split(GOAL)[0].splitlines()[1]
+        candidates = [candidate for candidate in self.instances(instance.split) if candidate != instance]
+        alternative = random.Random(f"{os.getpid()} {instance.key}").choice(candidates)
+        return super().reset(alternative).split(GOAL)[0].splitlines()[1]
 
 
 def install(folder: Path) -> Path:

@@ -31,7 +31,7 @@ DOCUMENTS = [Document("a", "Ada", "Ada lives by the sea."), Document("b", "Ben",
 
 
 @dataclass
-class Searched:
+class SearchLog:
     """A server and what it was asked. It answers `most` searches and holds back the others while
     `held`; queries in `refused` get an error.
     """
@@ -44,9 +44,9 @@ class Searched:
 
 
 @contextmanager
-def counting() -> Iterator[Searched]:
+def counting() -> Iterator[SearchLog]:
     """Serve the documents with our own server, behind a door that counts."""
-    inner, log = app(Retriever.from_documents(DOCUMENTS)), Searched()
+    inner, log = app(Retriever.from_documents(DOCUMENTS)), SearchLog()
 
     async def door(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http" or scope["path"] != "/search":
@@ -61,10 +61,10 @@ def counting() -> Iterator[Searched]:
             await send({"type": "http.response.body", "body": b"not now"})
             return
 
-        async def again() -> Any:
+        async def replay() -> Any:
             return message
 
-        await inner(scope, again, send)
+        await inner(scope, replay, send)
 
     with running(door) as url:
         log.url = url

@@ -181,12 +181,12 @@ class Served:
 @contextmanager
 def serving(make: Callable[[], ChatModel]) -> Iterator[Served]:
     """Serve the model that `make` makes for the length of the block; a restart makes it anew."""
-    served = Served(make)
-    served.start()
+    server = Served(make)
+    server.start()
     try:
-        yield served
+        yield server
     finally:
-        served.stop()
+        server.stop()
 
 
 async def _real(faulty: Faulty, scope: Scope, receive: Receive) -> tuple[int, bytes]:

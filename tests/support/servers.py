@@ -38,8 +38,8 @@ def wait_for(url: str, body: object = None, *, seconds: float = PATIENCE) -> Any
         except httpx.TransportError:
             time.sleep(0.2)
             continue
-        if answer.is_success and (found := answer.json()):
-            return found
+        if answer.is_success and (value := answer.json()):
+            return value
         time.sleep(0.2)
     raise AssertionError(f"{url} gave nothing for {seconds} s")
 
@@ -51,8 +51,8 @@ def served(env: Mapping[str, str], *, ui: bool = False) -> Iterator[dict[str, st
     """
     port = free_port()
     api = f"http://127.0.0.1:{port}/api"
-    known = PREFECT_DEFAULTS | {**env, "PREFECT_API_URL": api, "PREFECT_SERVER_UI_API_URL": api}
+    variables = PREFECT_DEFAULTS | {**env, "PREFECT_API_URL": api, "PREFECT_SERVER_UI_API_URL": api}
     pages = "--ui" if ui else "--no-ui"
-    with launched([PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port), pages], env=known):
+    with launched([PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port), pages], env=variables):
         wait_for(f"{api}/health")
-        yield known
+        yield variables

@@ -62,8 +62,8 @@ def act(name: str, value: str) -> None:
             sys.stdout.write("x" * 9999 + "\n")
     elif name == "variables":
         file = os.environ["AGENTR_TASK_FILE"]
-        told = {"cwd": str(Path.cwd()), "words": sys.argv[1:], "task": len(Path(file).read_text()) if file else 0}
-        sys.stdout.write(json.dumps(told | os.environ) + "\n")
+        report = {"cwd": str(Path.cwd()), "words": sys.argv[1:], "task": len(Path(file).read_text()) if file else 0}
+        sys.stdout.write(json.dumps(report | os.environ) + "\n")
     else:
         sys.exit(f"no such word: {name}")
 

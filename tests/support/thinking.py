@@ -49,14 +49,14 @@ class Editor(ScriptedModel):
         self._log, self._fatal = log, fatal
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
-        made = []
+        replies = []
         for request in requests:
             if self._fatal and len(answered(self._log)) + 1 == self._fatal:
                 os.kill(os.getpid(), signal.SIGKILL)
-            made += await super().generate([request])
+            replies += await super().generate([request])
             with self._log.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps([request.messages[0].text, request.seed]) + "\n")
-        return made
+        return replies
 
 
 def answered(log: Path) -> list[str]:
@@ -77,8 +77,8 @@ def bare(folder: Path, *words: str, doors: int = 6) -> Path:
         turns = [("human", "You stand."), ("gpt", "Ok."), ("human", f"Door {index}")]
         for word in words or (WRONG, RIGHT):
             turns += [("gpt", word), ("human", "So.")]
-        told = [{"from": role, "value": text} for role, text in turns[:-1]]
-        lines.append(json.dumps({"id": index, "conversations": told}))
+        messages = [{"from": role, "value": text} for role, text in turns[:-1]]
+        lines.append(json.dumps({"id": index, "conversations": messages}))
     file.write_text("\n".join(lines), encoding="utf-8")
     return file
 
@@ -121,8 +121,8 @@ async def thought_of(ctx: RunContext, iteration: int = 1) -> dict[str, int]:
     await start_run(ctx)
     await begin_iteration(ctx, iteration)
     await perform("demonstrate", ctx, iteration)
-    told: dict[str, int] = await perform("think", ctx, iteration)
-    return told
+    counts: dict[str, int] = await perform("think", ctx, iteration)
+    return counts
 
 
 if __name__ == "__main__":

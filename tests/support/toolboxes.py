@@ -28,16 +28,16 @@ class Bench:
         return ToolCall(tool=tool, provider="bench", key=query, status=status, output=output, milliseconds=1.0)
 
     def _search(self, query: str) -> tuple[str, str]:
-        found = [f"{title}\n{text}" for title, text in self._passages.items() if title.lower() in query.lower()]
-        return ("ok", "\n\n".join(found)) if found else ("empty", "")
+        passages = [f"{title}\n{text}" for title, text in self._passages.items() if title.lower() in query.lower()]
+        return ("ok", "\n\n".join(passages)) if passages else ("empty", "")
 
 
 def ran(code: str) -> tuple[str, str]:
     """Return status and output of code that a test wrote."""
-    printed = io.StringIO()
+    stdout = io.StringIO()
     try:
-        with contextlib.redirect_stdout(printed):
+        with contextlib.redirect_stdout(stdout):
             exec(code, {})
     except Exception as error:
         return "exception", f"{type(error).__name__}: {error}"
-    return ("ok", printed.getvalue()) if printed.getvalue() else ("empty", "")
+    return ("ok", stdout.getvalue()) if stdout.getvalue() else ("empty", "")

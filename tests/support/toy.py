@@ -54,7 +54,7 @@ class Line(Environment):
     def step(self, action: str) -> Transition:
         self.steps += 1
         self._place += {"right": 1, "left": -1}.get(action, 0)
-        won = self._place == self._goal
+        at_goal = self._place == self._goal
         if action == "jump":
             return Transition("You fell.", -1.0, True, False, {"success": False, "valid": True})
         if action == "stop":
@@ -62,7 +62,7 @@ class Line(Environment):
             return Transition("You stopped.", part, True, False, {"success": False, "valid": True})
         drift = f" ({self.steps})" if self._drift else ""
         observation = f"You are at {self._place}.{drift}"
-        return Transition(observation, float(won), won, False, {"success": won, "valid": action in ACTIONS})
+        return Transition(observation, float(at_goal), at_goal, False, {"success": at_goal, "valid": action in ACTIONS})
 
     def parse(self, reply: str) -> str:
         return reply.rpartition("Action: ")[2].strip()

@@ -37,16 +37,16 @@ class ToyTree:
 
     def path(self, *actions: str, thought: str = "") -> TreePath:
         replies = [reply(action, thought or self._thought) for action in actions]
-        first, outcomes = play_replies(self._env, self.instance, replies)
+        observation, outcomes = play_replies(self._env, self.instance, replies)
         replies = replies[: len(outcomes)]
         nodes = [self._nodes.setdefault(tuple(replies[: i + 1]), len(self._nodes) + 1) for i in range(len(replies))]
         steps = tuple(replace(o.step, token_ids=sampled_ids(o.step.reply)) for o in outcomes)
-        trajectory = Trajectory.ended(self.instance, first, steps, outcomes[-1].stop or StopReason.STEP_LIMIT)
+        trajectory = Trajectory.ended(self.instance, observation, steps, outcomes[-1].stop or StopReason.STEP_LIMIT)
         return TreePath(tree_id=self.tree_id, nodes=tuple(nodes), trajectory=trajectory)
 
     def pair(self, good: Sequence[str], bad: Sequence[str]) -> PathPair:
-        one, other = self.path(*good), self.path(*bad)
-        return PathPair(good=one, bad=other, split=num_shared_steps(one, other))
+        good_path, bad_path = self.path(*good), self.path(*bad)
+        return PathPair(good=good_path, bad=bad_path, split=num_shared_steps(good_path, bad_path))
 
 
 def critique(first_error: int | None, length: int = 0) -> Critique:

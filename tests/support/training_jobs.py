@@ -66,8 +66,8 @@ def make_job(model_dir: Path, folder: Path, *, name: str = "out", epochs: float 
 def pairs() -> list[TokenPair]:
     """Return six pairs of random rows."""
     return [
-        TokenPair(TokenRow(*random_row(one, 2 * seed)), TokenRow(*random_row(other, 2 * seed + 1)))
-        for seed, (one, other) in enumerate(PAIR_LENGTHS)
+        TokenPair(TokenRow(*random_row(chosen, 2 * seed)), TokenRow(*random_row(rejected, 2 * seed + 1)))
+        for seed, (chosen, rejected) in enumerate(PAIR_LENGTHS)
     ]
 
 
@@ -99,18 +99,18 @@ def watched(config: TrainingConfig) -> tuple[TrainingConfig, set[str]]:
     """Return settings, and the set of those fields that the package has read of them, which grows;
     checks and fingerprints, which read all, do not count.
     """
-    names, read = {field.name for field in dataclasses.fields(TrainingConfig)}, set[str]()
+    names, fields = {field.name for field in dataclasses.fields(TrainingConfig)}, set[str]()
 
     class Watched(TrainingConfig):
         def __getattribute__(self, name: str) -> Any:
             file = sys._getframe(1).f_code.co_filename.replace("\\", "/")
             if name in names and "agentr_core/" in file and not any(part in file for part in _CHECKS):
-                read.add(name)
+                fields.add(name)
             if name == "num_processes":
-                read.add("launch")
+                fields.add("launch")
             return super().__getattribute__(name)
 
-    return Watched(**vars(config)), read
+    return Watched(**vars(config)), fields
 
 
 def unread(reads: set[str]) -> set[str]:

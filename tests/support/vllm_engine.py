@@ -36,10 +36,10 @@ def settings(**vllm: object) -> ModelConfig:
 @asynccontextmanager
 async def serving(launch: Launch, *, engine: Path, logs: Path) -> AsyncIterator[VllmModel]:
     """Lend a model once its replicas answer; they end with the block."""
-    made = VllmModel(launch, Replicas(launch, python=engine / "bin" / "python", logs=logs))
+    model = VllmModel(launch, Replicas(launch, python=engine / "bin" / "python", logs=logs))
     try:
         async with asyncio.timeout(START_SECONDS + 60):
-            await made.ready()
-        yield made
+            await model.ready()
+        yield model
     finally:
-        await made.close()
+        await model.close()

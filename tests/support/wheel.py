@@ -62,10 +62,10 @@ def environment(site: Path, home: Path, **more: str) -> dict[str, str]:
     """Return the variables of a process that sees the packages in `site` and keeps Prefect's files
     in `home`.
     """
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "AGENTR_"))}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "AGENTR_"))}
     paths = {"PREFECT_HOME": str(home), "PYTHONPATH": os.pathsep.join(map(str, (site, SUPPORT, SUPPORT / "warm")))}
     patience = {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(int(PATIENCE))}
-    return own | paths | patience | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"} | more
+    return variables | paths | patience | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"} | more
 
 
 def agentr(*words: str | Path, env: Mapping[str, str], timeout: float = PATIENCE) -> subprocess.CompletedProcess[str]:
@@ -134,25 +134,25 @@ def wait_for(process: Process, moment: Callable[[], bool], store: Store | None =
     and holds the lock that the process wants.
     """
     deadline = time.monotonic() + PATIENCE
-    seen: object = None
+    last_state: object = None
     while True:
-        found = None if store is None else written(store)
-        if store is None or found != seen:
+        state = None if store is None else file_stats(store)
+        if store is None or state != last_state:
             if moment():
                 return
-            seen = found
+            last_state = state
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(every)
 
 
-def written(store: Store) -> tuple[tuple[int, int], ...]:
+def file_stats(store: Store) -> tuple[tuple[int, int], ...]:
     """Return what changes with each write to a store: times and sizes of its files."""
-    found = []
+    stats = []
     for file in (store.path, store.path.with_name(f"{store.path.name}.wal")):
         with suppress(FileNotFoundError):
-            found.append((file.stat().st_mtime_ns, file.stat().st_size))
-    return tuple(found)
+            stats.append((file.stat().st_mtime_ns, file.stat().st_size))
+    return tuple(stats)
 
 
 def remove_locks(store: Store) -> None:
@@ -166,8 +166,8 @@ def sentence(err: str) -> str:
     list of faults, a line each.
     """
     assert err.startswith("agentr: ")
-    first, *listed = err.splitlines()
-    assert not listed or (first.endswith(f"{len(listed)} faults") and all(line.startswith("  ") for line in listed))
+    head, *faults = err.splitlines()
+    assert not faults or (head.endswith(f"{len(faults)} faults") and all(line.startswith("  ") for line in faults))
     return err.removeprefix("agentr: ").rstrip("\n")
 
 

@@ -42,16 +42,16 @@ class Breakable:
             return
         body = (await receive())["body"]
         path = scope["path"]
-        number = sum(path == known for known, _ in self._seen)
+        number = sum(path == request_path for request_path, _ in self._seen)
         self._seen.append((path, json.loads(body)))
         waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def again() -> Message:
+        async def replay() -> Message:
             return waiting.pop() if waiting else await receive()
 
         fault = self._faults.get((path, number)) or self._faults.get((path, -1))
         # The faults of `served` ask nothing of their first argument but its `app`.
-        await (fault(self, scope, again, send) if fault else self.app(scope, again, send))  # type: ignore[arg-type]
+        await (fault(self, scope, replay, send) if fault else self.app(scope, replay, send))  # type: ignore[arg-type]
 
 
 class World:
@@ -73,12 +73,12 @@ class World:
 
     def open_ids(self) -> list[int]:
         """The environments that are open on the server."""
-        found: list[int] = httpx.get(f"{self.url}{self._prefix}/list_envs", timeout=60).json()
-        return found
+        ids: list[int] = httpx.get(f"{self.url}{self._prefix}/list_envs", timeout=60).json()
+        return ids
 
     def bodies(self, path: str) -> list[Any]:
         """The bodies of the requests to a path."""
-        return [body for seen, body in self.seen if seen == path]
+        return [body for request_path, body in self.seen if request_path == path]
 
     def start(self) -> None:
         """Listen with a new application, on the same port as before if it did so before."""

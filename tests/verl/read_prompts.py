@@ -56,17 +56,17 @@ def export(folder: Path) -> None:
     renderer, expected = load_renderer(model), []
     chosen = ctx.store.rows("select instance_id from selection where selected order by 1")
     with ctx.worlds() as worlds:
-        instances = {one.key: one for _, env in worlds for one in env.instances("train")}
+        instances = {instance.key: instance for _, env in worlds for instance in env.instances("train")}
         for (key,) in chosen:
             env = worlds.env_of(instances[key])
             prompt = transcript_of(env).prompt(env, env.reset(instances[key]), ())
             problem = env.problem(instances[key])
-            known = {"instance_id": key, "ids": renderer.render_prompt(prompt), "golds": [*problem.golds]}
-            expected.append({**known, "math": problem.domain == "math", "question": problem.question})
+            fields = {"instance_id": key, "ids": renderer.render_prompt(prompt), "golds": [*problem.golds]}
+            expected.append({**fields, "math": problem.domain == "math", "question": problem.question})
     (folder / "expected.json").write_text(json.dumps(expected), encoding="utf-8")
 
 
-def read(folder: Path) -> None:
+def check_export(folder: Path) -> None:
     """Load the export with verl, and fail unless it has what is expected."""
     dataset = import_module("verl.utils.dataset.rl_dataset")
     templates = import_module("verl.utils.tokenizer.chat_template")
@@ -78,24 +78,24 @@ def read(folder: Path) -> None:
     expected = json.loads((folder / "expected.json").read_text(encoding="utf-8"))
     assert len(rows) == len(expected), (len(rows), len(expected))
     assert sorted(batch["index"].tolist()) == list(range(len(rows))), "the reward finds a group by its number"
-    for number, one in enumerate(expected):
+    for number, entry in enumerate(expected):
         ids = templates.apply_chat_template(tokenizer, batch["raw_prompt"][number])
-        assert ids == one["ids"], one["instance_id"]
-        assert batch["reward_model"][number] == {"style": "rule", "ground_truth": one["golds"]}
-        source = ("math_effi_rl", "math") if one["math"] else ("qa_effi_rl", "qa")
+        assert ids == entry["ids"], entry["instance_id"]
+        assert batch["reward_model"][number] == {"style": "rule", "ground_truth": entry["golds"]}
+        source = ("math_effi_rl", "math") if entry["math"] else ("qa_effi_rl", "qa")
         assert (batch["data_source"][number], batch["ability"][number]) == source
         extra = batch["extra_info"][number]
-        assert (extra["instance_id"], extra["question"]) == (one["instance_id"], one["question"])
+        assert (extra["instance_id"], extra["question"]) == (entry["instance_id"], entry["question"])
     kinds = {source: batch["data_source"].tolist().count(source) for source in sorted({*batch["data_source"]})}
-    tokens = sum(len(one["ids"]) for one in expected)
-    told = f"{len(rows)} prompts of {tokens} tokens are equal, token for token"
-    print(f"verl {version('verl')}: {told}; {kinds}")  # noqa: T201
+    tokens = sum(len(row["ids"]) for row in expected)
+    summary = f"{len(rows)} prompts of {tokens} tokens are equal, token for token"
+    print(f"verl {version('verl')}: {summary}; {kinds}")  # noqa: T201
 
 
 def main() -> None:
     """Export here and read with the Python that is named, or read here."""
     if sys.argv[1] == "--read":
-        read(Path(sys.argv[2]))
+        check_export(Path(sys.argv[2]))
         return
     with TemporaryDirectory() as folder:
         export(Path(folder))

@@ -35,5 +35,5 @@ def replicas_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def model(engine: Path, replicas_log: Path) -> AsyncIterator[VllmModel]:
     """The tiny model on one replica, which all tests share: to start it takes longest."""
-    async with serving(make_launch(TINY, settings()), engine=engine, logs=replicas_log) as made:
-        yield made
+    async with serving(make_launch(TINY, settings()), engine=engine, logs=replicas_log) as vllm_model:
+        yield vllm_model

@@ -49,11 +49,11 @@ def adapter(engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def adapted(engine: Path, adapter: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmModel]:
     logs = tmp_path_factory.mktemp("adapter-logs")
-    async with serving(make_launch(adapter, settings()), engine=engine, logs=logs) as made:
-        yield made
+    async with serving(make_launch(adapter, settings()), engine=engine, logs=logs) as model:
+        yield model
 
 
-def asked(text: str, *, n: int = 1, **options: object) -> Request:
+def make_request(text: str, *, n: int = 1, **options: object) -> Request:
     sampling = Sampling(**({"max_new_tokens": 24, "logprobs": True} | options))  # type: ignore[arg-type]
     return Request(messages=(Message(role="user", text=text),), sampling=sampling, seed=5, n=n)
 
@@ -68,21 +68,23 @@ async def greedy(path: Path, requests: list[Request], context: int) -> list[list
 
 
 async def test_replies_and_logprobs_are_those_of_transformers(adapted: VllmModel, adapter: Path) -> None:
-    requests = [asked(f"craft {number} oak planks", temperature=0.0) for number in (1, 2, 3)]
-    own = await greedy(adapter, requests, adapted.context_length)
-    bare = await greedy(TINY, requests, adapted.context_length)
-    assert [reply.token_ids for (reply,) in own] != [reply.token_ids for (reply,) in bare], "the adapter is heard"
-    for (served,), (expected,) in zip(await adapted.generate(requests), own, strict=True):
-        assert served.token_ids == expected.token_ids
-        assert served.text == expected.text
-        assert served.finish_reason == expected.finish_reason
-        assert served.logprobs == pytest.approx(expected.logprobs, abs=2e-3)
+    requests = [make_request(f"craft {number} oak planks", temperature=0.0) for number in (1, 2, 3)]
+    replies = await greedy(adapter, requests, adapted.context_length)
+    base_replies = await greedy(TINY, requests, adapted.context_length)
+    assert [reply.token_ids for (reply,) in replies] != [reply.token_ids for (reply,) in base_replies], (
+        "the adapter is heard"
+    )
+    for (reply,), (expected,) in zip(await adapted.generate(requests), replies, strict=True):
+        assert reply.token_ids == expected.token_ids
+        assert reply.text == expected.text
+        assert reply.finish_reason == expected.finish_reason
+        assert reply.logprobs == pytest.approx(expected.logprobs, abs=2e-3)
 
 
 async def test_several_replies_to_a_request_repeat(adapted: VllmModel) -> None:
-    requests = [asked(f"craft {number} sticks", n=3, temperature=1.0) for number in range(8)]
-    first = await adapted.generate(requests)
+    requests = [make_request(f"craft {number} sticks", n=3, temperature=1.0) for number in range(8)]
+    batch = await adapted.generate(requests)
     assert [[reply.token_ids for reply in replies] for replies in await adapted.generate(requests)] == [
-        [reply.token_ids for reply in replies] for replies in first
+        [reply.token_ids for reply in replies] for replies in batch
     ]
-    assert all(reply.token_ids and reply.logprobs for replies in first for reply in replies)
+    assert all(reply.token_ids and reply.logprobs for replies in batch for reply in replies)

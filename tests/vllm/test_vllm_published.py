@@ -21,7 +21,7 @@ from flows.commands.publishing import publish_checkpoint
 from tasks import wiring
 
 
-async def given_away(folder: Path, base: Path) -> Path:
+async def publish_model(folder: Path, base: Path) -> Path:
     """Return what is published of a model after a few steps of cloning the expert."""
     data = {
         "name": "cloned",
@@ -37,8 +37,8 @@ async def given_away(folder: Path, base: Path) -> Path:
         "training": {"learning_rate": 1e-3, "max_tokens": 1500, "bf16": False, "per_device_train_batch_size": 2},
         "evaluation": {"max_steps": 1, "max_new_tokens": 4, "revision_test": {"enabled": False}},
     }
-    made = parse(data)
-    ctx = wiring.quiet_context(wiring.run_reference(made), made)
+    recipe = parse(data)
+    ctx = wiring.quiet_context(wiring.run_reference(recipe), recipe)
     await start_run(ctx)
     await begin_iteration(ctx, 1)
     for name in ("demonstrate", "dataset", "train"):
@@ -52,7 +52,7 @@ async def given_away(folder: Path, base: Path) -> Path:
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("base", [lambda: TINY, smollm2], ids=["tiny", "smollm2"])
 async def test_a_published_directory_is_served_as_it_is(base: Callable[[], Path], engine: Path, tmp_path: Path) -> None:
-    folder = await given_away(tmp_path, base())
+    folder = await publish_model(tmp_path, base())
     assert weights_sha256(folder) != weights_sha256(base())
     requests = [
         Request(
@@ -63,12 +63,12 @@ async def test_a_published_directory_is_served_as_it_is(base: Callable[[], Path]
         for thing in ("stick", "oak boat", "ladder")
     ]
     async with serving(make_launch(folder, settings()), engine=engine, logs=tmp_path / "logs") as model:
-        served = await model.generate(requests)
-    here = TransformersModel.load(folder, device="cpu")
+        replies = await model.generate(requests)
+    local_model = TransformersModel.load(folder, device="cpu")
     try:
-        expected = await here.generate(requests)
+        expected = await local_model.generate(requests)
     finally:
-        await here.close()
-    assert [[one.token_ids for one in each] for each in served] == [
-        [one.token_ids for one in each] for each in expected
+        await local_model.close()
+    assert [[reply.token_ids for reply in each] for each in replies] == [
+        [reply.token_ids for reply in each] for each in expected
     ]

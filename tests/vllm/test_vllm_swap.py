@@ -52,20 +52,20 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def served(engine: Path, log: Path) -> AsyncIterator[VllmModel]:
     launch = dataclasses.replace(make_launch(TINY, settings()), key=secrets.token_hex(16))
-    async with serving(launch, engine=engine, logs=log.parent) as made:
-        yield made
+    async with serving(launch, engine=engine, logs=log.parent) as model:
+        yield model
 
 
 def other_weights(folder: Path, seed: int) -> Path:
     """Return a file with the weights of the tiny model, each a little changed."""
     folder.mkdir()
     generator = torch.Generator().manual_seed(seed)
-    found = load_file(TINY / "model.safetensors")
-    changed = {
+    tensors = load_file(TINY / "model.safetensors")
+    new_tensors = {
         name: value + 0.1 * value.float().std().nan_to_num(0.1) * torch.randn(value.shape, generator=generator)
-        for name, value in found.items()
+        for name, value in tensors.items()
     }
-    save_file({name: value.float() for name, value in changed.items()}, folder / "model.safetensors")
+    save_file({name: value.float() for name, value in new_tensors.items()}, folder / "model.safetensors")
     return folder / "model.safetensors"
 
 
@@ -80,27 +80,27 @@ async def in_process(weights: Path | None, context: int) -> list[list[Generation
 
 
 def assert_same(served: list[list[Generation]], own: list[list[Generation]]) -> None:
-    for (one,), (other,) in zip(served, own, strict=True):
-        assert one.token_ids == other.token_ids
-        assert one.logprobs == pytest.approx(other.logprobs, abs=2e-3)
+    for (first,), (second,) in zip(served, own, strict=True):
+        assert first.token_ids == second.token_ids
+        assert first.logprobs == pytest.approx(second.logprobs, abs=2e-3)
 
 
 async def test_replies_after_each_replacement_are_those_of_the_new_weights(served: VllmModel, tmp_path: Path) -> None:
-    said = [await served.generate(REQUESTS)]
-    assert_same(said[0], await in_process(None, served.context_length))
+    batches = [await served.generate(REQUESTS)]
+    assert_same(batches[0], await in_process(None, served.context_length))
     for seed in (1, 2):
         file = other_weights(tmp_path / f"step-{seed}", seed)
         await served.reload(file)
-        said.append(await served.generate(REQUESTS))
-        assert_same(said[-1], await in_process(file, served.context_length))
-    logprobs = [[reply.logprobs for (reply,) in replies] for replies in said]
+        batches.append(await served.generate(REQUESTS))
+        assert_same(batches[-1], await in_process(file, served.context_length))
+    logprobs = [[reply.logprobs for (reply,) in replies] for replies in batches]
     assert logprobs[0] != logprobs[1] != logprobs[2]
     # Back to the weights of the start, all is as it was.
     folder = tmp_path / "start"
     folder.mkdir()
     shutil.copyfile(TINY / "model.safetensors", folder / "model.safetensors")
     await served.reload(folder / "model.safetensors")
-    assert_same(await served.generate(REQUESTS), said[0])
+    assert_same(await served.generate(REQUESTS), batches[0])
 
 
 async def test_a_replica_that_is_killed_comes_back_with_the_weights_that_it_had_taken(
@@ -108,13 +108,13 @@ async def test_a_replica_that_is_killed_comes_back_with_the_weights_that_it_had_
 ) -> None:
     file = other_weights(tmp_path / "step-3", 3)
     await served.reload(file)
-    said = await served.generate(REQUESTS)
+    replies = await served.generate(REQUESTS)
     engines = re.findall(r"\(EngineCore pid=(\d+)\)", log.read_text())
     os.kill(int(engines[-1]), signal.SIGKILL)
     with pytest.raises(ModelUnavailable):
         await served.generate(REQUESTS)
     async with asyncio.timeout(START_SECONDS + 60):
-        assert_same(await served.generate(REQUESTS), said)
+        assert_same(await served.generate(REQUESTS), replies)
     assert len(set(re.findall(r"\(EngineCore pid=(\d+)\)", log.read_text()))) > len(set(engines))
 
 
@@ -132,11 +132,11 @@ grpo: {{steps: 2, groups: 6, num_generations: 6, max_steps: 12, max_new_tokens: 
 training: {{learning_rate: {rate}, lora_r: {lora_r}, lr_scheduler_type: constant, warmup_ratio: 0.0}}
 """
     ctx = await groups.begun(groups.write(tmp_path, TINY, more=more))
-    taken: list[dict[str, torch.Tensor]] = []
+    state_dicts: list[dict[str, torch.Tensor]] = []
     reload = VllmModel.reload
 
     async def reload_and_keep(model: VllmModel, weights: Path) -> None:
-        taken.append(load_file(weights))
+        state_dicts.append(load_file(weights))
         await reload(model, weights)
 
     monkeypatch.setattr(VllmModel, "reload", reload_and_keep)
@@ -145,13 +145,13 @@ training: {{learning_rate: {rate}, lora_r: {lora_r}, lr_scheduler_type: constant
     steps = ctx.store.query("select * from rl_step order by step")
     assert steps["step"].tolist() == [1, 2]
     assert (steps["trained_tokens"] > 0).all()
-    first, second = taken
-    moved = max((second[name] - weight).abs().max().item() for name, weight in first.items())
-    assert moved > rate / 10, "step 1 changed the weights"
+    first, second = state_dicts
+    max_change = max((second[name] - weight).abs().max().item() for name, weight in first.items())
+    assert max_change > rate / 10, "step 1 changed the weights"
     # From the policy that sampled to what the trainer has, before its update.
     assert steps["sampler_kl"].tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
-    drawn = ctx.store.query("select distinct step, policy from rl_group order by step")
-    assert drawn["policy"].str[-2:].tolist() == ["@0", "@1"]
+    rows = ctx.store.query("select distinct step, policy from rl_group order by step")
+    assert rows["policy"].str[-2:].tolist() == ["@0", "@1"]
     (checkpoint,) = ctx.store.query("select path from checkpoint where parent_id is not null")["path"]
     assert (Path(checkpoint) / "model.safetensors").is_file()
     assert (Path(checkpoint) / "adapter").is_dir() == bool(lora_r)

@@ -38,14 +38,14 @@ def test_one_iteration(engine: Path, tmp_path: Path) -> None:
     with started(*serve, *timeout, env=env) as server:
         assert server.stdout is not None
         assert server.stderr is not None
-        heard = []
+        lines = []
         for line in server.stdout:
-            heard.append(line)
+            lines.append(line)
             if "AGENTR_VLLM=" in line:
                 break
         else:
             raise AssertionError(server.stderr.read())
-        door = heard[-1].strip().rpartition("=")[2]
+        door = lines[-1].strip().rpartition("=")[2]
         overrides = [word for change in (*SMALL, f"workspace={tmp_path / 'runs'}") for word in ("-o", change)]
         recipe = ROOT / "deployments" / "recipes" / "textcraft-tiny.yaml"
         done = agentr("run", recipe, *overrides, env=env | {"AGENTR_VLLM": door}, timeout=2 * START_SECONDS)
@@ -55,8 +55,8 @@ def test_one_iteration(engine: Path, tmp_path: Path) -> None:
         assert server.wait(timeout=120) == 0
     assert re.search(r"serving \S+/checkpoints/\w+ from now on", rest)
     assert "the replicas have ended" in rest
-    found = Store(tmp_path / "runs" / "store.duckdb").query(
+    counts = Store(tmp_path / "runs" / "store.duckdb").query(
         "select count(*) as drawn, count(*) filter (where len(token_ids) > 0) as sampled from generation "
         "where kind = 'node'"
     )
-    assert found["drawn"][0] == found["sampled"][0] > 0, "training sees the ids that vLLM sampled"
+    assert counts["drawn"][0] == counts["sampled"][0] > 0, "training sees the ids that vLLM sampled"

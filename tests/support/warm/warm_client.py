@@ -35,8 +35,8 @@ def take_place() -> None:
     it does. Return where it cannot.
     """
     program, *words = sys.orig_argv[2:]
-    forked = program in PROGRAMS or (program in THAT_KILL_THEMSELVES and len(words) == 2)
-    if not forked or not _as_the_warm_process():
+    is_forkable = program in PROGRAMS or (program in THAT_KILL_THEMSELVES and len(words) == 2)
+    if not is_forkable or not _as_the_warm_process():
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as warm:
         try:

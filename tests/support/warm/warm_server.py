@@ -61,7 +61,7 @@ def serve(path: str) -> dict[str, Any] | None:
     while True:
         for key, _ in chosen.select():
             if key.fileobj is listening:
-                request = _forked(listening.accept()[0], forks, chosen)
+                request = _accept_fork(listening.accept()[0], forks, chosen)
                 if request is not None:
                     listening.close()
                     return request
@@ -70,10 +70,10 @@ def serve(path: str) -> dict[str, Any] | None:
                     _kill(fork)
                 return None
             elif key.data in forks:
-                _ended(key.data, forks, chosen)
+                _report_end(key.data, forks, chosen)
 
 
-def _forked(asker: socket.socket, forks: list[Fork], chosen: selectors.BaseSelector) -> dict[str, Any] | None:
+def _accept_fork(asker: socket.socket, forks: list[Fork], chosen: selectors.BaseSelector) -> dict[str, Any] | None:
     """Return, in a new fork, what it is to be, with `files` by their wanted numbers; else None."""
     message, files, _, _ = socket.recv_fds(asker, LONGEST, 250)
     if not message:
@@ -111,7 +111,7 @@ def _warm_up() -> None:
         gc.enable()
 
 
-def _ended(fork: Fork, forks: list[Fork], chosen: selectors.BaseSelector) -> None:
+def _report_end(fork: Fork, forks: list[Fork], chosen: selectors.BaseSelector) -> None:
     """Tell how a fork ended; kill it where it is the process that stands for it that has ended."""
     _kill(fork)
     _, status = os.waitpid(fork.pid, 0)
@@ -136,22 +136,22 @@ def become(request: dict[str, Any]) -> NoReturn:
     os.setsid()
     _take_files(request["files"])
     os.chdir(request["folder"])
-    own = (sys.path[0], *os.environ["PYTHONPATH"].split(os.pathsep))
+    own_paths = (sys.path[0], *os.environ["PYTHONPATH"].split(os.pathsep))
     os.environ.clear()
     os.environ.update(request["env"])
     paths = os.environ["PYTHONPATH"].split(os.pathsep)
-    sys.path[:] = [request["folder"], *paths, *(path for path in sys.path if path not in own)]
+    sys.path[:] = [request["folder"], *paths, *(path for path in sys.path if path not in own_paths)]
     sys.argv[:] = request["words"]
     _leave(_run(request["words"][0]))
 
 
 def _take_files(files: dict[int, int]) -> None:
     """Give files the numbers that the program knows them by."""
-    aside = {wanted: fcntl.fcntl(file, fcntl.F_DUPFD, _ABOVE_ALL_FILES) for wanted, file in files.items()}
+    aside = {number: fcntl.fcntl(file, fcntl.F_DUPFD, _ABOVE_ALL_FILES) for number, file in files.items()}
     for file in files.values():
         os.close(file)
-    for wanted, file in aside.items():
-        os.dup2(file, wanted)
+    for number, file in aside.items():
+        os.dup2(file, number)
         os.close(file)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
 
