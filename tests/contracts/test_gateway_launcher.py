@@ -75,7 +75,7 @@ async def work(
     settings = Launch(command=(*command, *words), **{"num_copies": 2, **launch})
     copies = Launcher(settings, url=url, token="", print_line=done.lines.append)
     task = asyncio.ensure_future(copies.run())
-    options = {"patience_s": 4.0, **(options or {})}
+    options = {"patience_s": 12.0, **(options or {})}
     offers = asyncio.gather(*(offer_episode(url, **options) for _ in range(episodes)), return_exceptions=True)
     await asyncio.wait((task, offers), return_when=asyncio.FIRST_COMPLETED)
     while not task.done() and not copies.summary().startswith("0 at work"):
@@ -206,7 +206,7 @@ async def test_a_task_that_is_too_long_for_a_variable_is_in_its_file(url: str, t
 
 @pytest.mark.slow
 async def test_copies_that_end_at_once_again_and_again_end_the_launcher(url: str) -> None:
-    done = await work(url, "complain:no such module", "exit:3", episodes=12, options={"patience_s": 1.0})
+    done = await work(url, "complain:no such module", "exit:3", episodes=12, options={"patience_s": 5.0})
     assert isinstance(done.error, ConfigError)
     assert str(done.error) == (
         "10 copies in a row ended before they asked the policy anything; the last one: ended with status 3: no such "
