@@ -489,12 +489,12 @@ def preference_trainer(
             "the log-probabilities of the reference are NaN or infinite; look at the weights of the model that "
             "training starts from, or set training.bf16=false"
         )
-    rows = [row for step in plan.steps for row in step]
+    positions = [position for step in plan.steps for position in step]
     # Accelerate would fill up the batches of the last step with pairs of the first one.
     if job.config.num_processes > 1:
-        num_missing = -len(rows) % (job.config.per_device_train_batch_size * job.config.num_processes)
-        rows += islice(cycle(plan.steps[-1]), num_missing)
-    trainer.train_dataset = trainer.train_dataset.select(rows)
+        num_missing = -len(positions) % (job.config.per_device_train_batch_size * job.config.num_processes)
+        positions += islice(cycle(plan.steps[-1]), num_missing)
+    trainer.train_dataset = trainer.train_dataset.select(positions)
     return trainer
 
 

@@ -402,7 +402,7 @@ def test_splices_are_not_verified_where_steps_ask_models(mode: str) -> None:
         check_models(recipe, Library(), [])
 
 
-def test_worlds_are_distinct_iterations_by_what_they_have() -> None:
+def test_worlds_are_told_apart_by_what_they_have() -> None:
     assert Exam().grader is not None
     assert Library().has(Environment.answer)
     assert Line().grader is None
