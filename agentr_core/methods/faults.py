@@ -81,7 +81,7 @@ def faults_of(method_value: Any, recipe: Recipe | None) -> list[str]:
         # instead; a comparison, whose `rows` are empty here, always trains on datasets.
         if rows != {"episodes"}:
             back = recipe.alarms.reaction == "back"
-            faults += sharing_faults(recipe.training, back=back, only_pairs=rows == {"pairs"})
+            faults += sharing_faults(recipe.training, back=back, has_pairs="pairs" in rows)
     return faults + faults_of_sections(recipe) + faults_of_choice(recipe, goes_round=method.flow == "flywheel")
 
 

@@ -254,19 +254,18 @@ that another section replaces are not among them: the plan of a training has tha
 """
 
 
-def sharing_faults(training: TrainingConfig, *, back: bool, only_pairs: bool) -> list[str]:
+def sharing_faults(training: TrainingConfig, *, back: bool, has_pairs: bool) -> list[str]:
     """Return why the processes of `launch` cannot share the steps over a dataset, one sentence
     each.
 
     Args:
         back: the recipe goes back to saved weights at an alarm.
-        only_pairs: all iterations train on preference pairs, whose steps `step_tokens` does not
-            size.
+        has_pairs: an iteration trains on preference pairs, whose steps `step_tokens` does not size.
     """
     launch, faults = training.launch, []
     if launch is None:
         return []
-    if launch.num_processes == "auto" and only_pairs:
+    if launch.num_processes == "auto" and has_pairs:
         faults.append(
             "training.launch.num_processes: with auto the machine would decide how many pairs a step of preference "
             "training has; give a number"

@@ -167,6 +167,16 @@ def test_nor_does_the_number_of_pairs_of_a_step() -> None:
     recipe = {"name": "x", "model": {"path": "m"}, "method": "eto", "eto": {"phases": ["dpo"]}}
     with pytest.raises(ConfigError, match="decide how many pairs a step of preference training has; give a number"):
         parse({**recipe, "training": {"launch": {"num_processes": "auto"}}})
+    # What sizes the steps of fine-tuning says nothing about pairs.
+    with pytest.raises(ConfigError, match="decide how many pairs a step of preference training has; give a number"):
+        parse(
+            {
+                **recipe,
+                "iterations": 2,
+                "eto": {"phases": ["sft", "dpo"]},
+                "training": {"step_tokens": 4096, "launch": {"num_processes": "auto"}},
+            }
+        )
     parse({**recipe, "training": {"launch": {"num_processes": 2}}})
 
 
