@@ -210,7 +210,7 @@ async def test_what_ends_the_batcher_ends_the_waiting_of_all() -> None:
 
     await asyncio.wait([dispatcher, *waiting], timeout=30)
     assert isinstance(dispatcher.exception(), ProgramEnd)
-    assert [str(task.exception()) for task in waiting] == ["what serves model scripted ended by Ended()"] * 3
+    assert [str(task.exception()) for task in waiting] == ["what serves model scripted ended by ProgramEnd()"] * 3
 
 
 async def test_prompt_too_long_is_refused_before_it_joins_a_batch() -> None:
