@@ -80,6 +80,8 @@ def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
     several += ("agentr export ", "agentr eval ", "agentr publish ")
     # tests/core/test_pushing.py has a stand-in of the hub.
     several += ("HF_TOKEN=... agentr export ",)
+    # This one takes hours; tests/flows/test_compare_runs.py compares smaller ones.
+    several += ("agentr compare deployments/recipes/reasoning-ablations-tiny.yaml ",)
     # These need a run, too: tests/core/test_regrade.py.
     several += ("agentr regrade ",)
     # This one needs two: tests/core/test_run_reports.py.
