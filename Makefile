@@ -9,8 +9,8 @@ WORKERS ?= -n 4 --dist loadfile --no-loadscope-reorder
 TIMES := --durations=25 --durations-min=1
 # Unit tests are so short that to hand them out to workers takes a fifth of their time: two halves, side by side.
 UNIT_HALVES := unit-of-core unit-of-stores
-unit-of-core: UNIT := tests/core/test_[a-nrw-z]*.py tests/golden tests/properties
-unit-of-stores: UNIT := tests/core/test_[o-qs-v]*.py
+unit-of-core: UNIT := tests/core/test_[a-rw-z]*.py tests/golden tests/properties
+unit-of-stores: UNIT := tests/core/test_[s-v]*.py
 
 # Prefect must not look for a server or a network in the embedded default.
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
