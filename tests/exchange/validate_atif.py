@@ -31,10 +31,10 @@ def write(folder: Path) -> None:
     from agentr_core.exchange.formats import export
     from agentr_core.exchange.training_set import SampleRow, TrainingSet
 
-    call_sample = cases.calling(call_text("look", '{"at":"door"}', before="I look."), "a door")
+    call_sample = cases.call_reply(call_text("look", '{"at":"door"}', before="I look."), "a door")
     rows = [
         SampleRow(id=f"s{number}", sample=sample, origin=cases.ORIGIN, logprobs=((-0.5, -0.25), (float("-inf"),)))
-        for number, sample in enumerate((call_sample, cases.grown(), *cases.samples()))
+        for number, sample in enumerate((call_sample, cases.grown_sample(), *cases.samples()))
     ]
     export(TrainingSet(name="toy-1", facts={}, samples=rows), folder / "samples", "atif")
     export(cases.pairs(), folder / "pairs", "atif")
