@@ -147,12 +147,12 @@ def turn_classes(sample: Sample) -> tuple[TurnClass, ...]:
     if sample.kind != SampleKind.REVISION:
         return ("good_path" if sample.kind == SampleKind.GOOD else str(sample.kind),) * num_spans
     suffix = "good_suffix"
-    if sample.provenance.extra.get("stretch", 0) or _is_rollback(sample):
+    if sample.provenance.extra.get("stretch", 0) or is_rollback(sample):
         return (suffix,) * num_spans
     return ("revision_turn", *(suffix,) * (num_spans - 1))[:num_spans]
 
 
-def _is_rollback(sample: Sample) -> bool:
+def is_rollback(sample: Sample) -> bool:
     """Return whether a revision sample goes on without a revision turn (splice mode `rollback`)."""
     return sample.provenance.extra.get("mode") == "rollback"
 
@@ -519,7 +519,7 @@ def _suffix_start(sample: Sample) -> int:
     turn; in a rollback, which has none, of the first trained turn.
     """
     start = next(position for position, message in enumerate(sample.messages) if message.train)
-    return start if _is_rollback(sample) else start + 2
+    return start if is_rollback(sample) else start + 2
 
 
 def _instance_key(sample: Sample) -> str:

@@ -34,6 +34,7 @@ from agentr_core.reports.document import (
     unmeasured_section,
 )
 from agentr_core.runtime.context import RunContext
+from agentr_core.samples.dataset import is_rollback
 from agentr_core.stages.report import count_rejections, expert_episodes, report_estimate, with_row_counts
 from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.codec.trajectories import load_critiques
@@ -459,7 +460,7 @@ def _example_turns(sample: Sample, critique: Critique | None, max_chars: int) ->
     first_error = critique.first_error if critique else None
     turns = []
     num_dropped = int(sample.provenance.extra.get("dropped", 0))
-    is_rollback = sample.provenance.extra.get("mode") == "rollback"
+    has_no_revision = is_rollback(sample)
     for number, role, message in _numbered_turns(sample):
         # The turns that a window dropped came directly after the first reply.
         position = (number - NUM_OPENING_TURNS + 2 * num_dropped * (number > NUM_OPENING_TURNS)) // 2
@@ -469,7 +470,7 @@ def _example_turns(sample: Sample, critique: Critique | None, max_chars: int) ->
             Turn(
                 role=role,
                 text=_quoted(message.text, max_chars),
-                part="good" if is_rollback and position >= cut else _part_of_turn(number, position, split, cut),
+                part="good" if has_no_revision and position >= cut else _part_of_turn(number, position, split, cut),
                 train=message.train,
                 first_error=is_reply and position == first_error and position < cut,
                 verdict=str(verdict.verdict) if verdict else "",
