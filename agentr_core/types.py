@@ -162,7 +162,8 @@ class Generation:
     prefill with others. `tokenizer` is the fingerprint of the tokenizer that made the ids, None if
     the backend does not know it. `thinks` says that the model is known to think before it replies:
     its prompt opened a thought, so that `text` begins within one, or the server returned the
-    thought apart from it.
+    thought apart from it. `unfinished_thought` says that `text` lies within a thought that its
+    prompt opened, since its token limit cut it there; it is not stored.
     """
 
     text: str
@@ -173,6 +174,7 @@ class Generation:
     logprobs: tuple[float, ...] | None = None
     tokenizer: str | None = None
     thinks: bool = False
+    unfinished_thought: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

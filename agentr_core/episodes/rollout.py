@@ -174,17 +174,17 @@ class EpisodeTimer:
             self.sampling_seconds += perf_counter() - start
 
 
-def act(
-    env: Environment, reply: str, *, generation: Generation | None = None, answers: Sequence[Answer] = ()
-) -> Outcome:
+def act(env: Environment, reply: str | Step | Generation, *, answers: Sequence[Answer] = ()) -> Outcome:
     """Take one step of the environment with a reply, and return the outcome.
 
-    `generation` is the sampled reply, None if it was not sampled; `answers` are recorded answers to
-    the questions of the step. Raises `IllTypedAnswer` if the transition is malformed (see
-    `Transition`), and `ConfigError` if the step asks more questions than there are answers.
+    A recorded step is taken with its action, which is not read from its reply again; `answers` are
+    recorded answers to the questions of the step. Raises `IllTypedAnswer` if the transition is
+    malformed (see `Transition`), and `ConfigError` if the step asks more questions than there are
+    answers.
     """
-    action, state = _parse_action(env, reply), state_key(env)
-    return _make_outcome(reply, action, take_step(env, action, answers), generation, answers, state_key=state)
+    text, action = _parse_action(env, reply)
+    generation, state = reply if isinstance(reply, Generation) else None, state_key(env)
+    return _make_outcome(text, action, take_step(env, action, answers), generation, answers, state_key=state)
 
 
 def take_step(env: Environment, action: str, answers: Sequence[Answer] = ()) -> Transition:
@@ -209,11 +209,22 @@ def repeat_step(env: Environment, action: str, answers: Sequence[Answer]) -> Tra
     return transition
 
 
-def _parse_action(env: Environment, reply: str) -> str:
-    """Return the action in a reply, and give the environment the whole reply (`hear`)."""
-    action = env.parse(reply)
-    env.hear(reply)
-    return action
+def _parse_action(env: Environment, reply: str | Step | Generation) -> tuple[str, str]:
+    """Return the text of a reply and the action in it, and give the environment the text (`hear`).
+
+    A reply that was cut within a thought has no action, whatever its thought names; an agent
+    outside parses it itself.
+    """
+    match reply:
+        case Step(reply=text, action=action):
+            pass
+        case Generation(text=text, unfinished_thought=True) if not env.has(Environment.relay):
+            action = ""
+        case _:
+            text = reply if isinstance(reply, str) else reply.text
+            action = env.parse(text)
+    env.hear(text)
+    return text, action
 
 
 def _make_outcome(
@@ -289,9 +300,9 @@ async def act_with_helper(
     `EnvironmentTimeout` as `call_env` does, and what `helper` raises.
     """
     answers: list[Answer] = []
-    reply, sampled_generation = (generation, None) if isinstance(generation, str) else (generation.text, generation)
+    sampled_generation = None if isinstance(generation, str) else generation
     with phase("step"):
-        action = _parse_action(env, reply)
+        reply, action = _parse_action(env, generation)
         if sampled_generation is not None:
             env.relay(sampled_generation)
         # In one call, since each call of a blocking environment starts a thread.
@@ -384,14 +395,15 @@ _MAX_QUOTED_CHARS = 120
 
 
 def play_replies(
-    env: Environment, instance: Instance, replies: Sequence[str], *, recorded: Sequence[Step] = ()
+    env: Environment, instance: Instance, replies: Sequence[str | Step], *, recorded: Sequence[Step] = ()
 ) -> tuple[str, tuple[Outcome, ...]]:
     """Play given replies in a fresh episode. Return the first observation and the outcome of each
     reply, up to the one that ends the episode.
 
-    The outcomes are not compared with recorded ones, and may differ: this is how a spliced path is
-    verified. The first `len(recorded)` replies are those of the `recorded` steps, whose recorded
-    answers are given to the questions of these steps. Raises what `act` raises.
+    Steps are taken with their actions. The outcomes are not compared with recorded ones, and may
+    differ: this is how a spliced path is verified. The first `len(recorded)` replies are those of
+    the `recorded` steps, whose recorded answers are given to the questions of these steps. Raises
+    what `act` raises.
     """
     first_observation = env.reset(instance)
     outcomes: list[Outcome] = []

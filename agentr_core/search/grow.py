@@ -96,7 +96,7 @@ class NodeStates:
         for child, generation in enumerate(generations, len(arena.nodes)):
             self._go_to_node(arena, node)
             self.current_node = None
-            outcome = act(self.env, generation.text, generation=generation)
+            outcome = act(self.env, generation)
             outcomes.append(self._record_child(child, outcome, at_step_limit=at_step_limit))
         self.snapshots.pop(node, None)
         return outcomes

@@ -361,6 +361,11 @@ def test_a_reply_cut_within_the_thought_that_its_prompt_opened_is_whole(tiny_mod
     reply = make_generation(renderer, (), prompt, ids, sampling, ended_by_model=False, logprobs=None)
     assert (reply.text, reply.finish_reason, reply.token_ids) == (draft, "length", tuple(ids))
     assert reply.thinks
+    assert reply.unfinished_thought
+    after_thought = tokenizer(f"{draft}\n</think>\nAction: get", add_special_tokens=False)["input_ids"]
+    for ids_of_reply, has_ended in ((after_thought, False), (ids, True)):
+        other = make_generation(renderer, (), prompt, ids_of_reply, sampling, ended_by_model=has_ended, logprobs=None)
+        assert (other.thinks, other.unfinished_thought) == (True, False)
 
 
 def test_no_token_stays_that_only_tells_how_a_reply_would_have_gone_on() -> None:

@@ -93,7 +93,7 @@ def test_the_tokenizer_of_a_reply_reaches_step_message_and_store(tmp_path: Path)
     world = Line()
     observation = world.reset(instance(1))
     reply = replace(generation(TEXT), tokenizer="abc")
-    step = act(world, reply.text, generation=reply).step
+    step = act(world, reply).step
     assert (step.tokenizer, AlternatingTurns().prompt(world, observation, [step])[3].tokenizer) == ("abc", "abc")
     path = ToyTree(1).path("right")
     trajectory = replace(path.trajectory, first_observation=observation, steps=(step, replace(step, tokenizer=None)))

@@ -49,6 +49,30 @@ def test_a_body_says_all_that_was_asked() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("text", "reason", "opens_thought", "is_unfinished"),
+    [
+        ("If I\nAction: get 1 a\nor", "length", True, True),
+        ("If I\nAction: get 1 a\nor", "length", False, False),
+        ("If I</think>Action: get 1", "length", True, False),
+        ("Action: get 1 a", "stop", True, False),
+    ],
+)
+@pytest.mark.parametrize("until", ["", FIRST_LINE])
+def test_a_reply_cut_within_the_thought_of_its_prompt_is_known(
+    text: str, reason: str, opens_thought: bool, is_unfinished: bool, until: str
+) -> None:
+    data = completion(text, reason=reason)
+    (reply,) = read_completion(
+        json.dumps(data).encode(), request(until=until), n=1, max_tokens=100, opens_thought=opens_thought
+    )
+    assert reply.unfinished_thought == is_unfinished
+    # What the server cut out of the text was its thought; this is what follows.
+    data["choices"][0]["message"]["reasoning"] = "I think so."
+    (reply,) = read_completion(json.dumps(data).encode(), request(), n=1, max_tokens=100, opens_thought=opens_thought)
+    assert not reply.unfinished_thought
+
+
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
 def test_a_thought_that_the_server_returns_apart_is_known(field: str) -> None:
     data = completion("Good", reason="length")

@@ -11,10 +11,19 @@ from typing import Any
 import pytest
 from toy import Line, Policy, Script, generation, instance
 
-from agentr_core.episodes.rollout import EpisodeTimer, Reply, act, play_replies, restore_state, roll_out_episode
+from agentr_core.episodes.rollout import (
+    EpisodeTimer,
+    Reply,
+    act,
+    act_with_helper,
+    play_replies,
+    restore_state,
+    roll_out_episode,
+)
 from agentr_core.episodes.transcript import AlternatingTurns, transcript, whole_episode
 from agentr_core.episodes.units import phase_of
 from agentr_core.errors import ConfigError, EnvironmentFault, ModelFault, ReplayDiverged
+from agentr_core.methods.agent_r.pruning import needed_positions
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import plans_of
 from agentr_core.types import (
@@ -253,6 +262,21 @@ def test_playing_replies_gives_live_outcomes_up_to_the_end() -> None:
     assert observation == "The goal is 2 to the right."
     assert [o.stop for o in outcomes] == [None, StopReason.DISASTER]
     assert [o.step.valid for o in outcomes] == [True, True]
+
+
+async def test_a_reply_cut_within_its_thought_has_no_action_and_has_none_when_it_is_played_again() -> None:
+    text = "I could say\nAction: right"
+    cut = replace(generation(text), finish_reason="length", unfinished_thought=True)
+    env = Line()
+    env.reset(instance())
+    step = act(env, cut).step
+    assert (step.reply, step.action, step.valid) == (text, "", False)
+    env.reset(instance())
+    assert (await act_with_helper(env, EpisodeTimer(), cut)).step == step
+    assert act(env, replace(cut, unfinished_thought=False)).step.action == "right"
+    _, outcomes = play_replies(env, instance(), [step, "Action: right"])
+    assert [outcome.step.action for outcome in outcomes] == ["", "right"]
+    assert needed_positions(env, instance(), [step, "Action: right", "Action: right"]) == (1, 2)
 
 
 @pytest.mark.parametrize("reward", [1.5, math.nan, math.inf])

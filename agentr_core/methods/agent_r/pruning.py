@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from agentr_core.environment import Environment
 from agentr_core.episodes.rollout import play_replies
-from agentr_core.types import Instance
+from agentr_core.types import Instance, Step
 
 # A path that ends well need not be a good example: a sampled one contains refused actions, repeated
 # looks at the inventory and detours, and training on it teaches them too. As in verified splicing,
@@ -14,7 +14,7 @@ from agentr_core.types import Instance
 
 
 def needed_positions(
-    env: Environment, instance: Instance, replies: Sequence[str], *, start: int = 0
+    env: Environment, instance: Instance, replies: Sequence[str | Step], *, start: int = 0
 ) -> tuple[int, ...]:
     """Return the positions of the replies to keep, in order: those before `start`, and later ones
     of which none can be left out without lowering the final reward.
@@ -48,7 +48,7 @@ def needed_positions(
 
 
 def _final_reward(
-    env: Environment, instance: Instance, replies: Sequence[str], positions: Sequence[int]
+    env: Environment, instance: Instance, replies: Sequence[str | Step], positions: Sequence[int]
 ) -> tuple[float | None, int]:
     """Play the replies at `positions`; return the final reward (None after a disaster or without
     replies), and how many of them were played before the episode ended.

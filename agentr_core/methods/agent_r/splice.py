@@ -302,8 +302,7 @@ def play_prefix(
         return cut
     prefix = pair.bad.trajectory.steps[:cut]
     steps = prefix if config.mode == "rollback" else (*prefix, _revision_step(pair, env, config, seed))
-    replies = [step.reply for step in steps]
-    first_observation, outcomes = play_replies(env, pair.bad.trajectory.instance, replies, recorded=prefix)
+    first_observation, outcomes = play_replies(env, pair.bad.trajectory.instance, steps, recorded=prefix)
     check_replay(env, pair, first_observation, outcomes[:cut])
     if outcomes and (stop := outcomes[-1].stop) is not None:
         reason = "kept-part-ends-the-episode" if config.mode == "rollback" else "ended-at-revision-turn"
@@ -398,9 +397,9 @@ def good_sample(path: TreePath, env: Environment, *, prune: bool = False) -> Sam
     trajectory = path.trajectory
     steps = trajectory.steps
     if prune:
-        positions = needed_positions(env, trajectory.instance, [step.reply for step in steps])
+        positions = needed_positions(env, trajectory.instance, steps)
         needed_steps = [steps[position] for position in positions]
-        first_observation, outcomes = play_replies(env, trajectory.instance, [step.reply for step in needed_steps])
+        first_observation, outcomes = play_replies(env, trajectory.instance, needed_steps)
         last = outcomes[-1].step
         as_recorded = first_observation == trajectory.first_observation
         if as_recorded and not last.disaster and last.reward >= trajectory.reward:
@@ -438,9 +437,9 @@ def _verified_sample(
     planned_steps = (*pair.bad.trajectory.steps[:cut], revision_step, *good_suffix(pair, cut))
     num_planned = len(planned_steps)
     if config.prune:
-        positions = needed_positions(env, instance, [step.reply for step in planned_steps], start=cut + 1)
+        positions = needed_positions(env, instance, planned_steps, start=cut + 1)
         planned_steps = tuple(planned_steps[position] for position in positions)
-    first_observation, outcomes = play_replies(env, instance, [step.reply for step in planned_steps])
+    first_observation, outcomes = play_replies(env, instance, planned_steps)
     check_replay(env, pair, first_observation, outcomes[:cut])
     last, last_position = outcomes[-1], len(outcomes) - 1
     if last_position <= cut:
@@ -482,8 +481,9 @@ def _verified_sample(
 
 def _revision_step(pair: PathPair, env: Environment, config: SpliceConfig, seed: int) -> Step:
     """Return the revision turn as a step that was not played."""
-    reply = revision_text(derive_seed(seed, "reflection", pair_seed_name(pair)), config.action, config.reflections)
-    return Step(reply=env.called(reply), action=config.action, observation=ACKNOWLEDGEMENT, reward=0.0)
+    text = revision_text(derive_seed(seed, "reflection", pair_seed_name(pair)), config.action, config.reflections)
+    reply = env.called(text)
+    return Step(reply=reply, action=env.parse(reply), observation=ACKNOWLEDGEMENT, reward=0.0)
 
 
 def _revision_sample(

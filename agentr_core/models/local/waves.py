@@ -46,6 +46,11 @@ def cut_at_stop(text: str, sampling: Sampling, *, in_thought: bool = False) -> s
     return text if match is None else text[: match.end()]
 
 
+def is_thought(text: str) -> bool:
+    """Return whether a text that begins within a thought, which its prompt opened, ends in it."""
+    return not blank_thoughts(_THOUGHT_TAG + text).strip()
+
+
 def stable_text(text: str, sampling: Sampling, *, in_thought: bool = False) -> str:
     """Return the text of an unfinished reply without the end that further tokens may change: an
     incomplete character, and a beginning of a stop string. `in_thought` is that of `cut_at_stop`.
@@ -114,15 +119,17 @@ def make_generation(
     is_cut = bool(sampling.until) and text != full_text
     if is_cut:
         ids = ids_covering(tokens, text, text_of)
+    has_ended = ended_by_model or is_cut
     return Generation(
         text=text,
         token_ids=ids,
-        finish_reason="stop" if ended_by_model or is_cut else "length",
+        finish_reason="stop" if has_ended else "length",
         prompt_tokens=len(prompt),
         completion_tokens=len(tokens),
         logprobs=None if logprobs is None else tuple(logprobs[: len(ids)]),
         tokenizer=renderer.fingerprint,
         thinks=in_thought,
+        unfinished_thought=in_thought and not has_ended and is_thought(text),
     )
 
 

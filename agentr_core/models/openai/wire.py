@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agentr_core.episodes.transcript import call_text, readable_calls
 from agentr_core.errors import ConfigError, MalformedReply, ModelFault
 from agentr_core.fingerprint import derive_seed
-from agentr_core.models.local.waves import cut_at_stop
+from agentr_core.models.local.waves import cut_at_stop, is_thought
 from agentr_core.protocols import HIGHEST_LOGPROB, MOST_TOKENS
 from agentr_core.recipes.models import ServerConfig
 from agentr_core.types import Generation, Message, Request, Sampling
@@ -460,7 +460,8 @@ def _generation(
     # A server that reports thoughts apart has cut them out of the text, even an empty one, of which
     # it reports nothing.
     has_thought = choice.message.has_thought
-    text = cut_at_stop(text, sampling, in_thought=opens_thought and choice.is_cut and not has_thought)
+    may_end_in_thought = opens_thought and choice.is_cut and not has_thought
+    text = cut_at_stop(text, sampling, in_thought=may_end_in_thought)
     is_shortened = bool(sampling.until) and text != choice.text
     # After a cut by `until`, it is unknown which of the reported tokens belong to the text that
     # remains.
@@ -474,14 +475,16 @@ def _generation(
             )
         if not logprobs:
             raise ModelFault("the server gives no log-probabilities; do not ask for them, or use one that does")
+    is_cut = choice.is_cut and not is_shortened
     return Generation(
         text=text,
         token_ids=() if is_untraceable else tuple(choice.token_ids or ()),
-        finish_reason="length" if choice.is_cut and not is_shortened else "stop",
+        finish_reason="length" if is_cut else "stop",
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         logprobs=logprobs,
         thinks=has_thought or opens_thought,
+        unfinished_thought=is_cut and may_end_in_thought and is_thought(text),
     )
 
 
