@@ -18,10 +18,10 @@ import site
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -366,8 +366,8 @@ class AccessLog:
 _active_logs: list[AccessLog] = []
 
 
-def _audit_hook(event: str, args: tuple[Any, ...]) -> None:
-    for access_log in _active_logs:
+def _audit_hook(access_logs: Sequence[AccessLog], event: str, args: tuple[Any, ...]) -> None:
+    for access_log in access_logs:
         access_log.record(event, args)
 
 
@@ -379,8 +379,9 @@ def recording_access(access_log: AccessLog) -> Iterator[None]:
     """Record in `access_log` what this process opens during the block, in any of its threads."""
     global _is_hook_added
     if not _is_hook_added:
-        # An audit hook cannot be removed, so it is only added once it is needed.
-        sys.addaudithook(_audit_hook)
+        # An audit hook cannot be removed, so it is only added once it is needed. It is called until
+        # the interpreter ends, when this module has no globals any more.
+        sys.addaudithook(partial(_audit_hook, _active_logs))
         _is_hook_added = True
     _active_logs.append(access_log)
     try:

@@ -572,6 +572,7 @@ def test_a_pool_has_what_its_arms_need() -> None:
     assert stages("preferences", overrides=["eto.preferences.source=file", "eto.preferences.file=f"]) == ("prefer",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

@@ -151,6 +151,7 @@ def test_inverse_distribution_function() -> None:
     assert [_choose([1e4, -1e4], u) for u in (0.0, 1 - 2**-53)] == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocabulary", [1, 255, 256, 5000])
 @pytest.mark.parametrize("spread", [0.1, 3.0, 30.0])
 def test_tokens_are_those_of_one_sum_over_the_vocabulary(vocabulary: int, spread: float) -> None:

@@ -43,6 +43,7 @@ def run(tmp_path: Path) -> RunRef:
     return RunRef(workspace=str(tmp_path / "ws"), run_id="r")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITING)
 def test_a_stage_by_itself_holds_the_lock_of_its_run(run: RunRef, name: str) -> None:
     lock = Path(run.workspace) / "locks" / run.run_id

@@ -126,6 +126,7 @@ def test_neither(reply: str) -> None:
     assert verdict(reply) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "part", ["not ", "'", "the ", "and is ", "correct or ", "not, ", "it is: ", "( ", "\n", ".", "! ", "`", "\u201c"]
 )

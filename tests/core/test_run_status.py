@@ -35,6 +35,7 @@ async def end(run: RunRef, error: BaseException | None) -> None:
             raise error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("error", "status"), [(None, "finished"), (RuntimeError("x"), "failed")])
 def test_the_database_file_alone_is_the_store_after_a_run(
     run: RunRef, tmp_path: Path, error: BaseException | None, status: str

@@ -15,6 +15,7 @@ from tasks.wiring import load_recipe
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -81,6 +81,7 @@ def test_there_are_thirty_with_a_sentence_each() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", examples())
 def test_an_example_gives_rows_where_the_store_has_them(store: Store, name: str) -> None:
     answer = store.answer(example(name).sql)

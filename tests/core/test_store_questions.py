@@ -54,6 +54,7 @@ def cells(store: Store, sql: str) -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sql", "exact"),
     [
@@ -244,6 +245,7 @@ def test_files_are_opened_on_request_but_never_the_store_itself(store: Store, tm
     assert store.missing("rl_validation", ["kept"]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "target",
     [

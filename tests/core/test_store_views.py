@@ -427,6 +427,7 @@ def test_no_view_has_a_success_without_a_mean(store: Store) -> None:
     assert store.rows(f"{flags} and starts_with(table_name, 'v_')") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "opening",
     [

@@ -209,6 +209,7 @@ def test_there_are_thirty() -> None:
     assert len(QUESTIONS) >= 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_one_query_answers_it(workspace: Path, question: str) -> None:
     sql, expected = QUESTIONS[question]

@@ -386,6 +386,7 @@ def test_each_field_has_another_value_here() -> None:
     assert [name for name, value in OTHERS.items() if getattr(plain, name) == value] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_setting_is_read_or_refused(phase: str) -> None:
     outcomes = {name: outcome(phase, name) for name in OTHERS}
