@@ -182,7 +182,8 @@ def act(env: Environment, reply: str | Step | Generation, *, answers: Sequence[A
     malformed (see `Transition`), and `ConfigError` if the step asks more questions than there are
     answers.
     """
-    text, action = _parse_action(env, reply)
+    text, action = text_and_action(env, reply)
+    env.hear(text)
     generation, state = reply if isinstance(reply, Generation) else None, state_key(env)
     return _make_outcome(text, action, take_step(env, action, answers), generation, answers, state_key=state)
 
@@ -209,22 +210,19 @@ def repeat_step(env: Environment, action: str, answers: Sequence[Answer]) -> Tra
     return transition
 
 
-def _parse_action(env: Environment, reply: str | Step | Generation) -> tuple[str, str]:
-    """Return the text of a reply and the action in it, and give the environment the text (`hear`).
+def text_and_action(env: Environment, reply: str | Step | Generation) -> tuple[str, str]:
+    """Return the text of a reply and the action in it; for a recorded step, its recorded action.
 
-    A reply that was cut within a thought has no action, whatever its thought names; an agent
-    outside parses it itself.
+    A reply that was cut within the thought that its prompt opened has no action, whatever that
+    thought considers; an agent outside parses it itself.
     """
     match reply:
         case Step(reply=text, action=action):
-            pass
+            return text, action
         case Generation(text=text, unfinished_thought=True) if not env.has(Environment.relay):
-            action = ""
-        case _:
-            text = reply if isinstance(reply, str) else reply.text
-            action = env.parse(text)
-    env.hear(text)
-    return text, action
+            return text, ""
+    text = reply if isinstance(reply, str) else reply.text
+    return text, env.parse(text)
 
 
 def _make_outcome(
@@ -302,7 +300,8 @@ async def act_with_helper(
     answers: list[Answer] = []
     sampled_generation = None if isinstance(generation, str) else generation
     with phase("step"):
-        reply, action = _parse_action(env, generation)
+        reply, action = text_and_action(env, generation)
+        env.hear(reply)
         if sampled_generation is not None:
             env.relay(sampled_generation)
         # In one call, since each call of a blocking environment starts a thread.

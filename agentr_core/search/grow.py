@@ -30,6 +30,7 @@ from agentr_core.episodes.rollout import (
     restore_state,
     roll_out_episode,
     sample_within_context,
+    text_and_action,
     with_num_dropped,
 )
 from agentr_core.episodes.transcript import FitsContext, next_request
@@ -167,10 +168,9 @@ async def expand(
     except PromptTooLong:
         return end_at_context_limit(arena, node)
     # For each reply, the position of the first reply that is equal to it.
-    reply_key = reply_key_function(env, config)
     position_by_key: dict[str, int] = {}
     first_positions = [
-        position_by_key.setdefault(reply_key(generation.text), position)
+        position_by_key.setdefault(reply_key(env, config, generation), position)
         for position, generation in enumerate(generations)
     ]
     distinct_replies = [generations[i] for i in sorted(set(first_positions))]
@@ -285,9 +285,10 @@ def end_at_context_limit(arena: Arena, node: int) -> Growth:
     return Growth(first_created=len(arena.nodes), changed=frozenset(changed_nodes))
 
 
-def reply_key_function(env: Environment, config: SearchConfig) -> Callable[[str], str]:
-    """Return the key function of replies: two replies with the same key share one child."""
-    return env.parse if config.merge == "action" else str
+def reply_key(env: Environment, config: SearchConfig, reply: str | Step | Generation) -> str:
+    """Return the key of a reply: two replies of a node with the same key share one child."""
+    text, action = text_and_action(env, reply)
+    return action if config.merge == "action" else text
 
 
 # Let later dives begin after the expert's first steps if a tree has earned no reward so far.
@@ -326,20 +327,18 @@ class ExpertStart:
         has ended at the context limit or the step ends the episode, the dive begins before it.
         """
         arena, node, reopened_nodes = self.arena, ROOT, frozenset[int]()
+        env, instance = self.states.env, self.arena.instance
         if self._replies is None:
-            env, instance = self.states.env, self.arena.instance
             self._replies = await call_env(env, self.timer, lambda: tuple(env.expert(instance) or ()))
             # The expert may have stepped the environment to find its replies.
             self.states.current_node = None
         replies = self._replies
         num_steps = num_expert_steps(len(replies), dives_done=arena.dives_done, dives_per_halving=self.config.give_up)
-        reply_key = reply_key_function(self.states.env, self.config)
         for reply in replies[: min(num_steps, self.config.depth)] if replies else ():
             # The child of the node that stands for the reply, if there is one.
+            key = reply_key(env, self.config, reply)
             steps = [(index, arena.nodes[index].step) for index in arena.children[node]]
-            child = next(
-                (i for i, step in steps if step is not None and reply_key(step.reply) == reply_key(reply)), None
-            )
+            child = next((i for i, step in steps if step and reply_key(env, self.config, step) == key), None)
             if child is None:
                 child = await self._add_step(node, reply)
                 if child is None:

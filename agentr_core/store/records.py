@@ -25,8 +25,8 @@ _ARROW_TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa
 
 @cache
 def field_types(record_type: Any) -> Mapping[str, Any]:
-    """Return the types of a record's stored fields by name, in the order of the fields. A field that
-    is not compared is not stored.
+    """Return the types of a record's stored fields by name, in the order of the fields. A field
+    that is not compared is not stored.
     """
     hints = get_type_hints(record_type)
     return {field.name: hints[field.name] for field in dataclasses.fields(record_type) if field.compare}

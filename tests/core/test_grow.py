@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import takewhile
 
 import pytest
@@ -13,7 +14,7 @@ from agentr_core.errors import DataFault, ReplayDiverged
 from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import leaf_paths
-from agentr_core.types import Node, Sampling, StopReason, Tree, TreePath
+from agentr_core.types import Generation, Node, Request, Sampling, StopReason, Tree, TreePath
 
 
 def node_with(tree: Tree, action: str) -> Node:
@@ -122,6 +123,18 @@ async def test_equal_siblings_become_one(merge: str, children: list[int]) -> Non
     draws = log.expansions[0].draws
     assert [(d.number, d.parent) for d in draws] == [(0, 0), (1, 0), (2, 0), (3, 0)]
     assert [d.node for d in draws] == ([1, 1, 2, 1] if merge == "reply" else [1, 1, 1, 1])
+
+
+async def test_a_reply_cut_within_its_thought_is_no_sibling_of_the_action_it_considers() -> None:
+    class Thinking(Script):
+        async def __call__(self, request: Request) -> list[Generation]:
+            cut, *others = await super().__call__(request)
+            return [replace(cut, finish_reason="length", unfinished_thought=True), *others]
+
+    config = SearchConfig(dives=1, width=3, depth=1, merge="action")
+    tree = await grow(instance(), Line(), Thinking(["stop"]), config, seed=1)
+    children = [node for node in tree.nodes if node.depth == 1]
+    assert [(node.step.action if node.step else "", node.duplicates) for node in children] == [("", 1), ("stop", 2)]
 
 
 async def test_snapshots_and_replay_lead_to_the_same_tree() -> None:
