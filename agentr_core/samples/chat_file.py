@@ -136,7 +136,7 @@ def with_written_calls(values: Sequence[Any], where: str) -> list[Any]:
             plain_turns.append({**{name: turn[name] for name in turn if name != "tool_calls"}, "content": text})
             first = len(plain_turns)
         elif open_call_ids is not None and turn.get("role") == "tool" and has_value(key := turn.get("tool_call_id")):
-            if key not in open_call_ids:
+            if str(key) not in open_call_ids:
                 raise DataFileError(
                     f"{location} has the result of {key!r}, and no call of the reply before it has that id"
                 )
@@ -144,7 +144,10 @@ def with_written_calls(values: Sequence[Any], where: str) -> list[Any]:
             # Results of later calls may have come first.
             results = plain_turns[first:]
             plain_turns[first:] = [
-                result for name in dict.fromkeys(open_call_ids) for result in results if result["tool_call_id"] == name
+                result
+                for call_id in dict.fromkeys(open_call_ids)
+                for result in results
+                if str(result["tool_call_id"]) == call_id
             ]
         else:
             plain_turns.append(turn)

@@ -413,13 +413,14 @@ def test_calls_of_steps_are_written_as_the_model_writes_them(tmp_path: Path) -> 
     assert demonstration.replies == (two, "b")
 
 
-def test_calls_in_turns_of_openai_are_read_with_their_results_in_order(tmp_path: Path) -> None:
-    calls = [call("x", "look", '{"at":"door"}'), call("y", "go", {"to": 1})]
+@pytest.mark.parametrize(("x", "y"), [("x", "y"), (1, 2)])
+def test_calls_in_turns_of_openai_are_read_with_their_results_in_order(tmp_path: Path, x: Any, y: Any) -> None:
+    calls = [call(x, "look", '{"at":"door"}'), call(y, "go", {"to": 1})]
     turns = [
         make_turn("Find it."),
         {"role": "assistant", "content": None, "tool_calls": calls},
-        result("y", "gone"),
-        result("x", "a door"),
+        result(y, "gone"),
+        result(x, "a door"),
         make_turn("Found.", "assistant"),
     ]
     messages = read_messages(tmp_path, {"messages": turns, "tools": [TOOL]})
