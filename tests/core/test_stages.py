@@ -216,18 +216,22 @@ async def test_a_second_run_of_all_stages_finds_everything_done(site: Callable[.
     assert dataset_file(rerun.ctx, 1).read_bytes() == content
 
 
+def count_tries(ctx: RunContext) -> tuple[int, int, int]:
+    """Return how many tries a splice stage has stored, how many pairs it had tried, and how many of
+    these no try cleared alpha for.
+    """
+    num_by_reason = dict(ctx.store.rows("select reason, count(*) from rejection where stage = 'splice' group by all"))
+    num_hopeless = num_by_reason.pop("no-try-cleared-alpha", 0)
+    num_tries = count(ctx, "select count(*) from trajectory where source = 'rollout'")
+    return num_tries, count(ctx, "select count(*) from critique") - sum(num_by_reason.values()), num_hopeless
+
+
 @pytest.mark.slow
 async def test_the_policy_goes_on_from_turns_of_revision_and_only_once(site: Callable[..., Site]) -> None:
     overrides = ("splice.mode=continued", "splice.continuation={samples: 6, max_steps: 5, max_new_tokens: 8}")
     run = site(*overrides)
     data = await make_data(run.ctx)
-    num_tries = count(run.ctx, "select count(*) from trajectory where source = 'rollout'")
-    num_critiques = count(run.ctx, "select count(*) from critique")
-    num_by_reason = dict(
-        run.ctx.store.rows("select reason, count(*) from rejection where stage = 'splice' group by all")
-    )
-    num_hopeless = num_by_reason.pop("no-try-cleared-alpha", 0)
-    num_splices = num_critiques - sum(num_by_reason.values())
+    num_tries, num_splices, num_hopeless = count_tries(run.ctx)
     assert num_tries == 6 * num_splices
     sql = """
         select count(*), count(distinct pair_id) from sample join trajectory t using (trajectory_id)
@@ -253,17 +257,12 @@ async def test_a_model_goes_on_after_a_rollback_and_is_trained_without_what_it_w
     )
     run = site(*rollback)
     data = await make_data(run.ctx)
-    num_tries = count(run.ctx, "select count(*) from trajectory where source = 'rollout'")
-    num_critiques = count(run.ctx, "select count(*) from critique")
-    num_by_reason = dict(
-        run.ctx.store.rows("select reason, count(*) from rejection where stage = 'splice' group by all")
-    )
-    num_hopeless = num_by_reason.pop("no-try-cleared-alpha", 0)
-    assert num_tries == 3 * (num_critiques - sum(num_by_reason.values()))
+    num_tries, num_splices, num_hopeless = count_tries(run.ctx)
+    assert num_tries == 3 * num_splices
     assert 0 < run.asked.told <= num_tries * 5
     ids = [key for (key,) in run.ctx.store.rows("select sample_id from sample where kind = 'revision'")]
     samples = load_samples(run.ctx.store, ids).values()
-    assert len(samples) == data["samples"]["revision"] == num_critiques - sum(num_by_reason.values()) - num_hopeless > 0
+    assert len(samples) == data["samples"]["revision"] == num_splices - num_hopeless > 0
     for sample in samples:
         assert not any("mistake" in message.text for message in sample.messages)
         assert "so it is." in sample.provenance.extra["diagnosis"]
