@@ -9,7 +9,7 @@ from typing import Any
 
 from agentr_core.errors import DataFileError
 from agentr_core.samples.chat_file import World, instance_of
-from agentr_core.samples.json_records import records
+from agentr_core.samples.record_files import records
 from agentr_core.types import Instance
 
 

@@ -32,8 +32,8 @@ from agentr_core.samples.chat_file import (
     with_system_and_tools,
 )
 from agentr_core.samples.dataset import prompt_of
-from agentr_core.samples.json_records import records, records_or_errors
 from agentr_core.samples.published import as_conversation, as_pair
+from agentr_core.samples.record_files import records, records_or_errors
 from agentr_core.texts import path_for_message, unreadable_reason
 from agentr_core.types import (
     Instance,
@@ -384,7 +384,12 @@ def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     # `dataset_info.json`, which describes files for LLaMA-Factory, has no records.
-    files = sorted(file for file in path.rglob("*.json*") if file.is_file() and file.name != "dataset_info.json")
+    files = sorted(
+        file
+        for pattern in ("*.json*", "*.parquet")
+        for file in path.rglob(pattern)
+        if file.is_file() and file.name != "dataset_info.json"
+    )
     for file in files:
         if file.name == "prompt_completion.jsonl" and file.with_name("messages.jsonl") in files:
             raise DataFileError(

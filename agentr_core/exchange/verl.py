@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from agentr_core.errors import ConfigError, DataFileError
 from agentr_core.exchange.training_set import Origin, SampleRow, TrainingSet, opening_turns
-from agentr_core.samples.json_records import records
+from agentr_core.samples.record_files import records
 from agentr_core.types import Message, Sample, SampleKind
 
 FILE, SCRIPT = "train.parquet", "launch.sh"
@@ -330,14 +330,7 @@ def read_rollouts(file: Path) -> Iterator[Rollout]:
     `DataFileError` when the file cannot be read or a row is malformed.
     """
     is_validation = any(part.startswith("val") for part in file.parent.parts[-1:])
-    if file.suffix == ".jsonl":
-        rows: Iterable[tuple[int, Mapping[str, Any]]] = records(file, setting="FOLDER")
-    else:
-        try:
-            rows = enumerate(pq.read_table(file).to_pylist(), start=1)
-        except (OSError, pa.ArrowInvalid) as error:
-            raise DataFileError(f"file {file} cannot be read: {error}; copy it again") from error
-    for number, row in rows:
+    for number, row in records(file, setting="FOLDER"):
         where = f"{file}:{number}"
         if isinstance(row.get("responses"), list):
             yield from _table_rollouts(row, where, _step(row, file, where), is_validation=is_validation)

@@ -27,7 +27,7 @@ from agentr_core.runtime.context import Method, RunContext, Stage
 from agentr_core.runtime.equipment import model_identity, teacher_of
 from agentr_core.runtime.machine import bfloat16_hardware, machine_facts
 from agentr_core.samples.chat_file import conversation
-from agentr_core.samples.json_records import records
+from agentr_core.samples.record_files import records
 from agentr_core.store.codec.ledger import Status, checkpoint_rows, iteration_rows, run_rows
 from agentr_core.store.codec.trajectories import DATASETS_INPUT, FILES_INPUT, stage_input_rows, stored_input_id
 from agentr_core.store.database import Store, snapshot

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from agentr_core.episodes.transcript import call_text, readable_calls
 from agentr_core.errors import DataFileError
 from agentr_core.samples import published
-from agentr_core.samples.json_records import records
+from agentr_core.samples.record_files import records
 from agentr_core.samples.sessions import AGENT_FIELD, session_as_conversation, unread_fields
 from agentr_core.texts import lone_surrogate
 from agentr_core.types import Instance, Message, Provenance, Rejection, Role, Sample, SampleKind, Span, grown_turn
@@ -497,7 +497,7 @@ def ignored_fields(record: Mapping[str, Any], use: RecordUse) -> frozenset[str]:
 
 def count_ignored_fields(path: Path, use: RecordUse, *, setting: str) -> Counter[str]:
     """Return for each field that `ignored_fields` names the number of records of a file in which it
-    is ignored. Raises `DataFileError` as `json_records.records` does.
+    is ignored. Raises `DataFileError` as `record_files.records` does.
     """
     return Counter(name for _, record in records(path, setting=setting) for name in ignored_fields(record, use))
 
@@ -592,7 +592,11 @@ def conversation(record: dict[str, Any], where: str) -> tuple[Message, ...]:
     if is_atif(record) and isinstance(extra, dict) and extra.get("side") == "rejected":
         raise DataFileError(f"{where} is the rejected side of a preference pair; leave it out")
     masks = [name for name in _LABELS if isinstance(record.get(name), list)]
-    if masks and not any(isinstance(record.get(name), list) for name in FLAG_FIELDS):
+    turns = record.get("messages")
+    entries = turns if isinstance(turns, list) else []
+    replies = [turn for turn in entries if isinstance(turn, dict) and turn.get("role") == "assistant"]
+    has_flags = bool(replies) and all(any(name in reply for name in FLAG_FIELDS) for reply in replies)
+    if masks and not has_flags and not any(isinstance(record.get(name), list) for name in FLAG_FIELDS):
         raise DataFileError(
             f"{where}: {masks[0]} says which tokens are trained, and whole turns are read; give a list train with a "
             "flag for each turn"

@@ -163,12 +163,12 @@ def import_records(
     """Take in what another program wrote or trained.
 
     With expert, pairs or general, records are checked and written for recipes: SOURCE is a file or
-    a folder of files, TARGET the new file. A file is JSON lines or one array: conversations of
-    AgentTraj, ETO, ShareGPT or OpenAI, prompts and completions or pairs of TRL, or trajectories in
-    ATIF; or what a program wrote: Agent-R a tree or a revision, ETO a log, or Claude Code, codex or
-    pi a session. Each unsound record is reported with its line, and then nothing is written. Fields
-    that are not read are named. A recipe takes TARGET as eto.expert.file (several demonstrations of
-    an instance are fine), eto.preferences.file or data.general.file.
+    a folder of files, TARGET the new file. A file is JSON lines, one array or Parquet:
+    conversations of AgentTraj, ETO, ShareGPT or OpenAI, prompts and completions or pairs of TRL, or
+    trajectories in ATIF; or what a program wrote: Agent-R a tree or a revision, ETO a log, or
+    Claude Code, codex or pi a session. Each unsound record is reported with its line, and then
+    nothing is written. Fields that are not read are named. A recipe takes TARGET as eto.expert.file
+    (several demonstrations of an instance are fine), eto.preferences.file or data.general.file.
 
     With iteration, SOURCE is the folder of a training that verl did on exported prompts, and there
     is no TARGET: its checkpoint (config.json and *.safetensors, merged) and its rollouts (dumps of

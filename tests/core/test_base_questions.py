@@ -29,7 +29,7 @@ from question_samples import (
 from agentr_core.environments.reasoning.grammar import strict_fault
 from agentr_core.environments.reasoning.problems import SHIPPED, load
 from agentr_core.environments.reasoning.toolbox import ToolSettings, open_tools
-from agentr_core.samples.json_records import records
+from agentr_core.samples.record_files import records
 from agentr_core.system import data_path
 from agentr_core.types import Sample
 

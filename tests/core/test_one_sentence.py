@@ -32,7 +32,7 @@ from agentr_core.errors import ConfigError, DiskError, EnvironmentFault, StoreEr
 from agentr_core.methods.faults import load, parse
 from agentr_core.models.checkpoint_dir import read_json
 from agentr_core.runtime.start import opening_of
-from agentr_core.samples.json_records import records
+from agentr_core.samples.record_files import records
 from agentr_core.stages import dataset
 from agentr_core.store.database import Store
 from agentr_core.system import python_path, report_write_errors, write_text

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -429,6 +431,38 @@ def test_calls_in_turns_of_openai_are_read_with_their_results_in_order(tmp_path:
     # A text that has the calls already is taken as it is.
     turns[1] = {"role": "assistant", "content": text, "tool_calls": calls}
     assert read_messages(tmp_path, {"messages": turns, "tools": [TOOL]}) == messages
+
+
+def test_a_parquet_file_is_read_as_the_lines_of_its_rows(tmp_path: Path) -> None:
+    calls = [call("x", "look", {"at": "door"}), call("y", "go", {"to": 1})]
+    turns = [make_turn("Find it."), {"role": "assistant", "content": None, "tool_calls": calls}]
+    turns += [result("x", "a door"), result("y", "gone"), make_turn("Found.", "assistant")]
+    tool = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}
+    rows = [{"messages": turns, "tools": [{"type": "function", "function": tool}]}, chat(train=False)]
+    file = tmp_path / "rows.parquet"
+    # Each argument of a call is a column, which is null where the call has another.
+    pq.write_table(pa.Table.from_pylist(rows), file)
+    lines = import_chat(write(tmp_path, *rows)).lines
+    assert import_chat(file).lines == lines
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    file.rename(folder / "rows.parquet")
+    write(folder, *rows)
+    assert import_chat(folder).lines == (*lines, *lines)
+    file.write_text("no Parquet")
+    with pytest.raises(DataFileError, match=r"cannot be read: .*; set SOURCE to a Parquet file"):
+        import_chat(file)
+
+
+@pytest.mark.parametrize("flagged", [True, False])
+def test_labels_of_tokens_are_left_out_where_each_reply_has_its_flag(tmp_path: Path, flagged: bool) -> None:
+    record = chat(train=False) | {"labels": [-100, 7], "input_ids": [3, 7]}
+    if flagged:
+        for turn in record["messages"]:
+            turn.setdefault("train", True)
+        assert flags(read_messages(tmp_path, record)) == [False, True]
+    else:
+        assert "labels says which tokens are trained" in fault(tmp_path, record)
 
 
 def test_a_trajectory_that_goes_on_in_another_file(tmp_path: Path) -> None:

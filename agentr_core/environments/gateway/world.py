@@ -30,7 +30,7 @@ from agentr_core.errors import (
 )
 from agentr_core.fingerprint import canonical
 from agentr_core.recipes.models import url_fault
-from agentr_core.samples.json_records import records
+from agentr_core.samples.record_files import records
 from agentr_core.types import Generation, Instance, StopReason, Transition
 
 _POLL_SECONDS = 5.0

@@ -17,16 +17,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-import pyarrow as pa
-import pyarrow.parquet as parquet
-
 from agentr_core.environments.reasoning.grammar import CALLS, Answers, last_box, prediction_of
 from agentr_core.environments.reasoning.scoring import Domain, choice, correctness, verdict
 from agentr_core.errors import ConfigError, DataFileError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.recipes.fields import record
 from agentr_core.replies import after_thoughts
-from agentr_core.samples.json_records import records
+from agentr_core.samples.record_files import records
 from agentr_core.system import data_path
 from agentr_core.texts import lone_surrogate, path_for_message
 from agentr_core.types import Grade, Instance, Message, Question, Sampling, Trajectory
@@ -411,8 +408,7 @@ class AnswerGrader:
 
 SHIPPED = ("numbers", "encyclopaedia")
 _QUESTIONS_OPTION = "environment.options.questions"
-_JSON = (".jsonl", ".json")
-_SUFFIXES = (*_JSON, ".parquet")
+_SUFFIXES = (".jsonl", ".json", ".parquet")
 _SHARD: Final = re.compile(r"(.+)-\d{5}-of-\d{5}")
 """The name of one of several files of a split, as on the Hugging Face hub."""
 
@@ -552,22 +548,12 @@ def _split_files(folder: Path) -> Sequence[tuple[Path, str]]:
 
 
 def _file_rows(file: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
-    if file.suffix in _JSON:
-        for number, row in records(file, setting=_QUESTIONS_OPTION):
-            yield row, f"{file}:{number}"
-    elif file.suffix == ".parquet":
-        try:
-            rows = parquet.read_table(file).to_pylist()
-        except (OSError, pa.ArrowInvalid) as error:
-            raise DataFileError(
-                f"file {file} cannot be read: {error}; set {_QUESTIONS_OPTION} to a Parquet file"
-            ) from error
-        for number, row in enumerate(rows):
-            yield row, f"{file}, row {number}"
-    else:
+    if file.suffix not in _SUFFIXES:
         raise ConfigError(
             f"{_QUESTIONS_OPTION}: {file} has the type {file.suffix!r}; name a {' or '.join(_SUFFIXES)} file"
         )
+    for number, row in records(file, setting=_QUESTIONS_OPTION):
+        yield row, f"{file}:{number}"
 
 
 def _split_of(row: Mapping[str, Any], location: str) -> str:

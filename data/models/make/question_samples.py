@@ -34,7 +34,7 @@ from agentr_core.environments.reasoning.world import ReasoningWorld, Rules, repl
 from agentr_core.episodes.rollout import play_replies
 from agentr_core.episodes.transcript import transcript
 from agentr_core.fingerprint import derive_seed
-from agentr_core.samples.json_records import records
+from agentr_core.samples.record_files import records
 from agentr_core.system import data_path
 from agentr_core.tools.search.retriever import Document, Retriever
 from agentr_core.tools.search.tool import LocalProvider, SearchTool

@@ -1,5 +1,5 @@
-"""Reading files of records: JSONL, one array of objects, or a single object. The session file of a
-coding agent, which has several lines, is one record.
+"""Reading files of records: JSONL, one array of objects, a single object, or Parquet. The session
+file of a coding agent, which has several lines, is one record.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from agentr_core.errors import DataFileError
 from agentr_core.samples.published import with_instance_index
@@ -21,7 +24,11 @@ MAX_DIGITS = 1_000
 
 def records(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the objects of a JSONL file, or of one array of them, each after the number of the line
-    in which it begins, from 1. Blank lines are skipped; a session file is one record, of line 1.
+    in which it begins, from 1; of a Parquet file, whose name must end in .parquet, the rows, each
+    after its number, from 1. Blank lines are skipped; a session file is one record, of line 1.
+
+    Parquet has no absent keys: a row has each key that any row has, null where it had none. So keys
+    whose value is null are left out of its rows, at every depth.
 
     Args:
         setting: the field of a recipe that names the file, for error messages.
@@ -42,6 +49,9 @@ def records_or_errors(path: Path, *, setting: str) -> Iterator[tuple[int, dict[s
     A syntax error in an array ends the iteration. Raises `DataFileError` when the file cannot be
     read.
     """
+    if path.suffix == ".parquet":
+        yield from enumerate(_parquet_rows(path, setting), start=1)
+        return
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -51,6 +61,23 @@ def records_or_errors(path: Path, *, setting: str) -> Iterator[tuple[int, dict[s
         ) from error
     for number, entry in _entries(text, path):
         yield number, with_instance_index(entry, path.stem) if isinstance(entry, dict) else entry
+
+
+def _parquet_rows(path: Path, setting: str) -> Iterator[dict[str, Any]]:
+    try:
+        for batch in pq.ParquetFile(path).iter_batches():
+            yield from map(_without_nulls, batch.to_pylist())
+    except (OSError, pa.ArrowInvalid) as error:
+        reason = unreadable_reason(error) if isinstance(error, OSError) else str(error)
+        raise DataFileError(
+            f"file {path_for_message(path)} cannot be read: {reason}; set {setting} to a Parquet file"
+        ) from error
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(entry) for key, entry in value.items() if entry is not None}
+    return [_without_nulls(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _entries(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | DataFileError]]:
