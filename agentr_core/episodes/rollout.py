@@ -175,12 +175,11 @@ class EpisodeTimer:
 
 
 def act(env: Environment, reply: str | Step | Generation, *, answers: Sequence[Answer] = ()) -> Outcome:
-    """Take one step of the environment with a reply, and return the outcome.
+    """Take one step of the environment with a reply, whose action is that of `text_and_action`, and
+    return the outcome. `answers` are recorded answers to the questions of the step.
 
-    A recorded step is taken with its action, which is not read from its reply again; `answers` are
-    recorded answers to the questions of the step. Raises `IllTypedAnswer` if the transition is
-    malformed (see `Transition`), and `ConfigError` if the step asks more questions than there are
-    answers.
+    Raises `IllTypedAnswer` if the transition is malformed (see `Transition`), and `ConfigError` if
+    the step asks more questions than there are answers.
     """
     text, action = text_and_action(env, reply)
     env.hear(text)
@@ -216,13 +215,11 @@ def text_and_action(env: Environment, reply: str | Step | Generation) -> tuple[s
     A reply that was cut within the thought that its prompt opened has no action, whatever that
     thought considers; an agent outside parses it itself.
     """
-    match reply:
-        case Step(reply=text, action=action):
-            return text, action
-        case Generation(text=text, unfinished_thought=True) if not env.has(Environment.relay):
-            return text, ""
+    if isinstance(reply, Step):
+        return reply.reply, reply.action
     text = reply if isinstance(reply, str) else reply.text
-    return text, env.parse(text)
+    is_thought = isinstance(reply, Generation) and reply.unfinished_thought and not env.has(Environment.relay)
+    return text, "" if is_thought else env.parse(text)
 
 
 def _make_outcome(
@@ -298,10 +295,10 @@ async def act_with_helper(
     `EnvironmentTimeout` as `call_env` does, and what `helper` raises.
     """
     answers: list[Answer] = []
-    sampled_generation = None if isinstance(generation, str) else generation
     with phase("step"):
         reply, action = text_and_action(env, generation)
         env.hear(reply)
+        sampled_generation = None if isinstance(generation, str) else generation
         if sampled_generation is not None:
             env.relay(sampled_generation)
         # In one call, since each call of a blocking environment starts a thread.
@@ -389,9 +386,6 @@ async def sample_replies(sample: SampleReplies, request: Request, timer: Episode
 
 # Replies and recorded steps, played again: to see where they lead, or to get back to a state.
 
-_MAX_QUOTED_CHARS = 120
-"""The most characters of an observation in an error."""
-
 
 def play_replies(
     env: Environment, instance: Instance, replies: Sequence[str | Step], *, recorded: Sequence[Step] = ()
@@ -399,10 +393,9 @@ def play_replies(
     """Play given replies in a fresh episode. Return the first observation and the outcome of each
     reply, up to the one that ends the episode.
 
-    Steps are taken with their actions. The outcomes are not compared with recorded ones, and may
-    differ: this is how a spliced path is verified. The first `len(recorded)` replies are those of
-    the `recorded` steps, whose recorded answers are given to the questions of these steps. Raises
-    what `act` raises.
+    The outcomes are not compared with recorded ones, and may differ: this is how a spliced path is
+    verified. The first `len(recorded)` replies are those of the `recorded` steps, whose recorded
+    answers are given to the questions of these steps. Raises what `act` raises.
     """
     first_observation = env.reset(instance)
     outcomes: list[Outcome] = []
@@ -458,7 +451,7 @@ def divergence_error(env: Environment, message: str) -> ReplayDiverged:
 
 
 def _difference(current: str, recorded_text: str) -> str:
-    return f"was recorded as {quoted(recorded_text, _MAX_QUOTED_CHARS)} and is now {quoted(current, _MAX_QUOTED_CHARS)}"
+    return f"was recorded as {quoted(recorded_text, 120)} and is now {quoted(current, 120)}"
 
 
 _MAX_UNDELIVERED = 100

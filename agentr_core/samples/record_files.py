@@ -49,29 +49,22 @@ def records_or_errors(path: Path, *, setting: str) -> Iterator[tuple[int, dict[s
     A syntax error in an array ends the iteration. Raises `DataFileError` when the file cannot be
     read.
     """
-    if path.suffix == ".parquet":
-        yield from enumerate(_parquet_rows(path, setting), start=1)
-        return
+    is_parquet = path.suffix == ".parquet"
     try:
+        if is_parquet:
+            batches = pq.ParquetFile(path).iter_batches()
+            rows = (row for batch in batches for row in batch.to_pylist())
+            yield from enumerate(map(_without_nulls, rows), start=1)
+            return
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = unreadable_reason(error)
+    except (OSError, UnicodeDecodeError, pa.ArrowInvalid) as error:
+        reason = str(error) if isinstance(error, pa.ArrowInvalid) else unreadable_reason(error)
         raise DataFileError(
-            f"file {path_for_message(path)} cannot be read: {reason}; set {setting} to a JSONL file"
+            f"file {path_for_message(path)} cannot be read: {reason}; set {setting} to a "
+            f"{'Parquet' if is_parquet else 'JSONL'} file"
         ) from error
     for number, entry in _entries(text, path):
         yield number, with_instance_index(entry, path.stem) if isinstance(entry, dict) else entry
-
-
-def _parquet_rows(path: Path, setting: str) -> Iterator[dict[str, Any]]:
-    try:
-        for batch in pq.ParquetFile(path).iter_batches():
-            yield from map(_without_nulls, batch.to_pylist())
-    except (OSError, pa.ArrowInvalid) as error:
-        reason = unreadable_reason(error) if isinstance(error, OSError) else str(error)
-        raise DataFileError(
-            f"file {path_for_message(path)} cannot be read: {reason}; set {setting} to a Parquet file"
-        ) from error
 
 
 def _without_nulls(value: Any) -> Any:
