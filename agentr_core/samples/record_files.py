@@ -57,8 +57,8 @@ def records_or_errors(path: Path, *, setting: str) -> Iterator[tuple[int, dict[s
             yield from enumerate(map(_without_nulls, rows), start=1)
             return
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError, pa.ArrowInvalid) as error:
-        reason = str(error) if isinstance(error, pa.ArrowInvalid) else unreadable_reason(error)
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        reason = unreadable_reason(error) if isinstance(error, OSError | UnicodeDecodeError) else str(error)
         raise DataFileError(
             f"file {path_for_message(path)} cannot be read: {reason}; set {setting} to a "
             f"{'Parquet' if is_parquet else 'JSONL'} file"

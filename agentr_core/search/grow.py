@@ -287,8 +287,9 @@ def end_at_context_limit(arena: Arena, node: int) -> Growth:
 
 def reply_key(env: Environment, config: SearchConfig, reply: str | Step | Generation) -> str:
     """Return the key of a reply: two replies of a node with the same key share one child."""
-    text, action = text_and_action(env, reply)
-    return action if config.merge == "action" else text
+    if config.merge == "action":
+        return text_and_action(env, reply)[1]
+    return reply if isinstance(reply, str) else reply.reply if isinstance(reply, Step) else reply.text
 
 
 # Let later dives begin after the expert's first steps if a tree has earned no reward so far.
