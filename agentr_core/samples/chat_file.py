@@ -592,10 +592,11 @@ def conversation(record: dict[str, Any], where: str) -> tuple[Message, ...]:
     if is_atif(record) and isinstance(extra, dict) and extra.get("side") == "rejected":
         raise DataFileError(f"{where} is the rejected side of a preference pair; leave it out")
     masks = [name for name in _LABELS if isinstance(record.get(name), list)]
-    turns = record.get("messages")
+    turns = record.get("messages") if masks else None
     entries = turns if isinstance(turns, list) else []
     replies = [turn for turn in entries if isinstance(turn, dict) and turn.get("role") == "assistant"]
-    has_flags = bool(replies) and all(any(name in reply for name in FLAG_FIELDS) for reply in replies)
+    # As everywhere, a flag that is null is none.
+    has_flags = bool(replies) and all(any(reply.get(name) is not None for name in FLAG_FIELDS) for reply in replies)
     if masks and not has_flags and not any(isinstance(record.get(name), list) for name in FLAG_FIELDS):
         raise DataFileError(
             f"{where}: {masks[0]} says which tokens are trained, and whole turns are read; give a list train with a "

@@ -27,8 +27,9 @@ def records(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any]]]
     in which it begins, from 1; of a Parquet file, whose name must end in .parquet, the rows, each
     after its number, from 1. Blank lines are skipped; a session file is one record, of line 1.
 
-    Parquet has no absent keys: a row has each key that any row has, null where it had none. So keys
-    whose value is null are left out of its rows, at every depth.
+    Parquet has no absent keys: an object in a row has each key that any such object has, null where
+    it had none. So keys whose value is null are left out of the objects in a row, such as the
+    arguments of a call. The row itself keeps its null columns, as a line of JSON does.
 
     Args:
         setting: the field of a recipe that names the file, for error messages.
@@ -54,7 +55,8 @@ def records_or_errors(path: Path, *, setting: str) -> Iterator[tuple[int, dict[s
         if is_parquet:
             batches = pq.ParquetFile(path).iter_batches()
             rows = (row for batch in batches for row in batch.to_pylist())
-            yield from enumerate(map(_without_nulls, rows), start=1)
+            for number, row in enumerate(rows, start=1):
+                yield number, {key: _without_nulls(value) for key, value in row.items()}
             return
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:

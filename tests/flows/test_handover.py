@@ -452,6 +452,11 @@ def _other_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any
         (lambda f: _rewrite(f, score=float("nan")), DataFileError, "1.jsonl:1: score is nan; it must be a finite"),
         (lambda f: _rewrite(f, step="one"), DataFileError, "1.jsonl:1: step is 'one'"),
         (lambda f: (f / "x.parquet").write_text("no"), DataFileError, "x.parquet cannot be read"),
+        (
+            lambda f: pq.write_table(pa.table({"input": ["a"], "output": ["b"], "step": [None]}), f / "x.parquet"),
+            DataFileError,
+            "x.parquet:1: step is None",
+        ),
     ],
 )
 def test_a_folder_that_does_not_fit_is_refused_in_one_sentence(

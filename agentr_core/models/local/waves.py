@@ -47,7 +47,9 @@ def cut_at_stop(text: str, sampling: Sampling, *, in_thought: bool = False) -> s
 
 
 def is_thought(text: str) -> bool:
-    """Return whether a text that begins within a thought, which its prompt opened, ends in it."""
+    """Return whether a text that begins within a thought, which its prompt opened, is nothing but
+    thoughts.
+    """
     return not blank_thoughts(_THOUGHT_TAG + text).strip()
 
 
