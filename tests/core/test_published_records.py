@@ -73,8 +73,8 @@ class PublishedCode:
             return []
         leaves = sorted(self.leaves(), key=lambda node: node.value, reverse=True)
         pairs = [(high, low) for high in leaves for low in leaves if high.value - low.value > self.beta + 1e-9]
-        random.seed(123)
-        random.shuffle(pairs)
+        # Not the generator of the module, from which another thread may draw between two lines.
+        random.Random(123).shuffle(pairs)
         return [(high, low) for high, low in pairs if self.good(high)]
 
     def good(self, leaf: Node) -> bool:
