@@ -47,7 +47,8 @@ _PLAIN_NUMBERS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         ("[\N{MINUS SIGN}\N{EN DASH}]", "-"),
-        (r"(?<=\d)(?:\{,\}|,\\!|\\[,!])(?=\d{3}(?!\d))", ","),
+        (r"(?<=\d)(?:\{,\}|,\\!|\\[,!;: ]|~)(?=\d{3}(?!\d))", ","),
+        (r"(?<![\d.,/])(\d{1,3})[^\S\n](?=\d{3}(?:[^\S\n]\d{3})*(?![\d/]))", r"\1,"),
         (rf"(?<=\d)\s*{_FRACTION}", r" \1\2/\3\4"),
         (_FRACTION, r"\1\2/\3\4"),
         (rf"(?<=\d)\s*(?:\\times|\\cdot|\N{{MULTIPLICATION SIGN}}|[x*])\s*{_POWER_OF_TEN}", r"e\1"),
@@ -55,7 +56,7 @@ _PLAIN_NUMBERS = tuple(
         (r"-\s*\\?([$€£])\s*(?=[\d.])", r"\1-"),
     )
 )
-"""Other notations of numbers, and what they become: LaTeX, signs of Unicode, -$5."""
+"""Other notations of numbers, and what they become: LaTeX, signs of Unicode, 1 000, -$5."""
 _MAX_QUOTED_CHARS = 200
 
 
@@ -130,7 +131,8 @@ class NumericAnswer(_RuleGrader):
     """Reward 1 if the last number of the answer equals the last number of a right answer, else 0.
 
     `tolerance` is the largest allowed difference as a share of the right number, or as it is if
-    that is 0. A number may have commas (1,234), an exponent, or be a fraction (3/4).
+    that is 0. A number may have commas or spaces (1,234 or 1 234), an exponent, or be a fraction
+    (3/4).
 
     Raises `ConfigError` if the tolerance is negative, infinite or not a number.
     """

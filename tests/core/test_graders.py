@@ -73,6 +73,11 @@ def rewards(grader: Any, *replies: str) -> list[float]:
         ("5kg", "5"),
         ("20 - 5 = 15", "15"),
         ("pages 3-5", "5"),
+        ("1 000", "1000"),
+        ("-12 345 678.5 km", "-12345678.5"),
+        ("1\N{NARROW NO-BREAK SPACE}000", "1000"),
+        (r"\boxed{12\ 000}", "12000"),
+        ("June 4 1999", "1999"),
     ],
 )
 def test_a_number_is_read_as_it_is_written(answer: str, gold: str) -> None:
