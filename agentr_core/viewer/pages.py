@@ -511,7 +511,7 @@ def stage(store: Store, run_id: str, iteration: int, name: str) -> Page | None:
     iteration_id = find_iteration_id(store, run_id, iteration)
     if page is None or iteration_id is None:
         return None
-    events = [line for line in event_lines(store, run_id) if line.stage == name]
+    events = event_lines(store, run_id, iteration_id=iteration_id, stage=name)
     if not (page.values["own"] or events or page.values["work"]):
         return None
     rejections = rejection_counts(store, iteration_id).get(name, {})

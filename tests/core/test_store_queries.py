@@ -20,7 +20,15 @@ from agentr_core.store.codec.samples import FLYWHEEL, derivation_rows
 from agentr_core.store.codec.trajectories import trajectory_rows
 from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import EpisodeCounts, ErrorCount, PreferenceCounts, error_counts, refusal_counts
-from agentr_core.store.queries.listings import LISTINGS, ORIGINS, ListPage, ancestry, filter_choices, read_list
+from agentr_core.store.queries.listings import (
+    LISTINGS,
+    ORIGINS,
+    ListPage,
+    ancestry,
+    event_lines,
+    filter_choices,
+    read_list,
+)
 from agentr_core.store.queries.runs import IterationProducts, RequestUse, TokenUse
 from agentr_core.store.queries.trees import GroupCounts, OperatorCount, operator_counts
 from agentr_core.types import Derivation, Instance, Step, StopReason, Trajectory
@@ -125,6 +133,20 @@ def test_an_episode_that_failed_in_each_of_two_attempts_at_a_stage_is_lost_once(
         fault = UnitError(key=subject, kind="ValueError", phase="step", message="no", traceback="", is_final=True)
         store.write(event_rows(fault, run_id="r", iteration_id="i", stage="collect"))
     assert error_counts(store, "i") == [ErrorCount(error="ValueError", phase="step", count=3, lost=2)]
+
+
+@pytest.mark.slow
+def test_the_errors_of_a_stage_are_those_of_its_iteration_however_many_others_there_are(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store.duckdb")
+    events = [("i", "collect", "Rare", 1), ("j", "collect", "Other", 2)]
+    events += [("i", f"evaluate {number}", "Frequent", 3) for number in range(20)]
+    for iteration_id, stage, kind, times in events:
+        for subject in map(str, range(times)):
+            fault = UnitError(key=subject, kind=kind, phase="step", message="no", traceback="", is_final=True)
+            store.write(event_rows(fault, run_id="r", iteration_id=iteration_id, stage=stage))
+    assert "Rare" not in {line.error for line in event_lines(store, "r")}
+    lines = event_lines(store, "r", iteration_id="i", stage="collect")
+    assert [(line.error, line.times) for line in lines] == [("Rare", 1)]
 
 
 @pytest.mark.slow

@@ -701,9 +701,9 @@ def evaluation_lines(store: Store, run_id: str) -> list[EvaluationLine]:
     return [EvaluationLine(*row) for row in store.rows(_EVALUATIONS, run_id)]
 
 
-def event_lines(store: Store, run_id: str) -> list[EventLine]:
-    """Return at most 20 errors of a run by class, phase and stage, the most frequent first."""
-    return [EventLine(*row) for row in store.rows(_EVENTS, run_id)]
+def event_lines(store: Store, run_id: str, *, iteration_id: str = "", stage: str = "") -> list[EventLine]:
+    """Return the 20 most frequent errors of a run, an iteration or a stage by class and phase."""
+    return [EventLine(*row) for row in store.rows(_EVENTS, run_id, iteration_id, stage)]
 
 
 def stage_lines(store: Store, run_id: str) -> list[StageLine]:
@@ -794,6 +794,7 @@ order by t.created_at desc, t.trajectory_id
 limit $3
 """
 _EVENTS = """
-select stage, level, "class", phase, count(*), any_value(message) from event where run_id = ?
+select stage, level, "class", phase, count(*), any_value(message) from event
+where run_id = $1 and $2 in ('', iteration_id) and $3 in ('', stage)
 group by all order by count(*) desc limit 20
 """
