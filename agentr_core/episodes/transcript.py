@@ -286,21 +286,17 @@ def transcript_of(env: Environment) -> Transcript:
     return env.transcript or _ALTERNATING
 
 
-def transcript(
-    env: Environment, first_observation: str, steps: Sequence[Step], *, train: Sequence[bool]
-) -> tuple[Message, ...]:
-    """Return the conversation of an episode up to its last reply, as the environment's transcript
-    builds it. The reply of step i carries loss if `train[i]`.
+def whole_episode(env: Environment, trajectory: Trajectory, train: Sequence[bool] | None = None) -> tuple[Message, ...]:
+    """Return the conversation of an episode with all its replies trained, or those of the steps
+    that `train` flags: the last one with such a reply that is no side conversation, if there are
+    several; see `Conversation`.
     """
-    return transcript_of(env).sample(env, first_observation, steps, train)
-
-
-def whole_episode(env: Environment, trajectory: Trajectory) -> tuple[Message, ...]:
-    """Return the conversation of an episode with all its replies trained. If the episode has
-    several conversations, return the last one that is no side conversation; see `Conversation`.
-    """
-    parts = conversations(env, trajectory)
-    return next((part.messages for part in reversed(parts) if not part.side), parts[-1].messages)
+    flags = [True] * len(trajectory.steps) if train is None else train
+    parts = [part for part in conversations(env, trajectory) if any(flags[position] for position in part.positions)]
+    part = next((part for part in reversed(parts) if not part.side), parts[-1] if parts else Conversation((), ()))
+    end = max(part.positions, default=-1) + 1
+    own_flags = [flags[position] and position in part.positions and not part.is_left_out for position in range(end)]
+    return transcript_of(env).sample(env, trajectory.first_observation, trajectory.steps[:end], own_flags)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

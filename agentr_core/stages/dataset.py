@@ -330,20 +330,31 @@ def whole_episode_rows(ctx: RunContext, iteration: int, trajectories: Mapping[st
 
 
 def whole_samples(
-    env: Environment, key: str, trajectory: Trajectory, windowed: WindowedRule, *, stage: str
+    env: Environment,
+    key: str,
+    trajectory: Trajectory,
+    windowed: WindowedRule,
+    *,
+    stage: str,
+    provenance: Provenance | None = None,
 ) -> Iterator[Sample | Rejection]:
     """Yield the samples of a trajectory, in which all its replies are trained: one for each stretch
     of a conversation whose prompts left out the same exchanges, or the rejection of a conversation.
+
+    Args:
+        key: the subject of rejections.
+        provenance: where the trajectory comes from; by default `key` is the id that it has.
     """
+    origin = provenance or Provenance(good_reward=trajectory.reward, extra={"trajectory": key})
     for conversation in (parts := conversations(env, trajectory)):
         if conversation.is_left_out:
             continue
-        extra = {"trajectory": key} | ({"conversation": conversation.positions[0]} if len(parts) > 1 else {})
+        extra = {**origin.extra} | ({"conversation": conversation.positions[0]} if len(parts) > 1 else {})
         sample = Sample(
             kind=SampleKind.GOOD,
             messages=conversation.messages,
             instance=trajectory.instance,
-            provenance=Provenance(good_reward=trajectory.reward, extra=extra),
+            provenance=replace(origin, extra=extra),
         )
         drop_counts = [trajectory.steps[position].dropped for position in conversation.positions]
         result = split_windowed(sample, drop_counts, windowed, stage=stage, subject=key)

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 from toy import Line
-from toy_paths import ToyTree, critique
+from toy_paths import ToyTree, critique, good_sample
 
 from agentr_core.errors import DataFault
-from agentr_core.methods.agent_r.splice import good_sample, splice
+from agentr_core.methods.agent_r.splice import splice
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.samples.dataset import check_flags, exchange_suffixes, turn_classes
 from agentr_core.samples.identity import sample_id

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 from toy import Line, Policy, instance
-from toy_paths import ToyTree, renderer, sampled_ids, tokenizer
+from toy_paths import ToyTree, good_sample, renderer, sampled_ids, tokenizer
 
 from agentr_core.episodes.rollout import act, roll_out_episode
 from agentr_core.episodes.transcript import AlternatingTurns
-from agentr_core.methods.agent_r.splice import good_sample
 from agentr_core.methods.eto.preferences import StoredTrajectory, pairs_with_expert, preference_id
 from agentr_core.recipes.data import DataConfig
 from agentr_core.recipes.eto import PreferencesConfig

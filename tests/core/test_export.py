@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from toy import Line
-from toy_paths import ToyTree, critique, renderer
+from toy_paths import ToyTree, critique, good_sample, renderer
 
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.exchange.training_set import export_lines
-from agentr_core.methods.agent_r.splice import good_sample, splice
+from agentr_core.methods.agent_r.splice import splice
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.samples.dataset import token_row
 from agentr_core.samples.identity import sample_id

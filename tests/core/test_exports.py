@@ -15,14 +15,14 @@ import pytest
 import yaml
 from atif_schema import faults
 from toy import Line
-from toy_paths import ToyTree, critique, renderer
+from toy_paths import ToyTree, critique, good_sample, renderer
 
 from agentr_core.episodes.transcript import call_text
 from agentr_core.errors import ConfigError, DiskError
 from agentr_core.exchange.formats import FORMATS, export
 from agentr_core.exchange.imports import Target, import_chat, import_experts, import_pairs
 from agentr_core.exchange.training_set import Launch, PairRow, SampleRow, TrainingSet
-from agentr_core.methods.agent_r.splice import good_sample, splice
+from agentr_core.methods.agent_r.splice import splice
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.samples.chat_file import World
 from agentr_core.samples.dataset import token_row

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from toy import Line, instance
-from toy_paths import ToyTree, critique, renderer
+from toy_paths import ToyTree, critique, good_sample, renderer
 
 from agentr_core.errors import DataFault
-from agentr_core.methods.agent_r.splice import good_sample, splice
+from agentr_core.methods.agent_r.splice import splice
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.samples.dataset import (
     cap_good_per_tree,

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from base_tokenizers import build_tokenizer
 from toy import Line, generation, instance
-from toy_paths import ToyTree, renderer, sampled_ids, tokenizer
+from toy_paths import ToyTree, good_sample, renderer, sampled_ids, tokenizer
 
 from agentr_core.episodes.rollout import act
 from agentr_core.episodes.transcript import AlternatingTurns, without_foreign_tokens
-from agentr_core.methods.agent_r.splice import good_sample
 from agentr_core.recipes.data import DataConfig
 from agentr_core.samples.dataset import build_dataset
 from agentr_core.samples.identity import sample_id

@@ -21,11 +21,13 @@ from agentr_core.environments.gateway.conversations import (
     call_ids,
     prompts_of,
 )
-from agentr_core.episodes.transcript import call_text, turn_texts
+from agentr_core.episodes.transcript import call_text, turn_texts, whole_episode
+from agentr_core.methods.agent_r.splice import path_provenance
 from agentr_core.methods.eto.preferences import StoredTrajectory, pair_of_own
 from agentr_core.recipes.eto import PreferencesConfig
 from agentr_core.samples.dataset import prompt_of
-from agentr_core.types import Message, Step, StopReason, Trajectory
+from agentr_core.stages.dataset import whole_samples
+from agentr_core.types import Message, Sample, Step, StopReason, Trajectory, TreePath
 
 SYSTEM = CallTurn("system", "Play.")
 TASK = CallTurn("user", "Build a bed.")
@@ -239,6 +241,38 @@ def test_pairs_are_made_of_conversations_about_the_task_that_begin_alike() -> No
     assert pair(episode("named", 1.0, title=True), episode("lost", 0.0)) == ([], [("named", "side-conversation")])
     with_summary = episode("summed", 0.0, summary="So far: nothing.")
     assert pair(winner, with_summary) == ([], [("summed", "other-beginning")])
+
+
+def test_agent_r_trains_the_conversations_about_the_task_not_the_one_of_the_last_reply() -> None:
+    class Outside(Line):
+        transcript = OutsideTurns()
+
+    agent = Agent()
+    reply = agent.call(TOOLS, SYSTEM, TASK)
+    reply_on = agent.call(TOOLS, SYSTEM, TASK, reply, ON)
+    agent.call(TOOLS, SYSTEM, CallTurn("user", "So far: nothing."))
+    agent.call(CallTurn("user", "A title, please."))
+    trajectory = Trajectory.ended(instance(0), agent.first, agent.steps, StopReason.SUCCESS)
+    path = TreePath(tree_id="t", nodes=(1, 2, 3, 4), trajectory=trajectory)
+    samples = [
+        sample
+        for sample in whole_samples(
+            Outside(), "t:4", trajectory, "stretches", stage="splice", provenance=path_provenance(path)
+        )
+        if isinstance(sample, Sample)
+    ]
+    assert [[m.text for m in sample.messages if m.train] for sample in samples] == [
+        [reply.text, reply_on.text],
+        ["reply 2"],
+    ]
+    assert [(sample.provenance.good_leaf, sample.provenance.extra["conversation"]) for sample in samples] == [
+        *((4, 0), (4, 2))
+    ]
+    # A try that goes on after the first reply.
+    revised = whole_episode(Outside(), trajectory, train=[False, True, False, False])
+    assert [m.text for m in revised if m.train] == [reply_on.text]
+    revised = whole_episode(Outside(), trajectory, train=[False, True, True, True])
+    assert [m.text for m in revised if m.train] == ["reply 2"]
 
 
 def test_results_stand_in_the_order_of_their_calls() -> None:

@@ -35,7 +35,6 @@ from agentr_core.episodes.transcript import (
     call_reply,
     max_droppable,
     read_calls,
-    transcript,
     transcript_of,
     whole_episode,
     without_exchanges,
@@ -137,7 +136,7 @@ def test_each_prompt_is_a_prefix_of_the_sample_and_its_reply_follows_as_it_was_s
     renderer: Renderer, qwen: Any
 ) -> None:
     env, steps = NativeLine(), steps_of(renderer, qwen)
-    ids = renderer.render_sample(transcript(env, "Go.", steps, train=[True] * 4)).input_ids
+    ids = renderer.render_sample(transcript_of(env).sample(env, "Go.", steps, [True] * 4)).input_ids
     for k, turn in enumerate(steps):
         prompt = renderer.render_prompt(transcript_of(env).prompt(env, "Go.", steps[:k]))
         assert ids[: len(prompt)] == prompt
@@ -146,16 +145,16 @@ def test_each_prompt_is_a_prefix_of_the_sample_and_its_reply_follows_as_it_was_s
 
 def test_labels_cover_the_sampled_tokens_and_nothing_else(renderer: Renderer, qwen: Any) -> None:
     env, steps = NativeLine(), steps_of(renderer, qwen)
-    ids, labels = renderer.render_sample(transcript(env, "Go.", steps, train=[True, False, True, True]))
+    ids, labels = renderer.render_sample(transcript_of(env).sample(env, "Go.", steps, [True, False, True, True]))
     trained = [token for turn in (steps[0], steps[2], steps[3]) for token in turn.token_ids]
     assert [label for label in labels if label != IGNORE_INDEX] == trained
-    whole = renderer.render_sample(transcript(env, "Go.", steps, train=[True] * 4))
+    whole = renderer.render_sample(transcript_of(env).sample(env, "Go.", steps, [True] * 4))
     assert whole.input_ids == ids
 
 
 def test_a_result_is_of_the_tool_and_its_marks_are_characters(renderer: Renderer, qwen: Any) -> None:
     env, steps = NativeLine(), steps_of(renderer, qwen)
-    messages = transcript(env, "Go.", steps, train=[True] * 4)
+    messages = transcript_of(env).sample(env, "Go.", steps, [True] * 4)
     later = [*("assistant", "tool"), *("assistant", "user") * 2, "assistant"]
     assert [message.role for message in messages] == ["tools", "system", "user", *later]
     ids = renderer.render_sample(messages).input_ids
@@ -168,7 +167,9 @@ def test_a_result_is_of_the_tool_and_its_marks_are_characters(renderer: Renderer
 
 def test_what_a_model_writes_itself_is_its_own_token(renderer: Renderer, qwen: Any) -> None:
     """A written reply calls with the token that a sampled one would have."""
-    ids = renderer.render_sample(transcript(NativeLine(), "Go.", [step(RIGHT, "", (), None)], train=[True])).labels
+    ids = renderer.render_sample(
+        transcript_of(NativeLine()).sample(NativeLine(), "Go.", [step(RIGHT, "", (), None)], [True])
+    ).labels
     assert qwen.convert_tokens_to_ids("<tool_call>") in ids
 
 
@@ -441,7 +442,7 @@ def test_a_window_keeps_tools_instruction_and_question() -> None:
 
 
 def sample_of(renderer: Renderer, qwen: Any, train: Sequence[bool] = (True,) * 4) -> Sample:
-    messages = transcript(NativeLine(), "Go.", steps_of(renderer, qwen), train=train)
+    messages = transcript_of(NativeLine()).sample(NativeLine(), "Go.", steps_of(renderer, qwen), train)
     return Sample(kind=SampleKind.GOOD, messages=messages, instance=None)
 
 

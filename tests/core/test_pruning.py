@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 from toy import Line
-from toy_paths import ToyTree, critique, reply
+from toy_paths import ToyTree, critique, good_sample, reply
 
 from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.episodes.rollout import play_replies
 from agentr_core.errors import ConfigError
 from agentr_core.methods.agent_r.pruning import needed_positions
-from agentr_core.methods.agent_r.splice import good_sample, splice
+from agentr_core.methods.agent_r.splice import pruned_sample, splice
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.types import Instance, Sample, Transition
@@ -71,7 +71,7 @@ def test_a_path_that_ends_in_disaster_stays_as_it_is() -> None:
 
 def test_a_good_sample_has_live_observations_and_the_tokens_that_were_sampled() -> None:
     path = ToyTree(1).path("look", "right", "look", "right", "right")
-    sample = good_sample(path, Line(), prune=True)
+    sample = pruned_sample(path, Line())
     assert [m.text for m in sample.messages if m.train] == [reply("right")] * 3
     assert [m.text for m in sample.messages if m.role == "user"][2:] == ["You are at 1.", "You are at 2."]
     assert all(m.token_ids for m in sample.messages if m.train)
@@ -89,7 +89,7 @@ class MovedGoal(Line):
 
 def test_a_path_that_no_longer_plays_as_recorded_stays_whole() -> None:
     path = ToyTree(1).path("look", "right", "right", "right")
-    sample = good_sample(path, MovedGoal(), prune=True)
+    sample = pruned_sample(path, MovedGoal())
     assert sample.messages == good_sample(path, Line()).messages
     assert sample.provenance.extra["pruned_steps"] == 0
 

@@ -18,11 +18,12 @@ from toy import Line, Policy, generation, instance
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.methods.agent_r.critique import critique_of, judge_paths, scans_of
 from agentr_core.methods.agent_r.pairs import good_paths, pairs_of_tree
-from agentr_core.methods.agent_r.splice import REFLECTIONS, good_sample, splice
+from agentr_core.methods.agent_r.splice import REFLECTIONS, path_provenance, splice
 from agentr_core.methods.faults import load
 from agentr_core.recipes.agent_r import CritiqueConfig, PairsConfig, SearchConfig, SpliceConfig
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import leaf_paths
+from agentr_core.stages.dataset import whole_samples
 from agentr_core.types import Critique, Generation, Message, Node, Rejection, Request, Sample, Tree
 
 Turn = tuple[str, str, bool]
@@ -183,7 +184,14 @@ async def test_the_good_paths_are_those_of_the_published_code(alpha: float) -> N
         reference = PublishedCode(tree, env, alpha=alpha, beta=0.2)
         expected = [reference.whole(leaf) for leaf in reference.leaves() if reference.good(leaf)]
         paths = good_paths(leaf_paths(tree, f"t{number}"), alpha, "more_than")
-        assert sorted(plain_turns(good_sample(path, env)) for path in paths) == sorted(expected)
+        samples = [
+            sample
+            for path in paths
+            for sample in whole_samples(
+                env, "", path.trajectory, "stretches", stage="splice", provenance=path_provenance(path)
+            )
+        ]
+        assert sorted(map(plain_turns, samples)) == sorted(expected)
 
 
 @pytest.mark.parametrize("name", ["webshop-agent-r", "textcraft-agent-r", "sciworld-agent-r", "agent-r-three-worlds"])

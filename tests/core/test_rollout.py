@@ -20,7 +20,7 @@ from agentr_core.episodes.rollout import (
     restore_state,
     roll_out_episode,
 )
-from agentr_core.episodes.transcript import AlternatingTurns, transcript, whole_episode
+from agentr_core.episodes.transcript import AlternatingTurns, transcript_of, whole_episode
 from agentr_core.episodes.units import phase_of
 from agentr_core.errors import ConfigError, EnvironmentFault, ModelFault, ReplayDiverged
 from agentr_core.methods.agent_r.pruning import needed_positions
@@ -321,7 +321,7 @@ async def test_conversations_of_a_trajectory() -> None:
     sample = whole_episode(env, trajectory)
     assert [(m.role, m.train) for m in sample[3:]] == [("assistant", True), ("user", False), ("assistant", True)]
     assert [m.text for m in sample] == [m.text for m in messages[:-1]]
-    turns = transcript(env, observation, trajectory.steps, train=[False, True])
+    turns = transcript_of(env).sample(env, observation, trajectory.steps, [False, True])
     assert [m.train for m in turns] == [False, False, False, False, False, True]
     step = Step(reply="r", action="a", observation="o", reward=0.0)
     assert AlternatingTurns().prompt(env, observation, [step])[3].token_ids is None

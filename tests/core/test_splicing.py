@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 from toy import Line
-from toy_paths import ToyTree, critique, renderer, reply, sampled_ids, tokenizer
+from toy_paths import ToyTree, critique, good_sample, renderer, reply, sampled_ids, tokenizer
 
 from agentr_core.methods.agent_r.pairs import pair_id
-from agentr_core.methods.agent_r.splice import ACKNOWLEDGEMENT, ACTION, REFLECTIONS, good_sample, good_suffix, splice
+from agentr_core.methods.agent_r.splice import ACKNOWLEDGEMENT, ACTION, REFLECTIONS, good_suffix, splice
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.samples.dataset import token_row, trained_stretches
 from agentr_core.types import Critique, Instance, PathPair, Rejection, Sample, SampleKind, StopReason, Transition

@@ -5,7 +5,7 @@ on the shipped template and on that of Qwen3.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path as File
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from growing import GrowingLine
 from toy import Line, Policy, instance
-from toy_paths import ToyTree, critique, sampled_ids
+from toy_paths import ToyTree, critique, good_sample, sampled_ids
 from toy_paths import renderer as shipped
 
 from agentr_core.environments.contract import check
@@ -22,13 +22,12 @@ from agentr_core.episodes.transcript import (
     Continuation,
     max_droppable,
     min_dropped_to_fit,
-    transcript,
     transcript_of,
     whole_episode,
 )
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.exchange.training_set import export_lines, pair_lines
-from agentr_core.methods.agent_r.splice import good_sample, splice
+from agentr_core.methods.agent_r.splice import splice
 from agentr_core.methods.eto.preferences import StoredTrajectory, pair_of_own
 from agentr_core.methods.faults import load
 from agentr_core.recipes.agent_r import SpliceConfig
@@ -89,9 +88,14 @@ def steps_of(renderer: Renderer) -> list[Step]:
     ]
 
 
+def grown_messages(first_observation: str, steps: Sequence[Step], train: Sequence[bool]) -> tuple[Message, ...]:
+    env = GrowingLine()
+    return transcript_of(env).sample(env, first_observation, steps, train)
+
+
 def test_each_prompt_is_a_prefix_of_the_sample_and_ends_inside_the_turn(renderer: Renderer) -> None:
     env, steps = GrowingLine(), steps_of(renderer)
-    ids = renderer.render_sample(transcript(env, "Go.", steps, train=[True] * 4)).input_ids
+    ids = renderer.render_sample(transcript_of(env).sample(env, "Go.", steps, [True] * 4)).input_ids
     prompts = [renderer.render_prompt(Continuation(stop=("x",)).prompt(env, "Go.", steps[:k])) for k in range(4)]
     for k, prompt in enumerate(prompts):
         assert ids[: len(prompt)] == prompt
@@ -105,7 +109,7 @@ def test_each_prompt_is_a_prefix_of_the_sample_and_ends_inside_the_turn(renderer
 
 def test_labels_cover_the_sampled_tokens_and_nothing_else(renderer: Renderer) -> None:
     env, steps = GrowingLine(), steps_of(renderer)
-    ids, labels = renderer.render_sample(transcript(env, "Go.", steps, train=[True] * 4))
+    ids, labels = renderer.render_sample(transcript_of(env).sample(env, "Go.", steps, [True] * 4))
     call, cut, (*over, _), last = (step.token_ids for step in steps)
     assert [label for label in labels if label != IGNORE_INDEX] == [*call, *cut, *over, *last]
     head = len(renderer.render_prompt(Continuation(stop=("x",)).prompt(env, "Go.", [])))
@@ -129,24 +133,24 @@ def test_an_end_is_trained_where_it_was_said_or_written(
 ) -> None:
     letter_ids = letters(renderer, "ab")
     reply_ids = {"own": letter_ids, "ended": (*letter_ids, renderer.end_of_turn)}.get(ids, ())
-    messages = transcript(GrowingLine(), "Go.", [step("ab", "", reply_ids, reason)], train=[True])
+    messages = grown_messages("Go.", [step("ab", "", reply_ids, reason)], [True])
     _, labels = renderer.render_sample(messages)
     assert (renderer.end_of_turn in labels) is trained
 
 
 def test_flags_say_which_replies_carry_loss(renderer: Renderer) -> None:
     steps = steps_of(renderer)
-    messages = transcript(GrowingLine(), "Go.", steps, train=[False, True, False, True])
+    messages = grown_messages("Go.", steps, [False, True, False, True])
     _, labels = renderer.render_sample(messages)
     assert [label for label in labels if label != IGNORE_INDEX] == [*steps[1].token_ids, *steps[3].token_ids]
-    same = renderer.render_sample(transcript(GrowingLine(), "Go.", steps, train=[True] * 4)).input_ids
+    same = renderer.render_sample(grown_messages("Go.", steps, [True] * 4)).input_ids
     assert renderer.render_sample(messages).input_ids == same
 
 
 def test_rows_count_spans_that_nothing_parts(renderer: Renderer) -> None:
     sample = Sample(
         kind=SampleKind.GOOD,
-        messages=transcript(GrowingLine(), "Go.", steps_of(renderer), train=[True] * 4),
+        messages=grown_messages("Go.", steps_of(renderer), [True] * 4),
         instance=None,
     )
     row = token_row(sample, renderer)
@@ -162,7 +166,7 @@ def test_a_reply_that_said_nothing_but_its_end_is_trained_only_at_the_end(render
         ([empty_step, text_step], text_step.token_ids),
         ([text_step, empty_step], (*text_step.token_ids, renderer.end_of_turn)),
     ):
-        messages = transcript(GrowingLine(), "Go.", steps, train=[True, True])
+        messages = grown_messages("Go.", steps, [True, True])
         sample = Sample(kind=SampleKind.GOOD, messages=messages, instance=None)
         row = token_row(sample, renderer)
         assert [label for label in row.labels if label != IGNORE_INDEX] == list(expected)
@@ -241,7 +245,9 @@ def test_sides_of_a_pair_share_the_beginning_of_their_turn() -> None:
         [StoredTrajectory("a", good), StoredTrajectory("b", bad)], GrowingLine(), PreferencesConfig()
     )
     assert prompt_of(pair.chosen) == prompt_of(pair.rejected) == pair.chosen.messages[:2]
-    messages = transcript(GrowingLine(), good.first_observation, good.steps, train=[False, True, True])
+    messages = transcript_of(GrowingLine()).sample(
+        GrowingLine(), good.first_observation, good.steps, [False, True, True]
+    )
     side = replace(pair.chosen, messages=messages)
     assert prompt_of(side) == (*messages[:2], grown_turn(messages[2].spans[:2]))
     (line,) = pair_lines([pair], "trl")
@@ -276,7 +282,11 @@ def test_a_preview_shows_which_spans_are_trained(tmp_path: File) -> None:
 def test_flags_of_spans_tell_conversations_apart() -> None:
     steps = steps_of(shipped())
     samples = [
-        Sample(kind=SampleKind.GOOD, messages=transcript(GrowingLine(), "Go.", steps, train=train), instance=None)
+        Sample(
+            kind=SampleKind.GOOD,
+            messages=grown_messages("Go.", steps, train),
+            instance=None,
+        )
         for train in ([True] * 4, [False, True, True, True])
     ]
     assert samples[0].messages[-1].text == samples[1].messages[-1].text

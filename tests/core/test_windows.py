@@ -9,13 +9,13 @@ from pathlib import Path as File
 
 import pytest
 from toy import Line, Policy, Script, instance
-from toy_paths import ToyTree, critique, renderer
+from toy_paths import ToyTree, critique, good_sample, renderer
 
 from agentr_core.episodes.rollout import roll_out_episode
 from agentr_core.episodes.transcript import AlternatingTurns, max_droppable, min_dropped_to_fit, without_exchanges
 from agentr_core.errors import PromptTooLong
 from agentr_core.fingerprint import derive_seed
-from agentr_core.methods.agent_r.splice import good_sample, splice
+from agentr_core.methods.agent_r.splice import splice
 from agentr_core.methods.eto.preferences import StoredTrajectory, pair_of_own
 from agentr_core.recipes.agent_r import SearchConfig, SpliceConfig
 from agentr_core.recipes.eto import PreferencesConfig

@@ -33,12 +33,12 @@ sys.path[:0] = [str(TESTS), str(TESTS / "support"), str(TESTS.parent / "data" / 
 
 from growing import GrowingLine  # noqa: E402
 from toy import Line  # noqa: E402
-from toy_paths import ToyTree, critique  # noqa: E402
+from toy_paths import ToyTree, critique, good_sample  # noqa: E402
 
 from agentr_core.environments.crafting.textcraft import TextCraft  # noqa: E402
-from agentr_core.episodes.transcript import transcript, whole_episode  # noqa: E402
+from agentr_core.episodes.transcript import transcript_of, whole_episode  # noqa: E402
 from agentr_core.errors import DataFault, ModelDirectoryError  # noqa: E402
-from agentr_core.methods.agent_r.splice import good_sample, splice  # noqa: E402
+from agentr_core.methods.agent_r.splice import splice  # noqa: E402
 from agentr_core.methods.eto.preferences import StoredTrajectory, pair_of_own  # noqa: E402
 from agentr_core.models.checkpoint_dir import TWO_TURNS, fitting_template  # noqa: E402
 from agentr_core.recipes.agent_r import SpliceConfig  # noqa: E402
@@ -203,7 +203,7 @@ def demonstration(sampler: Sampler) -> Sample:
     for reply in env.expert(instance) or ():
         observation = env.step(env.parse(reply)).observation
         steps.append(Step(reply=reply, action=env.parse(reply), observation=observation, reward=0.0))
-    messages = transcript(env, first_observation, steps, train=[True] * len(steps))
+    messages = transcript_of(env).sample(env, first_observation, steps, [True] * len(steps))
     return Sample(kind=SampleKind.GOOD, messages=messages, instance=instance)
 
 

@@ -12,15 +12,38 @@ from typing import Any
 from base_tokenizers import END, build_tokenizer
 from toy import ACTIONS, Line, instance
 
+from agentr_core.environment import Environment
 from agentr_core.episodes.rollout import play_replies
+from agentr_core.episodes.transcript import whole_episode
 from agentr_core.methods.agent_r.pairs import num_shared_steps
-from agentr_core.methods.agent_r.splice import REFLECTIONS
+from agentr_core.methods.agent_r.splice import REFLECTIONS, path_provenance
 from agentr_core.samples.rendering import Renderer
-from agentr_core.types import Critique, Instance, PathPair, StepVerdict, StopReason, Trajectory, TreePath, Verdict
+from agentr_core.types import (
+    Critique,
+    Instance,
+    PathPair,
+    Sample,
+    SampleKind,
+    StepVerdict,
+    StopReason,
+    Trajectory,
+    TreePath,
+    Verdict,
+)
 
 
 def reply(action: str, thought: str = "I go on.") -> str:
     return f"Thought: {thought}\nAction: {action}"
+
+
+def good_sample(path: TreePath, env: Environment) -> Sample:
+    """Return a whole good path as a sample, which no window divides."""
+    return Sample(
+        kind=SampleKind.GOOD,
+        messages=whole_episode(env, path.trajectory),
+        instance=path.trajectory.instance,
+        provenance=path_provenance(path),
+    )
 
 
 class ToyTree:

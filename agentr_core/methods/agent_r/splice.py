@@ -32,7 +32,7 @@ from typing import Any
 
 from agentr_core.environment import Environment, Repeatability, is_repetition
 from agentr_core.episodes.rollout import Outcome, divergence_error, play_replies, steps_may_ask
-from agentr_core.episodes.transcript import FitsContext, transcript
+from agentr_core.episodes.transcript import FitsContext, whole_episode
 from agentr_core.errors import ConfigError, EnvironmentFault, IllTypedAnswer, ReplayDrifted
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.fingerprint import derive_seed, fingerprint
@@ -50,6 +50,7 @@ from agentr_core.runtime.equipment import Worlds, teacher_of
 from agentr_core.samples.dataset import count_dropped, split_windowed
 from agentr_core.samples.identity import sample_id
 from agentr_core.samples.rendering import load_renderer
+from agentr_core.stages.dataset import whole_samples
 from agentr_core.stages.regrade import rescored_paths
 from agentr_core.store.codec.ledger import rejection_rows, replace_stage_output
 from agentr_core.store.codec.samples import sample_rows
@@ -388,32 +389,36 @@ def continuation_samples(
     return samples
 
 
-def good_sample(path: TreePath, env: Environment, *, prune: bool = False) -> Sample:
-    """Return a whole path as a sample with all its replies trained.
+def pruned_sample(path: TreePath, env: Environment) -> Sample:
+    """Return as a sample the steps of a path that its reward depends on, with all replies trained.
 
-    With `prune`, the path is replayed in `env`, which may block, to keep only the steps that its
-    reward depends on; it stays whole if the replay begins differently or ends with less reward.
+    The path is replayed in `env`, which may block; it stays whole if the replay begins differently
+    or ends with less reward.
     """
     trajectory = path.trajectory
     steps = trajectory.steps
-    if prune:
-        positions = needed_positions(env, trajectory.instance, steps)
-        needed_steps = [steps[position] for position in positions]
-        first_observation, outcomes = play_replies(env, trajectory.instance, needed_steps)
-        last = outcomes[-1].step
-        as_recorded = first_observation == trajectory.first_observation
-        if as_recorded and not last.disaster and last.reward >= trajectory.reward:
-            steps = tuple(live_step(step, outcome) for step, outcome in zip(needed_steps, outcomes, strict=False))
+    positions = needed_positions(env, trajectory.instance, steps)
+    needed_steps = [steps[position] for position in positions]
+    first_observation, outcomes = play_replies(env, trajectory.instance, needed_steps)
+    last = outcomes[-1].step
+    as_recorded = first_observation == trajectory.first_observation
+    if as_recorded and not last.disaster and last.reward >= trajectory.reward:
+        steps = tuple(live_step(step, outcome) for step, outcome in zip(needed_steps, outcomes, strict=False))
     return Sample(
         kind=SampleKind.GOOD,
-        messages=transcript(env, trajectory.first_observation, steps, train=[True] * len(steps)),
+        messages=whole_episode(env, replace(trajectory, steps=steps)),
         instance=trajectory.instance,
-        provenance=Provenance(
-            tree_id=path.tree_id,
-            good_leaf=path.leaf,
-            good_reward=trajectory.reward,
-            extra={"stop": trajectory.stop.value, "pruned_steps": len(trajectory.steps) - len(steps)},
-        ),
+        provenance=path_provenance(path, num_pruned=len(trajectory.steps) - len(steps)),
+    )
+
+
+def path_provenance(path: TreePath, num_pruned: int = 0) -> Provenance:
+    """Return the origin of the samples of a good path."""
+    return Provenance(
+        tree_id=path.tree_id,
+        good_leaf=path.leaf,
+        good_reward=path.trajectory.reward,
+        extra={"stop": path.trajectory.stop.value, "pruned_steps": num_pruned},
     )
 
 
@@ -498,7 +503,7 @@ def _revision_sample(
     train = [False] * len(prefix) + [True] * len(trained_steps)
     return Sample(
         kind=SampleKind.REVISION,
-        messages=transcript(env, bad_trajectory.first_observation, (*prefix, *trained_steps), train=train),
+        messages=whole_episode(env, replace(bad_trajectory, steps=(*prefix, *trained_steps)), train),
         instance=bad_trajectory.instance,
         provenance=Provenance(
             tree_id=pair.bad.tree_id,
@@ -733,14 +738,14 @@ def _revision_rows(
             [(None, result)] if isinstance(result, Sample) else result.items()
         )
         for trajectory_id, sample in samples:
-            parts = _split_by_window(ctx, sample, fits, key)
-            if isinstance(parts, Rejection):
-                rejections.append(parts)
-                continue
-            rows.extend(
-                sample_rows(sample_id(part), part, iteration_id=iteration_id, pair_id=key, trajectory_id=trajectory_id)
-                for part in parts
-            )
+            for part in _split_by_window(ctx, sample, fits, key):
+                if isinstance(part, Rejection):
+                    rejections.append(part)
+                    continue
+                part_id = sample_id(part)
+                rows.append(
+                    sample_rows(part_id, part, iteration_id=iteration_id, pair_id=key, trajectory_id=trajectory_id)
+                )
     return rows, rejections
 
 
@@ -755,41 +760,38 @@ def _good_path_rows(
     for paths in rescored_paths(ctx, trees).values():
         for path in good_paths(paths, alpha, rule):
             tree_id, leaf = path.tree_id, path.leaf
-            subject = f"{tree_id}:{leaf}"
-            try:
-                sample = good_sample(path, worlds.env_of(path.trajectory.instance), prune=ctx.recipe.splice.prune)
-            except UNPLAYABLE as error:
-                rejections.append(unplayable_rejection(subject, error))
-                continue
+            subject, env = f"{tree_id}:{leaf}", worlds.env_of(path.trajectory.instance)
+            parts: Sequence[Sample | Rejection]
             if ctx.recipe.splice.prune:
-                parts = _split_by_window(ctx, sample, fits, subject)
+                try:
+                    parts = _split_by_window(ctx, pruned_sample(path, env), fits, subject)
+                except UNPLAYABLE as error:
+                    parts = [unplayable_rejection(subject, error)]
             else:
-                # Split at the same window positions as when its replies were sampled.
-                drop_counts = [step.dropped for step in path.trajectory.steps]
-                parts = split_windowed(sample, drop_counts, ctx.recipe.data.windowed, stage=STAGE, subject=subject)
-            if isinstance(parts, Rejection):
-                rejections.append(parts)
-                continue
+                windowed, origin = ctx.recipe.data.windowed, path_provenance(path)
+                parts = [*whole_samples(env, subject, path.trajectory, windowed, stage=STAGE, provenance=origin)]
             trajectory_id = fingerprint("path", tree_id, leaf)
             # The path is stored beside its samples, as a trajectory of its own.
             path_rows = trajectory_rows(
                 trajectory_id, path.trajectory, source="tree", iteration_id=iteration_id, tree_id=tree_id, leaf=leaf
             )
-            sample_units = (
-                sample_rows(sample_id(part), part, iteration_id=iteration_id, trajectory_id=trajectory_id)
-                for part in parts
-            )
-            rows += [merge([path_rows, unit]) for unit in sample_units]
+            for part in parts:
+                if isinstance(part, Rejection):
+                    rejections.append(part)
+                    continue
+                unit = sample_rows(sample_id(part), part, iteration_id=iteration_id, trajectory_id=trajectory_id)
+                rows.append(merge([path_rows, unit]))
     return rows, rejections
 
 
 def _split_by_window(
     ctx: RunContext, sample: Sample, fits: FitsContext | None, subject: str
-) -> tuple[Sample, ...] | Rejection:
+) -> Sequence[Sample | Rejection]:
     """Return a sample as the parts that a policy with a context window would read, or a rejection.
     The turns of a splice were not sampled in sequence, so what the window drops is computed here.
     """
     if fits is None:
-        return (sample,)
+        return [sample]
     drop_counts = count_dropped(sample.messages, fits)
-    return split_windowed(sample, drop_counts, ctx.recipe.data.windowed, stage=STAGE, subject=subject)
+    result = split_windowed(sample, drop_counts, ctx.recipe.data.windowed, stage=STAGE, subject=subject)
+    return [result] if isinstance(result, Rejection) else result

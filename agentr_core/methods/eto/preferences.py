@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from agentr_core.environment import Environment
 from agentr_core.episodes.rollout import require_state
-from agentr_core.episodes.transcript import conversations, summary_positions, transcript, without_foreign_tokens
+from agentr_core.episodes.transcript import conversations, summary_positions, transcript_of, without_foreign_tokens
 from agentr_core.errors import ConfigError
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.exchange.imports import read_pairs
@@ -441,7 +441,7 @@ def _sample(kind: SampleKind, side: _Side, env: Environment) -> Sample:
     trajectory = side.stored.trajectory
     steps = trajectory.steps[: side.num_steps]
     train = [position >= side.num_shared for position in range(len(steps))]
-    messages = transcript(env, trajectory.first_observation, steps, train=train)
+    messages = transcript_of(env).sample(env, trajectory.first_observation, steps, train)
     return Sample(kind=kind, messages=messages, instance=trajectory.instance, provenance=side.provenance)
 
 

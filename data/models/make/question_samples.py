@@ -32,7 +32,7 @@ from agentr_core.environments.reasoning.problems import SHIPPED, Move, Problem, 
 from agentr_core.environments.reasoning.toolbox import Tools
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules, replies
 from agentr_core.episodes.rollout import play_replies
-from agentr_core.episodes.transcript import transcript
+from agentr_core.episodes.transcript import transcript_of
 from agentr_core.fingerprint import derive_seed
 from agentr_core.samples.record_files import records
 from agentr_core.system import data_path
@@ -121,7 +121,7 @@ class Questions:
         steps = [outcome.step for outcome in outcomes]
         return Sample(
             kind=SampleKind.EXPERT,
-            messages=transcript(made.world, problem.question, steps, train=[True] * len(steps)),
+            messages=transcript_of(made.world).sample(made.world, problem.question, steps, [True] * len(steps)),
             instance=instance,
             provenance=Provenance(
                 good_reward=steps[-1].reward, extra={"id": problem.id, "source": problem.source, "habits": habits}
