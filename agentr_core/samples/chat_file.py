@@ -158,8 +158,8 @@ def with_written_calls(values: Sequence[Any], where: str) -> list[Any]:
 def calls_of(turn: Mapping[str, Any], where: str) -> tuple[list[str], str]:
     """Return the ids of the calls in `tool_calls` of a turn, and its text with the calls in it.
 
-    Raises `DataFileError` if the turn is not the assistant's, a call has no name or no object as
-    its arguments, or the text itself makes other calls.
+    Raises `DataFileError` if the turn is not the assistant's, a call has no name or something other
+    than an object as its arguments, or the text itself makes other calls.
     """
     values = turn["tool_calls"]
     if turn.get("role") != "assistant" or not isinstance(values, list):
@@ -170,6 +170,8 @@ def calls_of(turn: Mapping[str, Any], where: str) -> tuple[list[str], str]:
         function = call.get("function", call) if isinstance(call, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         arguments = function.get("arguments") if isinstance(function, dict) else None
+        # Servers report a call without arguments in these ways, too.
+        arguments = {} if arguments in (None, "") else arguments
         if not isinstance(name, str) or not isinstance(_arguments(arguments), dict):
             raise DataFileError(f"{where}: call {number} must have a name, and arguments that are an object")
         ids.append(str(call.get("id")))
@@ -185,7 +187,7 @@ def _arguments(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value) if value.strip() else None
+        return json.loads(value)
     except (ValueError, RecursionError):
         return None
 

@@ -433,6 +433,14 @@ def test_calls_in_turns_of_openai_are_read_with_their_results_in_order(tmp_path:
     assert read_messages(tmp_path, {"messages": turns, "tools": [TOOL]}) == messages
 
 
+@pytest.mark.parametrize("arguments", [None, "", "{}", {}])
+def test_a_call_without_arguments_has_an_empty_object(tmp_path: Path, arguments: Any) -> None:
+    reply = {"role": "assistant", "content": None, "tool_calls": [call("x", "look", arguments)]}
+    turns = [make_turn("Find it."), reply, result("x", "a door"), make_turn("Found.", "assistant")]
+    messages = read_messages(tmp_path, {"messages": turns, "tools": [TOOL]})
+    assert messages[2].text == call_text("look", "{}")
+
+
 def test_a_parquet_file_is_read_as_the_lines_of_its_rows(tmp_path: Path) -> None:
     calls = [call("x", "look", {"at": "door"}), call("y", "go", {"to": 1})]
     turns = [make_turn("Find it."), {"role": "assistant", "content": None, "tool_calls": calls}]
