@@ -15,7 +15,7 @@ from agentr_core.episodes.transcript import conversations, transcript_of
 from agentr_core.errors import ConfigError
 from agentr_core.exchange.formats import FORMATS, export
 from agentr_core.exchange.training_set import Launch, Origin, PairRow, Question, SampleRow, TrainingSet
-from agentr_core.exchange.verl import ABILITIES, SOURCES
+from agentr_core.exchange.verl import ABILITIES, SCRIPT, SOURCES
 from agentr_core.methods.et_agent.reward import EfficiencyReward
 from agentr_core.runtime.context import RunContext
 from agentr_core.samples.identity import sample_id
@@ -112,7 +112,8 @@ def export_folder(
     summary = f"{FORMATS[form].contents_text(training_set)} of {training_set.name} in {folder}: {', '.join(names)}"
     lines = [summary, *FORMATS[form].notes_on(training_set)]
     if push_to:
-        lines.append(f"pushed to {push(folder, push_to, message=f'{training_set.name}, exported by agentr as {form}')}")
+        address = push(folder, push_to, message=f"{training_set.name}, exported by agentr as {form}")
+        lines.append(f"pushed to {address}{f', without {SCRIPT}' if SCRIPT in files else ''}")
     return "\n".join(lines)
 
 

@@ -10,6 +10,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineMod
 from huggingface_hub.utils import validate_repo_id
 
 from agentr_core.errors import ConfigError, EndpointError
+from agentr_core.exchange.verl import SCRIPT
 from tasks.wiring import hub_access
 
 
@@ -34,14 +35,15 @@ def check_push(repo: str) -> None:
 
 def push(folder: Path, repo: str, *, message: str) -> str:
     """Add the files of a folder to a dataset of the hub in one commit, and return the dataset's
-    address. If there is no such dataset, create a private one.
+    address. If there is no such dataset, create a private one. verl's script stays here: it names
+    directories of this machine.
 
     Raises `EndpointError` if the hub refuses or cannot be reached; then none of the files is in the
     dataset.
     """
     access = hub_access()
     api = HfApi(endpoint=access.address or None, token=access.token)
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SCRIPT)
     # `upload_folder` splits a large folder into several commits, and may stop after the first.
     operations = [
         CommitOperationAdd(path_in_repo=path.relative_to(folder).as_posix(), path_or_fileobj=path) for path in files

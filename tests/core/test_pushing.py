@@ -117,10 +117,12 @@ def test_a_folder_becomes_a_private_dataset_in_one_commit(hub: Hub, folder: Path
     files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert hub.files == {REPO: files}
     assert hub.tokens == {"Bearer hf_secret"}
-    # The same dataset again takes another commit.
+    # The same dataset again takes another commit; a script with directories of this machine stays.
+    (folder / "launch.sh").write_text("MODEL=/models/mine\n")
     (folder / "README.md").write_text("---\npretty_name: more\n---\n")
     push(folder, REPO, message="again")
     assert hub.commits == ["rows of a run", "again"]
+    assert hub.files[REPO].keys() == files.keys()
 
 
 @pytest.mark.slow
