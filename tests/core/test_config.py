@@ -602,7 +602,7 @@ def test_rollouts_with_other_stop_strings_are_not_taken_over() -> None:
 
 @pytest.mark.parametrize("name", ["textcraft-grpo-tiny", "textcraft-agent-r-rl-tiny", "reasoning-et-agent-tiny"])
 def test_group_rl_samples_from_vllm_and_trains_adapters(name: str) -> None:
-    changes = ["model.backend=vllm", "model.workers=1", "training.lora_r=8"]
+    changes = ["iterations=2", "model.backend=vllm", "model.workers=1", "training.lora_r=8"]
     plans = plans_of(load(TINY.with_name(f"{name}.yaml"), changes))
     assert plans[-1].training is not None
     assert plans[-1].training.config.lora_r == 8
