@@ -5,7 +5,7 @@ three seeds of `make run` measured.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 
 from agentr_core.episodes.units import UnitError, run_all
 from agentr_core.errors import AlarmRaised, EnvironmentFault
+from agentr_core.methods.agent_r.report import oracle_agreement
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.alarms import RULES, AlarmsConfig, Measures, Rule
 from agentr_core.runtime.alarms import check_stage, watch_step
@@ -195,8 +196,12 @@ def answer(ctx: RunContext, iteration: int, replies: Sequence[str], *, cut: int 
     ctx.store.write(merge(units))
 
 
-def judge(ctx: RunContext, iteration: int, verdicts: Sequence[Verdict]) -> None:
-    """Store a tree for each verdict of the judge on a step that is worth less than its sibling."""
+def judge(
+    ctx: RunContext, iteration: int, verdicts: Sequence[Verdict], errors: Collection[Verdict] = (Verdict.BAD,)
+) -> None:
+    """Store a tree for each verdict of the judge on a step that is worth less than its sibling;
+    `errors` are the verdicts that count as an error.
+    """
     units: list[Rows] = []
     key = ctx.iteration_id(iteration)
     win = Step(reply="win", action="win", observation="yes", reward=1.0, terminated=True, success=True, token_ids=(1,))
@@ -220,7 +225,7 @@ def judge(ctx: RunContext, iteration: int, verdicts: Sequence[Verdict]) -> None:
         pair = PathPair(good=paths[0], bad=paths[1], split=0)
         critique = Critique(
             verdicts=(StepVerdict(position=0, verdict=verdict, reply=verdict),),
-            first_error=0 if verdict is Verdict.BAD else None,
+            first_error=0 if verdict in errors else None,
         )
         units += [
             tree_rows(head, tree),
@@ -268,6 +273,18 @@ def test_a_judge_that_the_oracle_contradicts_is_noticed(tmp_path: Path) -> None:
     ctx.store.write(merge(oracle_rows(f"t1-{number}", {2: Verdict.GOOD}) for number in range(12)))
     check_stage(ctx, 1, CRITIQUE)
     assert alarms.names == ["judge_agreement"]
+
+
+@pytest.mark.slow
+def test_the_first_errors_that_the_oracle_is_compared_with_are_those_of_the_splices(tmp_path: Path) -> None:
+    ctx = start_context(tmp_path, AlarmLog())
+    judge(ctx, 1, [*UNREAD * 2, *GOOD], errors=(Verdict.BAD, Verdict.UNPARSABLE))
+    ctx.store.write(merge(oracle_rows(f"t1-{number}", {2: Verdict.BAD}) for number in range(3)))
+    agreement = oracle_agreement(ctx, 1)
+    assert agreement is not None
+    assert agreement.accuracy.value == 0
+    assert agreement.first_error is not None
+    assert agreement.first_error.value == pytest.approx(2 / 3)
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ def hostile(text: str = ATTACK) -> IterationReport:
 
 
 def judge_record(text: str, lengths: Mapping[int, int]) -> JudgeRecord:
-    return JudgeRecord(num_steps_by_verdict={text: 3}, num_paths=4, num_without_error=1, num_pairs_by_length=lengths)
+    return JudgeRecord(num_steps_by_verdict={text: 3}, num_pairs=4, num_without_error=1, num_pairs_by_length=lengths)
 
 
 def test_revisions_cut_in_the_shared_steps_are_counted_apart() -> None:
@@ -240,7 +240,7 @@ def test_zero_counts_do_not_divide() -> None:
         data_sections=(
             survival_section(SpliceSurvival(num_played=0, num_survived=0)),
             judge_section(
-                JudgeRecord(num_steps_by_verdict={}, num_paths=0, num_without_error=0, num_pairs_by_length={1: 0})
+                JudgeRecord(num_steps_by_verdict={}, num_pairs=0, num_without_error=0, num_pairs_by_length={1: 0})
             ),
         ),
         seconds_by_activity={"train": 0.0},

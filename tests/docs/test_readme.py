@@ -127,8 +127,9 @@ def test_extras_that_are_installed_exist(command: str) -> None:
 @pytest.mark.parametrize("command", commands_from("agentr run "))
 @pytest.mark.usefixtures("checkout")
 def test_recipes_that_are_run_take_what_is_changed(command: str) -> None:
-    _, _, recipe, *changes = shlex.split(command)
-    assert load(Path(recipe), changes[1::2])
+    _, _, *words = shlex.split(command)
+    with cli.commands["run"].make_context("run", words) as context:
+        assert load(context.params["recipe"], context.params["overrides"])
 
 
 @pytest.mark.parametrize("command", commands_from("python -m "))

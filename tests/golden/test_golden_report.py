@@ -219,7 +219,7 @@ def full_report() -> IterationReport:
             judge_section(
                 JudgeRecord(
                     num_steps_by_verdict=dict(good=3922, bad=1402, uncertain=871, unparsable=64),
-                    num_paths=1584,
+                    num_pairs=1584,
                     model_label="crafter-70b",
                     num_without_error=182,
                     num_pairs_by_length={

@@ -90,15 +90,15 @@ class JudgeRecord:
     """
 
     num_steps_by_verdict: Counts
-    num_paths: int
-    """Bad paths that were judged."""
+    num_pairs: int
+    """Pairs whose bad path was judged; pairs may share one."""
     num_replies: int = 0
     num_unreadable: int = 0
     """Replies that hit the token limit within their thought, so that nothing in them counts."""
     model_label: str = ""
     """The judge's label; empty if the acting model judges."""
     num_without_error: int
-    """Judged paths in which no step was found bad."""
+    """Those in which no step was found bad."""
     num_pairs_by_length: Mapping[int, int] = field(default_factory=dict)
     """The number of spliced pairs by the place of the first error: 1 for the first step after the
     split, and so on; 0 for a step that both paths share.
@@ -144,7 +144,7 @@ def judge_section(record: JudgeRecord | None) -> Section:
     num_steps = sum(record.num_steps_by_verdict.values())
     rows = [
         _rate_row("Unparsable replies", record.num_steps_by_verdict.get("unparsable", 0), num_steps, "judged steps"),
-        _rate_row("No error found", record.num_without_error, record.num_paths, "judged paths"),
+        _rate_row("No error found", record.num_without_error, record.num_pairs, "judged pairs"),
     ]
     if record.num_unreadable:
         rows.insert(1, _rate_row("Cut within a thought", record.num_unreadable, record.num_replies, "replies"))
@@ -220,9 +220,11 @@ def oracle_agreement(ctx: RunContext, iteration: int) -> OracleAgreement | None:
     verdict_pairs = list(
         {(row.tree_id, row.node): (row.verdict, true_verdict) for row, true_verdict in labelled_rows}.values()
     )
-    steps_by_pair: dict[str, list[tuple[int, Verdict, Verdict]]] = {}
+    true_verdicts_by_pair: dict[str, list[tuple[int, Verdict]]] = {}
     for row, true_verdict in labelled_rows:
-        steps_by_pair.setdefault(row.pair_id, []).append((row.position, row.verdict, true_verdict))
+        true_verdicts_by_pair.setdefault(row.pair_id, []).append((row.position, true_verdict))
+    # As stored: `critique.unparsable` may let an unparsable verdict be the first error.
+    critiques = load_critiques(ctx.store, list(true_verdicts_by_pair))
     return OracleAgreement(
         accuracy=rate_estimate([verdict is true_verdict for verdict, true_verdict in verdict_pairs]),
         precision=_share(
@@ -233,9 +235,10 @@ def oracle_agreement(ctx: RunContext, iteration: int) -> OracleAgreement | None:
         ),
         first_error=rate_estimate(
             [
-                next((p for p, verdict, _ in steps if verdict is Verdict.BAD), None)
-                == next((p for p, _, true_verdict in steps if true_verdict is Verdict.BAD), None)
-                for steps in steps_by_pair.values()
+                critiques[pair_id].first_error
+                == min((position for position, verdict in true_verdicts if verdict is Verdict.BAD), default=None)
+                for pair_id, true_verdicts in true_verdicts_by_pair.items()
+                if pair_id in critiques
             ]
         ),
     )
@@ -628,7 +631,7 @@ def judge_record(ctx: RunContext, iteration: int) -> JudgeRecord | None:
     num_replies, num_unreadable = runs.unreadable_reply_counts(ctx.store, source).get("judge", (0, 0))
     return JudgeRecord(
         num_steps_by_verdict=verdicts,
-        num_paths=len(first_errors),
+        num_pairs=len(first_errors),
         num_replies=num_replies,
         num_unreadable=num_unreadable,
         model_label=ctx.recipe.models.judge.label if ctx.recipe.models.judge else "",
