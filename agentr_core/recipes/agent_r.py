@@ -67,7 +67,13 @@ class SearchConfig(SamplingFields):
             faults.append(
                 "search.temperature: at 0 all replies at a node are the same; raise it, or set search.width=1"
             )
-        if self.expert_start and self.dives == 1:
+        if self.method != "mcts":
+            faults += [
+                f"search.{name}: independent episodes do not use it; leave it out, or set search.method=mcts"
+                for name in ("give_up", "expert_start", "exploration", "merge")
+                if getattr(self, name) != getattr(SearchConfig(), name)
+            ]
+        elif self.expert_start and self.dives == 1:
             faults.append("search.expert_start: a tree of one dive has no later one; raise search.dives")
         elif self.expert_start and not 0 < self.give_up < self.dives:
             faults.append(

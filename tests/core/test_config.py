@@ -462,6 +462,7 @@ def test_what_group_rl_could_not_hand_to_its_samplers_is_told(name: str, changes
     [
         ("textcraft-tiny", ["critique.votes=3"], r"critique.votes: at temperature 0 all votes are the same"),
         ("textcraft-tiny", ["search.method=rollouts", "search.merge=action"], r"search.merge: independent episodes do"),
+        ("textcraft-compare-tiny", ["search.method=rollouts", "search.give_up=2"], r"search.give_up: independent epis"),
         ("textcraft-tiny", ["search.expert_start=true", "search.give_up=0"], r"set search.give_up to a number from 1"),
         ("textcraft-tiny", ["search.expert_start=true", "search.give_up=1", "search.dives=1"], r"raise search.dives$"),
         ("textcraft-grpo-tiny", ["grpo.curriculum=uniform", "grpo.expert_share=0.1"], r"grpo.expert_share: a uniform"),

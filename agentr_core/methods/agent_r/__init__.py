@@ -46,7 +46,7 @@ from agentr_core.methods.catalogue import (
     unread_lines,
     values_by_iteration,
 )
-from agentr_core.recipes.agent_r import AgentRConfig, Learning, SearchConfig
+from agentr_core.recipes.agent_r import AgentRConfig, Learning
 from agentr_core.recipes.data import DataConfig
 from agentr_core.recipes.fields import in_iteration, sampling_of
 from agentr_core.recipes.grpo import GrpoConfig
@@ -262,12 +262,6 @@ def _faults(recipe: Recipe) -> list[str]:
         faults.append(f"data.use: {recipe.data.use} is for the arms of method compare; choose another")
     if recipe.data.suffixes != DataConfig().suffixes:
         faults.append("data.suffixes: exchanged is the control of a comparison; give it to an arm of method compare")
-    if recipe.search.method != "mcts":
-        faults += [
-            f"search.{name}: independent episodes do not use it; leave it out, or set search.method=mcts"
-            for name in ("give_up", "expert_start", "exploration", "merge")
-            if getattr(recipe.search, name) != getattr(SearchConfig(), name)
-        ]
     if not recipe.agent_r.phases:
         faults.append("agent_r.phases: name at least one of clone, sft and rl")
     if set(recipe.agent_r.phases) == {_CLONE} and recipe.data.use != "expert":
