@@ -131,7 +131,7 @@ async def critic(tree: Tree, pairs: Sequence[object]) -> Callable[..., Critique]
 async def trees() -> list[Tree]:
     config = SearchConfig(dives=6, width=4, depth=5)
     moves = ("right", "right", "left", "look", "stop", "jump")
-    return [await grow(instance(index % 5), Line(), Policy(moves), config, seed=index) for index in range(40)]
+    return [await grow(instance(index % 5), Line(), Policy(moves), config, seed=index) for index in range(12)]
 
 
 def plain_turns(sample: object) -> list[Turn]:
