@@ -10,8 +10,8 @@ import pytest
 from agentr_core.errors import DataFault, TrainingFault
 from agentr_core.methods.grpo.credit import credit_measures, is_trained_on, step_advantages, with_credit
 from agentr_core.recipes.grpo import Credit, GraphConfig, GrpoConfig, StatesConfig
-from agentr_core.store.codec.ledger import Group, iteration_rows
-from agentr_core.store.codec.trajectories import tree_rows
+from agentr_core.store.codec.ledger import Group, group_rows, iteration_rows, load_record_ids, load_steps
+from agentr_core.store.codec.trajectories import trajectory_rows, tree_rows
 from agentr_core.store.database import Store
 from agentr_core.store.tables import TreeHead
 from agentr_core.types import Instance, Node, Step, StopReason, Trajectory, Tree
@@ -83,6 +83,17 @@ def test_a_good_step_of_a_lost_episode_is_praised_by_distance_and_punished_by_ou
     assert [of_steps[0] for of_steps in by_outcome] == pytest.approx([1 / 2 - 1 / 8, -1 / 8, -1 / 8])
 
 
+@pytest.mark.parametrize("stop", [StopReason.STEP_LIMIT, StopReason.FAILURE, StopReason.DISASTER])
+def test_where_a_limit_of_the_world_cut_an_episode_nobody_knows_where_its_last_step_led(
+    stop: StopReason, store: Store
+) -> None:
+    # The same action in the same state, with which one episode wins and the other ends.
+    won, lost = episode("abc", 1.0), replace(episode("aab"), stop=stop)
+    lost = replace(lost, steps=(*lost.steps[:-1], replace(lost.steps[-1], action="c", terminated=stop != "disaster")))
+    of_won, of_lost = credit_of(group(won, lost), grpo("graph"), store)
+    assert (of_lost[-1] < of_won[1]) is (stop is not StopReason.STEP_LIMIT)
+
+
 def test_the_episode_counts_as_much_as_it_weighs(store: Store) -> None:
     episodes = group(episode("ab", 1.0), episode("cd", cut=True))
     config = grpo("states", weight=2.0, episode_weight=0.5)
@@ -125,6 +136,24 @@ def test_lost_groups_teach_where_the_run_knows_a_way(store: Store) -> None:
         [lost_group], replace(far, states=replace(far.states, key="observation")), store, "i2", 1
     )
     assert observation_credit.step_advantages == credit.step_advantages, "what is seen tells these states apart as well"
+
+
+def test_a_stored_episode_is_worth_what_it_was_trained_with_and_known_once_it_is_graded(store: Store) -> None:
+    for number in (1, 2):
+        store.write(iteration_rows(f"i{number}", run_id="r", iteration=number))
+    won = replace(group(episode("ab", 1.0), episode("ac")), shaped_rewards=(0.4, 0.0))
+    store.write(group_rows(won, [0.2, -0.2], iteration_id="i1", step=1, has_contrast=True))
+    for key, trajectory in won.episodes.items():
+        store.write(trajectory_rows(key, trajectory, source="rollout", iteration_id="i1"))
+    for source in ("ungraded", "bare"):
+        store.write(trajectory_rows(source, episode("ab"), source=source, iteration_id="i1"))
+    steps = load_steps(store, "i2", [ROOM.key], last_step=0)
+    assert [(step.action, step.stop, step.reward) for step in steps if step.stop] == [
+        ("out", StopReason.SUCCESS, 0.4),
+        ("out", StopReason.FAILURE, 0.0),
+    ]
+    records = load_record_ids(store, "i2", [ROOM.key], last_step=0)
+    assert set(records[ROOM.key].trajectories) == set(won.episodes)
 
 
 def test_a_group_without_states_is_told(store: Store) -> None:

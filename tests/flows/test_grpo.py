@@ -321,6 +321,9 @@ def test_a_step_may_be_sampled_while_the_one_before_is_trained(
     monkeypatch.undo()
     step_policies = store_of(whole).query("select distinct step, policy from rl_group order by step")
     assert step_policies["policy"].str[-2:].tolist() == ["@0", "@0", "@1", "@2"]
+    # The second step plays anew the instances that the first one had, though the same policy plays.
+    num_of_groups = store_of(whole).rows("select step, sum(episodes)::int from rl_group group by step order by step")
+    assert store_of(whole).rows("select step, count(*) from rl_rollout group by step order by step") == num_of_groups
 
     # It ends while a step is sampled, after the state that it goes on from has newer weights.
     cut = groups.write(tmp_path / "cut", door_model, more=STALE)

@@ -208,8 +208,7 @@ def stored_edges(
                     state,
                     stored_step.action,
                     next_state,
-                    is_last=stored_step.is_last,
-                    terminated=stored_step.terminated,
+                    stop=stored_step.stop,
                     reward=stored_step.reward,
                 )
             )

@@ -599,6 +599,9 @@ class Rollouts:
         return the effort that they took.
         """
         store, iteration_id = self.ctx.store, self.ctx.iteration_id(self.iteration)
+        if self.ctx.recipe.grpo.staleness:
+            # The same policy samples the first two steps, which may have the same instances.
+            policy = replace(policy, id=f"{policy.id}/{step}")
         ids = {plan.key: rollout_id(iteration_id, policy.id, plan) for _, plans in planned for plan in plans}
         missing_ids = set(store.missing("trajectory", list(ids.values())))
         missing_plans = tuple(plan for _, plans in planned for plan in plans if ids[plan.key] in missing_ids)

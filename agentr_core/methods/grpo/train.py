@@ -557,6 +557,8 @@ class _Training:
         if self.next_sampling is not None:
             # Until it is done, the sampler needs the weights before the step.
             await asyncio.wait({self.next_sampling})
+            # After one that failed, a saved state would name newer weights as its sampler's.
+            self.next_sampling.result()
         if validation_of(store, self.job.experience, step) is None:
             tokens_before = self.rollouts.sampler.stats().completion_tokens
             await self.rollouts.validate(step, await self._load_weights(step, learner))

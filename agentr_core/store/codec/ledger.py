@@ -21,7 +21,7 @@ from agentr_core.fingerprint import canonical, fingerprint
 from agentr_core.store.codec.trajectories import instance_row, load_trajectories
 from agentr_core.store.database import Store, insert_rows
 from agentr_core.store.tables import Alarm, Rows, load_records, row_of
-from agentr_core.types import Instance, Rejection, Step, Trajectory
+from agentr_core.types import Instance, Rejection, Step, StopReason, Trajectory
 
 Status = Literal["running", "evaluating", "collecting", "finished", "failed"]
 """`evaluating`: the run consists only of `agentr eval`, which is under way or was interrupted.
@@ -492,18 +492,20 @@ class StoredStep(NamedTuple):
     previous_observation: str
     """The last observation before the step."""
     observation: str
-    is_last: bool
-    """Whether an episode or path ends with the step."""
-    terminated: bool
+    stop: StopReason | None
+    """Why an episode or path ends with the step; None if it goes on."""
     reward: float
-    """The final reward of the episode or, for a step of a search, the reward after the step."""
+    """The final reward of the episode, as it was trained, or, for a step of a search, the reward
+    after the step.
+    """
 
 
 def load_steps(store: Store, iteration_id: str, instance_ids: Sequence[str], *, last_step: int) -> list[StoredStep]:
     """Return the steps that a run stored on some instances: in the searches and groups of its
     earlier iterations, and in this iteration's groups up to step `last_step`.
     """
-    return [StoredStep(*row) for row in store.rows(_STEPS, iteration_id, last_step, list(instance_ids))]
+    steps = [StoredStep(*row) for row in store.rows(_STEPS, iteration_id, last_step, list(instance_ids))]
+    return [step._replace(stop=StopReason(step.stop)) if step.stop else step for step in steps]
 
 
 class RecordIds(NamedTuple):
@@ -585,7 +587,7 @@ order by o.iteration nulls last, o.step, o.number, o.instance_id
 _RECORDS = f"""
 {_EARLIER_ITERATIONS}, stored as (
     select t.instance_id, t.trajectory_id, null as tree_id from trajectory t join earlier using (iteration_id)
-    where t.tree_id is null and t.evaluation_id is null
+    where t.tree_id is null and t.evaluation_id is null and t.source not in ('bare', 'ungraded')
     union all
     select t.instance_id, t.trajectory_id, null from rl_rollout r join trajectory t using (trajectory_id)
     where r.iteration_id = $1 and r.step <= $2
@@ -598,7 +600,7 @@ from stored where list_contains($3::varchar[], instance_id) group by instance_id
 """
 _STEPS = f"""
 {_EARLIER_ITERATIONS}, rollout as (
-    select distinct trajectory_id from rl_rollout r
+    select r.trajectory_id, r.shaped from rl_rollout r
     join rl_group g using (iteration_id, step, number)
     where list_contains($3::varchar[], g.instance_id)
         and ((r.iteration_id = $1 and r.step <= $2) or r.iteration_id in (select iteration_id from earlier))
@@ -606,7 +608,7 @@ _STEPS = f"""
     select t.instance_id, t.trajectory_id, s.position, s.state_key, s.action,
         lead(s.state_key) over path as next_state_key,
         coalesce(lag(s.observation) over path, t.first_observation) as before, s.observation,
-        s.position = t.num_steps - 1 as ended, s.terminated, t.reward
+        if(s.position = t.num_steps - 1, t.stop, null) as stop, coalesce(rollout.shaped, t.reward) as reward
     from rollout join trajectory t using (trajectory_id) join step s using (trajectory_id)
     window path as (partition by s.trajectory_id order by s.position)
 ), searched as (
@@ -615,12 +617,12 @@ _STEPS = f"""
         (select min(n.step.state_key) from node n where n.tree_id = child.tree_id and n.parent = child.node_index)
             as next_state_key,
         coalesce(parent.step.observation, tree.first_observation) as before, child.step.observation as observation,
-        child.stop is not null as ended, child.step.terminated as terminated, child.step.reward as reward
+        child.stop as stop, child.step.reward as reward
     from tree join earlier using (iteration_id) join node child using (tree_id)
     join node parent on parent.tree_id = child.tree_id and parent.node_index = child.parent
     where list_contains($3::varchar[], tree.instance_id)
 )
-select instance_id, state_key, action, next_state_key, before, observation, ended, terminated, reward from (
+select instance_id, state_key, action, next_state_key, before, observation, stop, reward from (
     select *, trajectory_id as owner from played
     union all by name
     select *, tree_id as owner, node_index as position from searched

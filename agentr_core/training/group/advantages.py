@@ -12,7 +12,7 @@ from typing import NamedTuple
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import fingerprint
 from agentr_core.recipes.grpo import ScaleRewards, StateKey, StatesConfig
-from agentr_core.types import Trajectory
+from agentr_core.types import StopReason, Trajectory
 
 _DEVIATION_OFFSET = 1e-4
 """Added to a standard deviation, as TRL does."""
@@ -142,7 +142,8 @@ class Edge(NamedTuple):
     the episode with `reward`.
 
     One of these two is None; both are None where a limit cut the episode without a reward, so that
-    it is unknown where the step led. A reward below 0 counts as 0.
+    it is unknown where the step led: a limit of the world's as well as one of the recipe's. A
+    reward below 0 counts as 0.
     """
 
     state: str
@@ -152,14 +153,13 @@ class Edge(NamedTuple):
 
     @classmethod
     def from_step(
-        cls, state: str, action: str, next_state: str | None, *, is_last: bool, terminated: bool, reward: float
+        cls, state: str, action: str, next_state: str | None, *, stop: StopReason | None, reward: float
     ) -> Edge:
-        """Return the edge of a step. If it `is_last` in its episode, without a reward and without
-        being `terminated` by the environment, a limit cut the episode.
-        """
-        if not is_last:
+        """Return the edge of a step; `stop` is why its episode ended there, None if it went on."""
+        if stop is None:
             return cls(state, action, next_state, None)
-        return cls(state, action, None, reward if terminated or reward > 0 else None)
+        is_end_known = reward > 0 or stop in (StopReason.SUCCESS, StopReason.FAILURE, StopReason.DISASTER)
+        return cls(state, action, None, reward if is_end_known else None)
 
 
 def edges_of(trajectory: Trajectory, reward: float, *, key: StateKey) -> list[Edge]:
@@ -183,8 +183,7 @@ def edges_of(trajectory: Trajectory, reward: float, *, key: StateKey) -> list[Ed
             states[index],
             step.action,
             None if index + 1 == len(steps) else states[index + 1],
-            is_last=index + 1 == len(steps),
-            terminated=step.terminated,
+            stop=trajectory.stop if index + 1 == len(steps) else None,
             reward=reward,
         )
         for index, step in enumerate(steps)
