@@ -91,6 +91,31 @@ def test_groups_keep_their_episodes_and_the_order_of_these(tmp_path: Path) -> No
     assert load_groups(store, "i", 2) == []
 
 
+def test_rewards_that_are_equal_without_being_whole_promise_no_contrast(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store.duckdb")
+    for number, iteration_id in enumerate(("searched", "i")):
+        store.write(iteration_rows(iteration_id, run_id="r", iteration=number))
+    for number, rewards in enumerate(([0.5, 0.5], [0.25, 0.5])):
+        differ = rewards[0] != rewards[1]
+        store.write(group_rows(group(number, rewards), [0.0, 0.0], iteration_id="i", step=1, has_contrast=differ))
+        head = TreeHead(
+            tree_id=f"tree {number}",
+            iteration_id="searched",
+            checkpoint_id="c",
+            config={},
+            instance=DOORS[number],
+            first_observation="A door.",
+            seed=0,
+        )
+        tree = make_tree(rewards)
+        store.write(merge([tree_rows(head, tree), finished_tree_rows(head, tree)]))
+    outcomes = load_group_outcomes(store, "i", last_step=1)
+    assert [(outcome.origin, outcome.reward) for outcome in outcomes] == [
+        (DOORS[0].key, 1.0),
+        (DOORS[1].key, 0.375),
+    ] * 2
+
+
 def test_variants_of_an_instance_are_known_as_that_instance(tmp_path: Path) -> None:
     store = Store(tmp_path / "store.duckdb")
     of_other_name = instance_row(DOORS[1], origin=DOORS[0])

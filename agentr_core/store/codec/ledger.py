@@ -325,7 +325,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
-    """The result of an instance in a step or a search: the mean reward of `episodes` episodes.
+    """The result of an instance in a step or a search: the mean reward of `episodes` episodes, but
+    where all earned the same 1, or 0 if that was nothing: the chance of contrast is read from it.
     `origin` is the id of the instance it is a variant of, or its own.
     """
 
@@ -575,9 +576,11 @@ _OUTCOMES = f"""
     select node.tree_id, node.node_index from node
     join led on node.tree_id = led.tree_id and node.parent = led.node_index
 ), outcome as (
-    select iteration, step, number, instance_id, episodes, reward from group_of_run
+    select iteration, step, number, instance_id, episodes, if(contrast, reward, (reward > 0)::double) as reward
+    from group_of_run
     union all
-    select iteration, 0, 0, instance_id, count(*), avg(node.step.reward)
+    select iteration, 0, 0, instance_id, count(*),
+        if(max(node.step.reward) > min(node.step.reward), avg(node.step.reward), (max(node.step.reward) > 0)::double)
     from tree join earlier using (iteration_id) join node using (tree_id) anti join led using (tree_id, node_index)
     where tree.finished and node.stop is not null group by all
 )
