@@ -31,11 +31,11 @@ from agentr_core.store.connection import open_connection, quoted, raise_store_er
 from agentr_core.store.tables import TABLES
 from agentr_core.texts import path_for_message
 
-VIEWS_NUMBER = 121
+VIEWS_NUMBER = 122
 """The number of the script of all views. Raise it above every other when one of them changes, or a
 table that they show.
 """
-CATALOGUE_FINGERPRINT = "a4d28a2a897746ac"
+CATALOGUE_FINGERPRINT = "cdf0346d019d3cf4"
 """The fingerprint of the SQL of our tables and views, as the pinned version of DuckDB prints it. A
 store with another one is compared in detail, which takes a second.
 """

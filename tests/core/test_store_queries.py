@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -15,11 +16,12 @@ import pytest
 
 from agentr_core.episodes.units import UnitError
 from agentr_core.store import queries
-from agentr_core.store.codec.ledger import event_rows
+from agentr_core.store.codec.ledger import event_rows, iteration_rows
 from agentr_core.store.codec.samples import FLYWHEEL, derivation_rows
 from agentr_core.store.codec.trajectories import trajectory_rows
 from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import EpisodeCounts, ErrorCount, PreferenceCounts, error_counts, refusal_counts
+from agentr_core.store.queries.failures import closest_win
 from agentr_core.store.queries.listings import (
     LISTINGS,
     ORIGINS,
@@ -30,7 +32,7 @@ from agentr_core.store.queries.listings import (
     read_list,
 )
 from agentr_core.store.queries.runs import IterationProducts, RequestUse, TokenUse
-from agentr_core.store.queries.trees import GroupCounts, OperatorCount, operator_counts
+from agentr_core.store.queries.trees import GroupCounts, OperatorCount, operator_counts, trajectory_head
 from agentr_core.types import Derivation, Instance, Step, StopReason, Trajectory
 
 Query = Callable[..., Any]
@@ -133,6 +135,22 @@ def test_an_episode_that_failed_in_each_of_two_attempts_at_a_stage_is_lost_once(
         fault = UnitError(key=subject, kind="ValueError", phase="step", message="no", traceback="", is_final=True)
         store.write(event_rows(fault, run_id="r", iteration_id="i", stage="collect"))
     assert error_counts(store, "i") == [ErrorCount(error="ValueError", phase="step", count=3, lost=2)]
+
+
+def test_a_win_outside_any_group_is_of_no_group(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store.duckdb")
+    step = Step(reply="go", action="go", observation="seen", reward=0.0, terminated=True, token_ids=(1,))
+    instance = Instance(environment="toy", split="test", index=0)
+    lost = Trajectory.ended(instance, "Start.", [step], StopReason.FAILURE)
+    won = Trajectory.ended(instance, "Start.", [replace(step, reward=1.0, success=True)], StopReason.SUCCESS)
+    store.write(iteration_rows("i", run_id="r", iteration=1))
+    store.write(trajectory_rows("lost", lost, source="rollout", iteration_id="i"))
+    store.write(trajectory_rows("won", won, source="expert", iteration_id="i"))
+    head = trajectory_head(store, "lost")
+    assert head is not None
+    win = closest_win(store, head)
+    assert win is not None
+    assert (win.trajectory_id, win.kin) == ("won", "expert")
 
 
 @pytest.mark.slow

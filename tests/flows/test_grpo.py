@@ -99,6 +99,9 @@ def test_a_recipe_runs_from_its_plan_to_its_report(
     assert steps["step"].tolist() == list(range(1, STEPS + 1))
     assert (steps["sampled_tokens"] > 0).all()
     assert steps["trained_tokens"].sum() > 0
+    assert store.rows("select steps, trained_tokens from v_trainings") == [(STEPS, steps["trained_tokens"].sum())]
+    timed_tokens = store.rows("select sum(tokens)::int from timing where starts_with(stage, 'reinforce')")
+    assert timed_tokens == [(steps["sampled_tokens"].sum(),)]
     view = store.query("select learning_rate, grad_norm from v_training_steps where iteration = 1 order by step")
     measures = steps[["learning_rate", "grad_norm"]].astype(float)
     assert view.astype(float).equals(measures), "both tables tell the same of a step"

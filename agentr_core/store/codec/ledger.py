@@ -215,10 +215,11 @@ def load_alarms(store: Store, iteration_id: str) -> list[Alarm]:
 def timing_rows(
     iteration_id: str, stage: str, seconds_by_part: Mapping[TimingPart, float], *, tokens: int | None = None
 ) -> Rows:
-    """Return a row for each part of one attempt at a stage, in seconds; `tokens` were generated or
-    trained in it.
+    """Return a row for each part of one attempt at a stage, in seconds; `tokens` were generated or,
+    where nothing was, trained in it.
     """
     timestamp = datetime.now(UTC).isoformat()
+    token_part = "generate" if "generate" in seconds_by_part else "train"
     return {
         "timing": [
             {
@@ -227,7 +228,7 @@ def timing_rows(
                 "stage": stage,
                 "part": part,
                 "seconds": float(seconds),
-                "tokens": tokens if part in ("generate", "train") else None,
+                "tokens": tokens if part == token_part else None,
             }
             for part, seconds in seconds_by_part.items()
         ]

@@ -70,7 +70,7 @@ with mine as (
     select [s.action for s in steps] as actions from trajectory where trajectory_id = $1
 ), won as (
     select t.trajectory_id, t.source, [s.action for s in t.steps] as actions, i.iteration, t.num_steps,
-        case when (r.iteration_id, r.step, r.number) = ($4, $5, $6) then 'group'
+        case when r.step is not null and (r.iteration_id, r.step, r.number) = ($4, $5, $6) then 'group'
             when t.evaluation_id = $3 then 'evaluation' when t.source = 'expert' then 'expert' else 'other' end as kin
     from trajectory t
     left join evaluation e using (evaluation_id)

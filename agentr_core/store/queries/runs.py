@@ -276,12 +276,13 @@ _REQUESTED_GENERATIONS = """
         where iteration_id = $1 and source in ('episode', 'rollout', 'validation', 'flywheel') and copied_from is null
     ))
 """
-# Rows of `answer` that were asked for in iteration $1 and are no copies of another run's.
+# Rows of `answer` that were asked for in iteration $1 and are no copies: of another run's, or of a
+# node's on a path that was stored by itself.
 _REQUESTED_ANSWERS = """
     (kind = 'node' and owner_id in (select tree_id from tree where iteration_id = $1 and copied_from is null))
     or (kind = 'step' and owner_id in (
         select trajectory_id from trajectory
-        where iteration_id = $1 and source <> 'ungraded' and copied_from is null
+        where iteration_id = $1 and source not in ('tree', 'ungraded') and copied_from is null
     ) and not given)
 """
 _PLAYED_IDS = f"select trajectory_id from trajectory where iteration_id = $1 and source in {GATHERED_SOURCES}"
@@ -363,7 +364,7 @@ with reply as (
     where not given and (
         (kind = 'node' and owner_id in (select tree_id from tree where iteration_id = $1))
         or (kind = 'step' and owner_id in (
-            select trajectory_id from trajectory where iteration_id = $1 and source <> 'ungraded'
+            select trajectory_id from trajectory where iteration_id = $1 and source not in ('tree', 'ungraded')
         ))
     )
     union all

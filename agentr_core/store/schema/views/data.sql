@@ -14,10 +14,13 @@ with trees as (
     select iteration_id, count(*) as pairs from pair group by iteration_id
 ), critiques as (
     select iteration_id, count(*) as critiques, count(first_error) as errors_found from critique group by iteration_id
+), splices as (
+    -- A context window divides a splice into several samples.
+    select *, coalesce(pair_id || coalesce(trajectory_id, ''), sample_id) as splice, provenance.extra->>'$.mode' as mode from sample
 ), samples as (
-    select s.iteration_id, count(*) as samples, count(*) filter (s.kind = 'revision') as revisions,
-        count(*) filter (s.kind = 'revision' and (s.provenance.extra->>'$.mode') = 'verified') as verified
-    from sample s group by s.iteration_id
+    select iteration_id, count(*) as samples, count(distinct splice) filter (kind = 'revision') as revisions,
+        count(distinct splice) filter (kind = 'revision' and mode = 'verified') as verified
+    from splices group by iteration_id
 ), rows_kept as (
     select d.iteration_id, count(*) as dataset_rows from dataset d join dataset_row using (dataset_id) group by d.iteration_id
 ), reasons as (

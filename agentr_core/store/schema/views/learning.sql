@@ -31,6 +31,7 @@ create view v_trainings as
 with taken as (
     select i.iteration_id, t.step, t.loss, t.learning_rate, t.trained_tokens
     from training_step t join iteration i on i.checkpoint_out = t.checkpoint_id and i.iteration > 0
+    where i.iteration_id not in (select iteration_id from rl_step)
     union all
     select iteration_id, step, loss, learning_rate, sum(trained_tokens) over (partition by iteration_id order by step) from rl_step
 )

@@ -205,7 +205,7 @@ with spent as (
     from answer a
     left join tree t on a.kind = 'node' and t.tree_id = a.owner_id
     left join trajectory s on a.kind = 'step' and s.trajectory_id = a.owner_id
-    where not a.given and coalesce(t.copied_from, s.copied_from) is null and coalesce(s.source, '') <> 'ungraded'
+    where not a.given and coalesce(t.copied_from, s.copied_from) is null and coalesce(s.source, '') not in ('tree', 'ungraded')
     union all
     select iteration_id, null, 'edited', role, prompt_tokens, completion_tokens, finish_reason from edit
 ), asked as (
