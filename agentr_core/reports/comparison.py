@@ -27,13 +27,16 @@ BASE_NAME = "base"
 SCORE_NOTE = (
     "Means over seeds with 95% intervals (Student's t), on the same held-out instances; without an interval there was "
     "one seed. {seeds} The difference is paired by seed. Steps are those of successful episodes; recovered is the "
-    "revision test, on the same failed prefixes of the base model."
+    "revision test, on failed prefixes of the base model."
 )
 SEEDS_NOTE = (
     "The seeds vary what training does with one pool of samples: another pool, or other instances, may differ by more "
     "than the intervals show."
 )
-WHOLE_SEEDS_NOTE = "Each seed is a whole run; other instances may differ by more than the intervals show."
+WHOLE_SEEDS_NOTE = (
+    "Each seed is a whole run, with failed prefixes of its own; the base's row is that of the first seed. Other "
+    "instances may differ by more than the intervals show."
+)
 TOKENS_NOTE = (
     "Every arm is trained until the budget is reached; the last sample goes over it. Tokens of preference pairs are "
     "those of both sides."
