@@ -36,10 +36,11 @@ from agentr_core.store.codec.trajectories import (
 )
 from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import tree_counts
-from agentr_core.store.queries.runs import find_checkpoints
+from agentr_core.store.queries.runs import find_checkpoints, token_use
 from agentr_core.store.tables import Rows, TreeHead, merge
 from agentr_core.texts import goal_in
 from agentr_core.types import (
+    Answer,
     Critique,
     Instance,
     Message,
@@ -288,6 +289,57 @@ def test_funnel(store: Store) -> None:
     }
     assert {name: row[name] for name in counts} == counts
     assert json.loads(row["rejections"]) == {"filter.duplicate": 2, "splice.verify-ended-early": 1}
+
+
+def test_the_parts_of_a_splice_that_a_window_divides_are_one_splice(tmp_path: Path) -> None:
+    new_store = Store(tmp_path / "agentr.duckdb")
+    origin = Provenance(extra={"mode": "verified"})
+    sample = Sample(kind=SampleKind.REVISION, messages=(), instance=INSTANCE, provenance=origin)
+    run = {"recipe": "toy", "method": "agent-r", "config": {}, "versions": {}, "workspace": "w"}
+    new_store.write(
+        merge(
+            [
+                run_rows("r", **run, started_at=datetime(2026, 1, 2, tzinfo=UTC)),  # type: ignore[arg-type]
+                iteration_rows("i1", run_id="r", iteration=1),
+                *(sample_rows(f"part {n}", sample, iteration_id="i1", pair_id="p") for n in range(3)),
+                # Two continuations of one pair are two splices.
+                *(
+                    sample_rows(f"try {n}", sample, iteration_id="i1", pair_id="q", trajectory_id=f"{n}")
+                    for n in (0, 1)
+                ),
+            ]
+        )
+    )
+    assert new_store.rows("select spliced, verified, samples from v_funnel") == [(3, 3, 5)]
+
+
+def test_answers_within_steps_are_asked_for_once_though_their_path_is_kept_by_itself(tmp_path: Path) -> None:
+    new_store = Store(tmp_path / "agentr.duckdb")
+    answer = Answer(
+        role="reader",
+        model="m",
+        prompt_hash="h",
+        seed=1,
+        text="yes",
+        finish_reason="length",
+        prompt_tokens=5,
+        completion_tokens=2,
+    )
+    played = episode(0, success=True)
+    played = replace(played, steps=(replace(played.steps[0], answers=(answer,)), *played.steps[1:]))
+    run = {"recipe": "toy", "method": "agent-r", "config": {}, "versions": {}, "workspace": "w"}
+    new_store.write(
+        merge(
+            [
+                run_rows("r", **run, started_at=datetime(2026, 1, 2, tzinfo=UTC)),  # type: ignore[arg-type]
+                iteration_rows("i1", run_id="r", iteration=1),
+                *(trajectory_rows(source, played, source=source, iteration_id="i1") for source in ("rollout", "tree")),
+            ]
+        )
+    )
+    assert astuple(token_use(new_store, "i1")) == (5, 2)
+    replies = "select replies, completion_tokens, cut from v_tokens where role = 'reader'"
+    assert new_store.rows(replies) == [(1, 2, 1)]
 
 
 def test_a_model_that_is_still_evaluated_is_compared_with_none(tmp_path: Path) -> None:
